@@ -42,6 +42,12 @@ def write_peft(run: Run, out: Path) -> list[str]:
     )
     what = f"its parameters ({', '.join(own)}) are in {HEAD}" if own else "it has no parameters"
     notes = [sentence, f"PEFT's files do not say head {run.config.head.name!r}: {what}, its settings in {CONFIG}."]
+    if run.config.encoder.layers:
+        notes.append(
+            f"The adapters are of the base's first layers: load it with num_hidden_layers={shapes.num_layers}."
+        )
+    if run.config.encoder.direction:
+        notes.append(f"The run's attention is {run.config.encoder.direction}: PEFT's files do not say so.")
     if run.config.train.start_from:
         notes.append(f"The base is the best checkpoint of the run {source}: --to=hf exports it.")
     if settings.base_dtype != "float32":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.lora import with_adapters
 from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel import flops as counting
@@ -20,6 +21,7 @@ from jaxret.plan.compilation import CompiledProgram
 from jaxret.plan.programs import SearchLoad
 from jaxret.search.single_vector import BLOCK_ROWS
 from jaxret.training.optimizers import make_optimizer
+from jaxret.training.train_state import checkpoint_trees, make_update_rule
 from jaxret.types import VECTOR_DTYPES
 
 Values = dict[str, Any]
@@ -140,7 +142,7 @@ def plan_training(
     """
     devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1)]
     planned = programs.training_program(config, directory, shapes, devices)
-    retriever = programs.retriever_of(config, directory)
+    retriever = with_adapters(programs.retriever_of(config, directory), config.lora)
     kinds = [*program_work(planned), optimizer_work(config, retriever)]
     values: Values = {
         "parameters": parameter_counts(retriever),
@@ -155,8 +157,8 @@ def plan_training(
         values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
     if compiled:
         values |= compiled_values(compiled)
-    state = jax.tree.leaves(replace(planned.arguments[0], teacher=None))
-    values["checkpoint_bytes"] = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
+    stored = jax.tree.leaves(checkpoint_trees(planned.arguments[0], make_update_rule(config)))
+    values["checkpoint_bytes"] = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in stored)
     return values
 
 

@@ -33,7 +33,7 @@ def read_base(
         FileNotFoundError: the base is not where it was.
         ContractError: it is another one.
     """
-    recorded = read_json(workdir.data)["start"]
+    recorded = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
     names = [name for name in jax.eval_shape(model.init, jax.random.key(0)) if name.endswith("encoder")]
     if config.train.start_from:
         params, checkpoint = open_other(config.train.start_from)
@@ -42,8 +42,11 @@ def read_base(
     try:
         directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{workdir} holds adapters of an encoder that cannot be read: {error}") from error
-    digest = {"weights": weights_digest(directory)}
+        raise FileNotFoundError(
+            f"{workdir} holds adapters of an encoder that cannot be read: {error}. If it was moved, the run's "
+            "jaxret train with the new encoder.checkpoint records that"
+        ) from error
+    digest = {"weights": weights_digest(directory, config.encoder.sha256)}
     require_same_base(workdir, {"weights": recorded.get("weights")}, digest, f"{directory}/model.safetensors")
     _, weights = load_pretrained(directory, config.encoder.ignore, model.module.config, config.seed.init)
     return dict.fromkeys(names, weights)

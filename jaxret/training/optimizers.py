@@ -45,10 +45,10 @@ def make_schedule(decay: str, peak: float, warmup_steps: int, total_steps: int) 
 
 
 def decay_mask(params: Any) -> Any:
-    """Return True for kernels and embedding tables; biases, layer norms and mixing weights are never decayed."""
+    """Return True for kernels, adapters and embedding tables; biases, norms and mixing weights are never decayed."""
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
-        return path_name(path).endswith(("kernel", "embedding"))
+        return path_name(path).endswith(("kernel", "embedding", "lora_a", "lora_b"))
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
@@ -133,6 +133,11 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
     if config.optimizer.head_learning_rate:
         require_some("head_parameters", config.optimizer.head_parameters, params)
     trained, _ = divide_parameters(params, frozen_pattern(config))
+    if config.lora.rank and config.optimizer.name != "adamw":
+        raise ValueError(
+            f"optimizer.name is {config.optimizer.name!r} and lora.rank {config.lora.rank}: LAMB scales an update by "
+            "the norm of what it changes, which is 0 for new adapters: they hardly move. Set optimizer.name='adamw'"
+        )
     if not trained:
         raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")
     if config.lora.rank and not divide_parameters(trained, ADAPTER)[1]:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.lora import ADAPTER
-from jaxret.models.encoders.peft_files import load_adapters
+from jaxret.models.encoders.peft_files import adapter_files, load_adapters
 from jaxret.models.encoders.pretrained import (
     Params,
     find_model,
@@ -29,7 +29,7 @@ from jaxret.runs.contract import of_whole_vectors
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_model
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import read_json
+from jaxret.storage.atomic import read_json, sha256_file
 from jaxret.storage.checkpoint import tree_digest
 from jaxret.training.task import AnyData, AnyJob
 from jaxret.training.train_state import TrainState, make_update_rule, place_state, restore_state
@@ -57,16 +57,26 @@ def first_state(
         head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
         start = {"weights": weights_digest(directory, config.encoder.sha256)}
         start |= {"head": tree_digest(head)} if head else {}
+        start |= adapters_digest(config)
         require_same_weights(job, start, f"{directory}/model.safetensors")
         weights = load_encoder_weights(job, directory)
         return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
     other = open_model(source, job.task.name, job.task.build)
     require_same_model(other.contract, data.contract, f"{source}/contract.json")
-    require_same_weights(job, other.checkpoint, f"the best checkpoint of {source}")
+    start = {**other.checkpoint, **adapters_digest(config)}
+    require_same_weights(job, start, f"the best checkpoint of {source}")
     adapters = first_adapters(config, job.mesh, job.model) if config.lora.rank else {}
     params, rule = join_parameters(jax.device_get(other.params), adapters), make_update_rule(config)
     state = place_state(job.mesh, params, optimizer, rule)
-    return state, {"start": other.checkpoint}
+    return state, {"start": start}
+
+
+def adapters_digest(config: ConfigDict) -> dict[str, str]:
+    """Return {"adapters": digest of the file in lora.adapters}, for the record of a run's weights; {} without them.
+    Raises FileNotFoundError."""
+    if not config.lora.adapters:
+        return {}
+    return {"adapters": sha256_file(adapter_files(config.lora.adapters)[1])}
 
 
 def first_step(job: AnyJob) -> int:
@@ -117,9 +127,15 @@ def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> No
 
 
 def load_encoder_weights(job: AnyJob, directory: Path) -> Params:
-    """Return the pre-trained weights, in the shapes of the run's encoder; log if an MLM head has to be drawn."""
+    """Return the pre-trained weights, in the shapes of the run's encoder; log if an MLM head has to be drawn. Raises
+    ValueError if that would not be trained."""
     config, encoder = job.config, job.model.module.config
     if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
+        if config.lora.rank:
+            raise ValueError(
+                f"{directory} has no MLM head, and with lora.rank {config.lora.rank} a new one would stay as it is "
+                "drawn: choose an encoder that has one, or set lora.rank=0"
+            )
         job.log(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
     return load_pretrained(directory, config.encoder.ignore, encoder, config.seed.init)[1]
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from jaxret.export.export import export
+from jaxret.models.encoders.lora import choose_layers
+from jaxret.models.encoders.peft_files import CONFIG, load_adapters, target_modules
 from jaxret.runs.run import open_run
+from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.training.loop import train
-from tests.pipeline import run_script, tiny_config, write_data, write_encoder
+from tests.pipeline import run_script, tiny_config, write_data, write_encoder, write_language_model
+from tests.tiny import BERT, LLAMA, MODERNBERT, T5
 
 LORA = {"lora__rank": 2, "lora__alpha": 4.0, "lora__targets": ("query", "output.dense"), "lora__base_dtype": "float32"}
 
@@ -26,6 +31,26 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     note = export(folder / "run", "peft", folder / "adapters")
     assert "vectors of the base with these adapters of 64 texts differ by" in note
     return folder
+
+
+@pytest.mark.parametrize("config", [BERT, MODERNBERT, T5, LLAMA], ids=lambda config: config.model_type)
+def test_files_name_the_layers_that_have_adapters_and_no_others(config: Any) -> None:
+    every = choose_layers(config, ("all-linear",))
+    for chosen in (*((layer,) for layer in every), every[:2], every[2:], every):
+        written = target_modules(config, [f"layers/{layer}" for layer in chosen])
+        read = choose_layers(config, [written] if isinstance(written, str) else written)
+        assert sorted(read) == sorted(chosen)
+    if config is BERT:
+        assert target_modules(config, ["layers/attention/output"]) == ["attention.output.dense"]
+        assert isinstance(target_modules(config, ["layers/output"]), str), "output.dense ends attention.output.dense"
+
+
+def test_an_error_names_the_file_that_has_a_target(root: Path, tmp_path: Path) -> None:
+    run, described = open_run(root / "run"), read_json(root / "adapters" / CONFIG)
+    write_json(tmp_path / CONFIG, described | {"target_modules": ["query", "pooler.dense"]})
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"^target_modules of .*config.json has 'pooler.dense', which matches"):
+        load_adapters(tmp_path, run.model.module.config, run.config.lora)
 
 
 def test_peft_reads_them(root: Path) -> None:
@@ -51,6 +76,8 @@ def test_a_run_begins_with_them(root: Path) -> None:
         train(config, root / f"run-{name}", progress=False)
         run = open_run(root / f"run-{name}")
         vectors[name] = run.embedder()(run.tokenizer.queries(["river stone music"]), "query").flat
+    start = read_json(root / "run-adapters" / "data.json")["start"]
+    assert start["adapters"] == sha256_file(root / "adapters" / "adapter_model.safetensors")
     run = open_run(root / "run")
     trained = run.embedder()(run.tokenizer.queries(["river stone music"]), "query").flat
     np.testing.assert_allclose(vectors["adapters"], trained, rtol=1e-5, atol=1e-5)
@@ -68,6 +95,17 @@ def test_the_merged_encoder_is_exported_and_a_run_starts_from_the_run(root: Path
     again = open_run(root / "second")
     shapes = [jax.tree.map(lambda leaf: leaf.shape, opened.params) for opened in (again, open_run(root / "run"))]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.exhaustive
+def test_what_pefts_files_do_not_say_is_said(root: Path) -> None:
+    write_language_model(root / "decoder")
+    keys = {"lora__rank": 2, "encoder__layers": 1, "encoder__direction": "bidirectional", "head__token": "last"}
+    config = tiny_config(root / "decoder", root / "data", data__dev="", train__steps=0, **keys)
+    train(config, root / "short", progress=False)
+    note = export(root / "short", "peft", root / "short-adapters")
+    assert "load it with num_hidden_layers=1." in note
+    assert "The run's attention is bidirectional: PEFT's files do not say so." in note
 
 
 @pytest.mark.exhaustive

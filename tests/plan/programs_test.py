@@ -16,7 +16,7 @@ from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.parallel.chips import parse_topology
 from jaxret.parallel.flops import count_flops
 from jaxret.plan import programs
-from jaxret.plan.estimates import corpus_bytes, parameter_counts, plan_searching, program_work
+from jaxret.plan.estimates import corpus_bytes, parameter_counts, plan_searching, plan_training, program_work
 from jaxret.plan.workload import PlanTexts, measure_workload, read_plan_texts
 from jaxret.types import Ragged
 
@@ -75,6 +75,22 @@ def test_bytes_of_a_device_follow_the_mesh(fsdp: int, share: int) -> None:
     split = 2 * 4 * (12 * (4 * 768**2 + 2 * 768 * 3072) + (30522 + 512 + 2) * 768)  # kernels and tables
     assert state["parameters"] == whole - split + split // share
     assert state["moments"] - 2 * state["parameters"] == 8  # two counters
+
+
+def test_a_checkpoint_with_adapters_holds_no_base(tmp_path: Path) -> None:
+    shapes = json.loads((programs.ENCODERS / "bert-base-uncased" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 2}))
+    config = get_config()
+    config.encoder.tied = True
+    config.lora.rank, config.lora.targets = 4, ("query",)
+    batch = programs.Shapes(8, 16, 32, 32)
+    values = plan_training(config, tmp_path, batch, None)
+    adapters = 2 * 4 * (768 + 768)
+    assert values["checkpoint_bytes"] == 3 * 4 * adapters + 13, "weights and moments; counters as without adapters"
+    base = parameter_counts(programs.retriever_of(config, tmp_path))
+    assert values["parameters"]["total"] == base["total"] + adapters
+    optimizer = next(kind for kind in values["flops"] if kind["part"] == "optimizer")
+    assert adapters < optimizer["flops"] < 100 * adapters
 
 
 @pytest.mark.exhaustive

@@ -20,7 +20,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.storage.checkpoint import Checkpoints
 from jaxret.training.loop import train
-from jaxret.training.optimizers import make_optimizer
+from jaxret.training.optimizers import check_parameters, make_optimizer
 from jaxret.training.starting_weights import init_state
 from jaxret.training.step import make_train_step
 from jaxret.training.train_state import TrainState, checkpoint_trees, make_update_rule, restore_state
@@ -205,16 +205,56 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
     assert not divide_parameters(opened.params, ADAPTER)[1], "merged"
     sizes = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in ("run",)}
     assert sizes["run"] < 3 * 2**20
-    weights = next((tmp_path / "encoder").rglob("model.safetensors"))
+    shutil.move(tmp_path / "encoder", tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"jaxret train with the new encoder.checkpoint records that"):
+        open_run(tmp_path / "run")
+    whole.encoder.checkpoint = str(tmp_path / "moved")
+    whole.encoder.sha256 = "0" * 64
+    with pytest.raises(ValueError, match=r"encoder.sha256 asks for 0000"):
+        train(whole, tmp_path / "run", progress=False)
+    whole.encoder.sha256 = ""
+    train(whole, tmp_path / "run", progress=False)
+    assert open_run(tmp_path / "run").checkpoint == opened.checkpoint
+    weights = next((tmp_path / "moved").rglob("model.safetensors"))
     changed = bytearray(weights.read_bytes())
     changed[-1] ^= 1
     weights.write_bytes(changed)
     for use in (lambda: open_run(tmp_path / "run"), lambda: train(whole, tmp_path / "run", progress=False)):
         with pytest.raises(ContractError, match=r"(?s)base\.weights.*holds adapters of that base"):
             use()
-    shutil.rmtree(tmp_path / "encoder")
+    shutil.rmtree(tmp_path / "moved")
     with pytest.raises(FileNotFoundError, match="holds adapters of an encoder that cannot be read"):
         open_run(tmp_path / "run")
+
+
+def test_weight_decay_shrinks_adapters() -> None:
+    """As AdamW of PyTorch does with PEFT's. The gradient is 0: nothing else changes them."""
+    config = make_config({"optimizer.weight_decay": 0.5, "optimizer.learning_rate": 0.1, "optimizer.decay": "none"})
+    config.optimizer.warmup_steps = 0
+    params = {"encoder": {"layers": {"query": {name: jnp.ones((2, 3, 3)) for name in ("lora_a", "lora_b")}}}}
+    optimizer, _ = make_optimizer(config.optimizer, 10)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    for update in jax.tree.leaves(updates):
+        np.testing.assert_allclose(update, -0.05, rtol=1e-6)
+
+
+def test_lamb_is_refused() -> None:
+    config = make_config(LORA | {"optimizer.name": "lamb"})
+    model = with_adapters(make_retriever({"encoder.tied": True}, WITHOUT_DROPOUT), config.lora)
+    with pytest.raises(ValueError, match=r"optimizer.name is 'lamb' and lora.rank 2.*Set optimizer.name='adamw'"):
+        check_parameters(config, model)
+    config.optimizer.name = "adamw"
+    check_parameters(config, model)
+
+
+def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "encoder")
+    write_data(tmp_path / "data")
+    keys = {"lora__rank": 2, "data__dev": "", "head__name": "splade", "train__steps": 0}
+    config = tiny_config(tmp_path / "encoder", tmp_path / "data", **keys)
+    with pytest.raises(ValueError, match=r"encoder has no MLM head, and with lora.rank 2 a new one would stay"):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,13 @@ def matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}") or bool(re.fullmatch(target, name))
 
 
-def choose_layers(config: EncoderConfig, targets: Iterable[str]) -> tuple[str, ...]:
+def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lora.targets") -> tuple[str, ...]:
     """Return the paths of the dense layers that get adapters, relative to a layer.
 
     Args:
         config: of the encoder.
         targets: names of modules, as "q_proj", or regular expressions of whole names, as in PEFT; or "all-linear".
+        key: that has them, for errors.
 
     Raises:
         ValueError: a target matches nothing, or modules of some layers alone.
@@ -68,13 +69,13 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str]) -> tuple[str, .
         try:
             re.compile(target)
         except re.error as error:
-            raise ValueError(f"lora.targets has {target!r}, which is no regular expression: {error}") from error
+            raise ValueError(f"{key} has {target!r}, which is no regular expression: {error}") from error
         found_some = False
         for path, tensor in layers.items():
             hits = [target == ALL or matches(name, target) for name in module_names(tensor)]
             if any(hits) and not all(hits):
                 raise ValueError(
-                    f"lora.targets has {target!r}, which matches {path!r} in {sum(hits)} of {len(hits)} layers; "
+                    f"{key} has {target!r}, which matches {path!r} in {sum(hits)} of {len(hits)} layers; "
                     "adapters of all layers, or of none, are implemented"
                 )
             if all(hits):
@@ -84,7 +85,7 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str]) -> tuple[str, .
             short = sorted({name.rpartition(".")[2] for tensor in layers.values() for name in module_names(tensor)})
             example = module_names(next(iter(layers.values())))[0]
             raise ValueError(
-                f"lora.targets has {target!r}, which matches no dense layer of the encoder; there are "
+                f"{key} has {target!r}, which matches no dense layer of the encoder; there are "
                 f"{', '.join(short)} (as in {example}), or {ALL!r}"
             )
     return tuple(dict.fromkeys(chosen))

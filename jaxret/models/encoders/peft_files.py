@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +65,35 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
         "lora_alpha": settings.alpha,
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rslora,
-        "target_modules": sorted(target_module(config, path) for path in chosen),
+        "target_modules": target_modules(config, chosen),
         "bias": "none",
     }
     write_json(directory / CONFIG, described)
 
 
-def target_module(config: EncoderConfig, path: str) -> str:
-    """Return the shortest name by which PEFT's `target_modules` includes a dense layer, and no other one: "q_proj", or
-    "attention.output.dense"."""
-    names = {other: ARCHITECTURES[config.model_type].names(config)[other] for other in linear_layers(config)}
-    parts = names[path].split("{}.")[1].split(".")
-    for count in range(1, len(parts)):
-        short = ".".join(parts[-count:])
-        if sum(f".{name}".endswith(f".{short}") for name in names.values()) == 1:
-            return short
-    return ".".join(parts)
+def target_modules(config: EncoderConfig, chosen: Collection[str]) -> list[str] | str:
+    """Return PEFT's `target_modules` of dense layers: the shortest endings that no other layer's name has, such as
+    "q_proj" or "attention.output.dense"; or, where a layer's whole name ends another's, a regular expression of all.
+
+    Args:
+      config: of the encoder.
+      chosen: paths of the layers.
+    """
+    names = {path: ARCHITECTURES[config.model_type].names(config)[path] for path in linear_layers(config)}
+
+    def with_ending(ending: str) -> set[str]:
+        return {path for path, name in names.items() if f".{name}".endswith(f".{ending}")}
+
+    endings: list[str] = []
+    for path in chosen:
+        parts = names[path].split("{}.")[1].split(".")
+        own = (".".join(parts[-count:]) for count in range(1, len(parts)))
+        ending = next((ending for ending in own if with_ending(ending) == {path}), ".".join(parts))
+        if not with_ending(ending) <= set(chosen):
+            wholes = sorted(re.escape(names[path]).replace(r"\{\}", r"\d+") for path in chosen)
+            return rf"(?:.*\.)?(?:{'|'.join(wholes)})"
+        endings.append(ending)
+    return sorted(endings)
 
 
 def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any) -> Params:
@@ -94,13 +108,9 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any) -
       FileNotFoundError: a file is missing.
       ValueError: the adapters are of a kind that is not implemented, or do not fit the encoder or the settings.
     """
-    directory = Path(directory)
-    for name in (CONFIG, WEIGHTS):
-        if not (directory / name).is_file():
-            files = ", ".join(sorted(path.name for path in directory.glob("*"))) or "nothing"
-            raise FileNotFoundError(f"lora.adapters: {directory} has no {name} (it has {files})")
-    require_same_settings(directory / CONFIG, config, settings)
-    tensors = {strip_prefix(name, config): array for name, array in read_tensors(directory / WEIGHTS).items()}
+    described, weights = adapter_files(directory)
+    require_same_settings(described, config, settings)
+    tensors = {strip_prefix(name, config): array for name, array in read_tensors(weights).items()}
     chosen = set(choose_layers(config, settings.targets))
     flat: dict[str, np.ndarray] = {}
     problems: list[str] = []
@@ -119,8 +129,18 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any) -
                 flat[f"{path}/{ours}"] = np.stack([np.asarray(array, np.float32).T for array in arrays])
     problems += [f"unused {name}" for name in sorted(tensors)]
     if problems:
-        raise ValueError(f"{directory / WEIGHTS} does not fit the encoder and lora.targets: {'; '.join(problems[:8])}")
+        raise ValueError(f"{weights} does not fit the encoder and lora.targets: {'; '.join(problems[:8])}")
     return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def adapter_files(directory: str | Path) -> tuple[Path, Path]:
+    """Return adapter_config.json and adapter_model.safetensors of a directory of PEFT's. Raises FileNotFoundError."""
+    directory = Path(directory)
+    for name in (CONFIG, WEIGHTS):
+        if not (directory / name).is_file():
+            files = ", ".join(sorted(path.name for path in directory.glob("*"))) or "nothing"
+            raise FileNotFoundError(f"lora.adapters: {directory} has no {name} (it has {files})")
+    return directory / CONFIG, directory / WEIGHTS
 
 
 def strip_prefix(name: str, config: EncoderConfig) -> str:
@@ -153,7 +173,7 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any) -> N
             raise ValueError(f"lora.{key} is {ours}, but {path} has {theirs}: set lora.{key}={theirs}")
     targets = raw.get("target_modules")
     targets = [targets] if isinstance(targets, str) else targets or []
-    theirs = choose_layers(config, targets)
+    theirs = choose_layers(config, targets, f"target_modules of {path}")
     if set(theirs) != set(choose_layers(config, settings.targets)):
         raise ValueError(
             f"lora.targets is {tuple(settings.targets)}, but target_modules of {path} is {targets}: "
