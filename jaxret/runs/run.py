@@ -1,7 +1,7 @@
 """Opens the folder of a run for the commands after training: config, tokenizer, contract, checkpoints.
 
 The folder is self-contained: config and tokenizer of the encoder are copied into it, so resuming, encoding and search
-do not need the encoder's original directory.
+do not need the encoder's original directory; but a run with adapters reads its weights there (base_weights.py).
 """
 
 from __future__ import annotations
