@@ -16,7 +16,7 @@ from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.training.loop import train
 from tests.pipeline import run_script, tiny_config, write_data, write_encoder, write_language_model
-from tests.tiny import BERT, LLAMA, MODERNBERT, T5
+from tests.tiny import BERT, LLAMA, MODERNBERT, T5, make_config
 
 LORA = {"lora__rank": 2, "lora__alpha": 4.0, "lora__targets": ("query", "output.dense"), "lora__base_dtype": "float32"}
 
@@ -45,12 +45,13 @@ def test_files_name_the_layers_that_have_adapters_and_no_others(config: Any) -> 
         assert isinstance(target_modules(config, ["layers/output"]), str), "output.dense ends attention.output.dense"
 
 
-def test_an_error_names_the_file_that_has_a_target(root: Path, tmp_path: Path) -> None:
-    run, described = open_run(root / "run"), read_json(root / "adapters" / CONFIG)
-    write_json(tmp_path / CONFIG, described | {"target_modules": ["query", "pooler.dense"]})
+def test_an_error_names_the_file_that_has_a_target(tmp_path: Path) -> None:
+    described = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query", "pooler.dense"]}
+    write_json(tmp_path / CONFIG, described)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    settings = make_config({"lora.rank": 2, "lora.alpha": 4.0}).lora
     with pytest.raises(ValueError, match=r"^target_modules of .*config.json has 'pooler.dense', which matches"):
-        load_adapters(tmp_path, run.model.module.config, run.config.lora)
+        load_adapters(tmp_path, BERT, settings)
 
 
 def test_peft_reads_them(root: Path) -> None:
