@@ -228,7 +228,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
 
 
 def test_weight_decay_shrinks_adapters() -> None:
-    """As AdamW of PyTorch does with PEFT's. The gradient is 0: nothing else changes them."""
+    """The gradient is 0: nothing else changes them. PyTorch's AdamW decays PEFT's, too."""
     config = make_config({"optimizer.weight_decay": 0.5, "optimizer.learning_rate": 0.1, "optimizer.decay": "none"})
     config.optimizer.warmup_steps = 0
     params = {"encoder": {"layers": {"query": {name: jnp.ones((2, 3, 3)) for name in ("lora_a", "lora_b")}}}}
