@@ -19,7 +19,7 @@ _REMEDY = "The run holds adapters of that base alone: restore it."
 
 
 def read_base(
-    workdir: Workdir, config: ConfigDict, model: Model, open_other: Callable[[str], tuple[Params, dict[str, Any]]]
+    workdir: Workdir, config: ConfigDict, model: Model, open_other: Callable[[str, str], tuple[Params, dict[str, Any]]]
 ) -> Params:
     """Return the encoders of a run's base, on the host: of encoder.checkpoint, or of the run train.start_from.
 
@@ -27,7 +27,7 @@ def read_base(
         workdir: of the run.
         config: of the run.
         model: of the run, whose encoders these are.
-        open_other: folder of a run -> its parameters, and step and digest of their checkpoint.
+        open_other: (folder of a run, a checkpoint's step) -> its parameters, and step and digest of the checkpoint.
 
     Raises:
         FileNotFoundError: the base is not where it was.
@@ -36,8 +36,9 @@ def read_base(
     recorded = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
     names = [name for name in jax.eval_shape(model.init, jax.random.key(0)) if name.endswith("encoder")]
     if config.train.start_from:
-        params, checkpoint = open_other(config.train.start_from)
-        require_same_base(workdir, recorded, checkpoint, f"the best checkpoint of {config.train.start_from}")
+        params, checkpoint = open_other(config.train.start_from, str(recorded["step"]))
+        name = f"checkpoint {recorded['step']} of {config.train.start_from}"
+        require_same_base(workdir, recorded, checkpoint, name)
         return {name: jax.device_get(params[name]) for name in names}
     try:
         directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)

@@ -402,9 +402,9 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
         ContractError: They are others.
     """
 
-    def open_other(folder: str) -> tuple[Params, dict[str, Any]]:
+    def open_other(folder: str, step: str) -> tuple[Params, dict[str, Any]]:
         build = build_retriever_model if config.task == "retrieval" else build_cross_encoder_model
-        other = open_model(folder, config.task, build)
+        other = open_model(folder, config.task, build, step)
         return other.params, other.checkpoint
 
     return read_base(workdir, config, model, open_other)

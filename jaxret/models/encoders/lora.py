@@ -70,7 +70,7 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lor
             re.compile(target)
         except re.error as error:
             raise ValueError(f"{key} has {target!r}, which is no regular expression: {error}") from error
-        found_some = False
+        matched = False
         for path, tensor in layers.items():
             hits = [target == ALL or matches(name, target) for name in module_names(tensor)]
             if any(hits) and not all(hits):
@@ -79,9 +79,9 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lor
                     "adapters of all layers, or of none, are implemented"
                 )
             if all(hits):
-                found_some = True
+                matched = True
                 chosen.append(re.sub(LAYERS, "", path, count=1))
-        if not found_some:
+        if not matched:
             short = sorted({name.rpartition(".")[2] for tensor in layers.values() for name in module_names(tensor)})
             example = module_names(next(iter(layers.values())))[0]
             raise ValueError(
