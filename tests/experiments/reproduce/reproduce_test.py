@@ -172,15 +172,15 @@ def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None
     assert f"--out={folder}" in split
     sets = [f"--qrels={folder}/qrels.{name}.tsv" for name in ("set0", "set1")]
     assert qrels == ["--qrels=data/msmarco/qrels.dev.small.tsv", *sets]
-    other = case_commands(find_rows("aggretriever/2/bm25")[0].cases()[0], PLACES)[0]
+    other = case_commands(find_rows("i3/2/bm25")[0].cases()[0], PLACES)[0]
     assert (
         searches[0][:3]
         == other[:3]
-        == ["bm25", "--workdir=runs/bm25-k1-0.9-b-0.4", "--corpus=data/msmarco/collection.tsv"]
+        == ["bm25", "--workdir=runs/bm25-k1-0.82-b-0.68", "--corpus=data/msmarco/collection.tsv"]
     )
-    assert {"--k1=0.9", "--b=0.4", "--k=1000"} <= set(other)
-    changed = replace(PLACES, overrides={"k1": 0.82})
-    assert "--k1=0.82" in case_commands(find_rows("i3/4/bm25")[0].cases()[0], changed)[1]
+    assert {"--k1=0.82", "--b=0.68", "--k=1000"} <= set(other)
+    changed = replace(PLACES, overrides={"k1": 0.9})
+    assert "--k1=0.9" in case_commands(find_rows("i3/4/bm25")[0].cases()[0], changed)[1]
 
 
 def test_the_folder_of_runs_is_made_for_the_first_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
