@@ -144,7 +144,7 @@ def test_what_the_loss_is_made_of(family: str, step: int) -> None:
         assert float(by_hand(family, 2 - step)[1].loss) != pytest.approx(float(terms.loss), rel=1e-3), "control"
 
 
-def test_the_warm_up_learns_from_reconstruction_alone() -> None:
+def test_without_the_contrastive_loss_reconstruction_alone_is_learned() -> None:
     overrides = tiny.I3 | {"loss.contrastive_weight": 0.0}
     objective = tiny.make_objective(overrides, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     batch = jax.tree.map(jnp.asarray, tiny.make_batch(4, pseudo_queries=True))

@@ -37,6 +37,7 @@ def get_config(system: str = "bert") -> ConfigDict:
     if kind == "cls":
         c.head.name = "dual_encoder"
     c.tokens.passage_length = 128
+    c.tokens.title_separator = " "  # the corpus has no titles; BEIR's are joined so by the paper's code
     c.data.negatives = 7
     c.optimizer.learning_rate = 5e-6
     c.optimizer.warmup_fraction = 0.1

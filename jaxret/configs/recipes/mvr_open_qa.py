@@ -33,5 +33,6 @@ def get_config(system: str = "bert") -> ConfigDict:
     if kind == "dual_encoder":
         c.head.name, c.loss.local_weight, c.loss.annealing_rate = "dual_encoder", 0.0, 0.0
     c.optimizer.warmup_steps = 1237  # as DPR
-    c.validation.metric, c.validation.then = "nll", "average_rank"  # as DPR, from the 32nd epoch on
+    c.validation.metric, c.validation.then = "nll", "average_rank"
+    c.validation.then_from = 31.0  # as DPR: from epoch 30, counted from 0, at its end
     return c

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,19 @@ from jaxret.runs.mismatch import flatten
 
 # A row's checkpoint -> the value of validation.best.
 BEST = {"best": "metric", "last": "last"}
+# Pattern of a file's name -> name of its format in docs/data.md; the first that fits counts.
+FORMATS = {
+    "psgs_w100.tsv": "dpr.passages",
+    "biencoder-*.json": "dpr.examples",
+    "*.qa.csv": "dpr.queries",
+    "P*.test.json": "entity.questions",
+    "collection.splitTitle.tsv": "rocketqa.passages",
+    "collection.tsv": "msmarco.texts",
+    "qidpidtriples.*": "msmarco.named",
+    "*queries*.tsv": "msmarco.texts",
+    "*qrels*": "trec.qrels",
+    "corpus.jsonl": "beir.texts",
+}
 GENERATOR = "flan_t5_xl"  # the folder of the model that writes pseudo-queries, of datasets.toml
 
 
@@ -182,7 +196,7 @@ def _config_values(config: str) -> dict[str, Any]:
 
 
 def missing_files(case: Case, places: Places) -> list[str]:
-    """Return a line for each file that a case's commands read and --data lacks: its path, and where it comes from."""
+    """Return a line for each file that a case's commands read and --data lacks: path, origin and format."""
     words = [word.rpartition("=")[2] for command in case_commands(case, places) for word in command]
     read = [Path(word) for word in words if Path(word).is_relative_to(places.data)]
     names = [case.source.name, case.target.name, *([GENERATOR] if resolved(case.row).warm_up else [])]
@@ -193,8 +207,14 @@ def missing_files(case: Case, places: Places) -> list[str]:
             path = places.folder(name) / file
             is_read = any(path == one or one in path.parents for one in read)
             if is_read and not path.exists():
-                lines.append(f"{path}: {origin}")
+                lines.append(f"{path}: {origin}{_format(path.name)}")
     return lines
+
+
+def _format(file: str) -> str:
+    """Return " (format NAME)" of docs/data.md; "" for a file of a model."""
+    name = next((name for pattern, name in FORMATS.items() if fnmatchcase(file, pattern)), "")
+    return f" (format {name})" if name else ""
 
 
 def _settings(case: Case, places: Places) -> dict[str, Any]:

@@ -27,7 +27,8 @@ numbers in the tables are of one seed, and small differences can be noise: run s
 Settings that the tables do not show:
 
 - The code of MLR (4 GPUs) and of DPR (8 GPUs) averages the gradients of a gathered loss. The gradient limit of 2.0
-  therefore clips at 8 and 16. `--set=optimizer.reference_processes=4` (or 8) has the same effect.
+  therefore clips at 8 and 16. `--set=optimizer.reference_processes=4` (or 8) has the same effect. MVR is built on DPR's
+  code and was trained on 8 GPUs, too.
 - Some records of DPR's TriviaQA and SQuAD files have no positive passage. `data.on_error=skip` leaves them out and
   counts them.
 - Rows whose models are trained by the same command share one run in `--workdir`, named after the first of them: stages
@@ -44,6 +45,13 @@ Settings that the tables do not show:
   download script has no questions with answers of its own dev part.
 - The codes of MLR and I3 read MS MARCO's passages with RocketQA's titles, which `collection.tsv` does not have: their
   rows are on `msmarco_titles`. I3's code writes "NA" for a missing title; jaxret writes nothing.
+- `qidpidtriples.train.full.2.tsv.gz` has negatives for 400,782 of MS MARCO's 502,939 training queries. In a folder that
+  has it, training and mining read its queries alone. Its 397,768,673 triples are in memory while they are read: about
+  39 GB (99 bytes each, measured on 792,000), and the texts. Commands that you start yourself work without the file and
+  read all queries of `qrels.train.tsv`: recipes that mine BM25's negatives need nothing else, and the others
+  `--config.data.negatives_run=RUN`, a ranking of the training queries.
+- Aggretriever's code joins a title of BEIR and its text by a blank, and so do its models of MS MARCO here. Those of NQ
+  and TriviaQA are trained as DPR is, and read [SEP] in between on BEIR too.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. The commands generate one for every
   passage ([generated queries](generation.md)), train the head on them, and go on from there.
 - No row on MS MARCO has a dev set, so the last checkpoint is measured. MLR takes the last one (section 4.3.2). I3's

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 
 from jaxret.__main__ import split_verb
 from jaxret.configs import change_config, load_config, require_keys
+from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce import papers
 from jaxret.experiments.reproduce import run_row as run_row_module
-from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
+from jaxret.experiments.reproduce.commands import FORMATS, Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
@@ -243,8 +245,16 @@ def test_stages_and_tables_share_a_run() -> None:
 
 def test_what_a_row_lacks_is_listed_with_its_origin() -> None:
     text = row_text(find_rows("mlr/2/mlr-10-12")[0], PLACES)
-    assert "data/nq/biencoder-nq-train.json: data.retriever.nq-train of DPR's download script" in text
+    origin = "data.retriever.nq-train of DPR's download script (format dpr.examples)"
+    assert f"data/nq/biencoder-nq-train.json: {origin}" in text
     assert "Accuracy@5 0.6873" in text
+
+
+def test_every_file_has_a_format_of_the_documentation() -> None:
+    files = {Path(file).name for data in datasets().values() for file in data.files}
+    formats = {file: [name for pattern, name in FORMATS.items() if fnmatchcase(file, pattern)] for file in files}
+    assert [file for file, names in formats.items() if not names] == ["config.json"], "a model's"
+    assert set(FORMATS.values()) <= set(FORMATS_BY_NAME)
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
