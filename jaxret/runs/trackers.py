@@ -142,7 +142,8 @@ class RunTracker:
         for path in self._workdir.evaluations:
             kind, digest = f"eval/{path.stem}", sha256_file(path)
             if self._sent.get(kind) != digest:
-                means = read_json(path).get("mean", {})
+                result = read_json(path)
+                means = result.get("mean", {}) | result.get("answers", {}).get("mean", {})
                 self._tracker.log(step, {f"{kind}/{name}": value for name, value in means.items()})
                 self._sent[kind] = digest
                 self._store()

@@ -119,9 +119,11 @@ def test_a_tracker_that_fails_ends_no_training_and_gets_the_rest_later(
 def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Service) -> None:
     run = trained(2)
     assert not service.runs
-    write_evaluation(run / "eval" / "data.test.json", Evaluation({"nDCG@10": 0.5}, {"nDCG@10": {"q": 0.5}}, 1, 1), {})
+    answers = Evaluation({"Accuracy@5": 0.25}, {"Accuracy@5": {"q": 0.25}}, 1, 1)
+    measured = Evaluation({"nDCG@10": 0.5}, {"nDCG@10": {"q": 0.5}}, 1, 1)
+    write_evaluation(run / "eval" / "data.test.json", measured, {}, answers)
     assert track_run(run, ["json"], "other") == {"json": SentCounts(len(logged(run)), 1)}
-    evaluation = (2, {"eval/data.test/nDCG@10": 0.5})
+    evaluation = (2, {"eval/data.test/nDCG@10": 0.5, "eval/data.test/Accuracy@5": 0.25})
     assert list(service.runs.values()) == [[*logged(run), evaluation]]
     assert service.opened[0].project == "other"
     assert track_run(run, ["json"], "other") == {"json": SentCounts(0, 0)}, "nothing is sent twice"
