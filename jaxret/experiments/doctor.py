@@ -38,6 +38,7 @@ SPACE = 10 * 10**9  # bytes that a disk should have free: a corpus of a million 
 MEMORY = 4 * 10**9  # bytes that should be available: training BERT-base takes 2 GB for parameters and moments
 SECONDS = 0.5  # that a product is repeated for
 ATTENTION_ERROR = 0.02  # between attention kernels in bfloat16
+_LAST_PORT = 65535
 NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 
 
@@ -96,7 +97,7 @@ def check_devices(backend: str, kinds: list[str], exists: Callable[[str], bool] 
             if any(exists(file) for file in files):
                 return Check("devices", value, f"there is a {name} that JAX does not use; {remedy}", fatal=True)
     if backend != "cpu" and find_chip(kinds[0]) is None:
-        return Check("devices", value, "mfu is not printed: jaxret/parallel/chips.py has no rates of this chip")
+        return Check("devices", value, "mfu is not printed; add the rates of this chip to jaxret/parallel/chips.py")
     return Check("devices", value)
 
 
@@ -104,7 +105,7 @@ def check_load(cores: int, load: float) -> Check:
     """Return a check of the cores of this process and the machine's load."""
     value = f"{cores} cores, load {load:.1f}"
     if load > cores / 2:
-        return Check("CPU", value, "other processes run: times that are measured now mean little")
+        return Check("CPU", value, "other processes run: times that are measured now mean little; end these processes, or measure later")
     return Check("CPU", value)
 
 
@@ -198,7 +199,7 @@ def check_folder(name: str, folder: Path) -> Check:
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     value = f"{folder}: {free / 1e9:,.0f} GB free{_file_system(existing)}"
-    return Check(name, value, "little room for checkpoints and vectors" if free < SPACE else "")
+    return Check(name, value, "little room for checkpoints and vectors; free some, or choose another folder" if free < SPACE else "")
 
 
 def _file_system(folder: Path) -> str:
@@ -216,12 +217,13 @@ def _file_system(folder: Path) -> str:
 def check_coordinator(address: str) -> Check:
     """Return a check of a coordinator's address, HOST:PORT: its host is known. Nothing is sent."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
         return Check("coordinator", address, "it must be HOST:PORT, as in 10.0.0.2:1234", fatal=True)
     try:
         numeric = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
-        return Check("coordinator", address, f"the host is not known here ({error.strerror})", fatal=True)
+        problem = f"the host is not known here ({error.strerror}); give its address, as in 10.0.0.2:1234"
+        return Check("coordinator", address, problem, fatal=True)
     return Check("coordinator", f"{address} is {numeric}")
 
 

@@ -101,4 +101,5 @@ def test_folders_are_tried(tmp_path: Path) -> None:
 
 def test_addresses_are_checked() -> None:
     assert check_coordinator("127.0.0.1:1234").mark == "ok"
-    assert check_coordinator("localhost").problem == "it must be HOST:PORT, as in 10.0.0.2:1234"
+    for wrong in ("localhost", "localhost:99999", "localhost:0"):
+        assert check_coordinator(wrong).problem == "it must be HOST:PORT, as in 10.0.0.2:1234"
