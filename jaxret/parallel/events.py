@@ -52,7 +52,7 @@ def emit(event: str, **fields: Any) -> None:
 
 @contextmanager
 def without_events() -> Iterator[None]:
-    """Emit nothing inside: the paths of events would be those of a folder that is renamed."""
+    """Emit nothing inside, where a model becomes a run: no training, in a folder that may be renamed."""
     output = _output[:]
     _output.clear()
     try:

@@ -27,7 +27,7 @@ from jaxret.experiments.probe.run_probe import choose, probe_layers
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.types import HiddenStates
-from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder, write_t5
+from tests.pipeline import REPOSITORY, environment, run_script, untrained_run, write_data, write_encoder, write_t5
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,17 @@ def test_a_probe_as_a_process(root: Path) -> None:
     again = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert again.stdout == result.stdout
     assert path not in Workdir(root / "run").evaluations
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_becomes_a_run_is_an_event_and_no_training(root: Path, tmp_path: Path) -> None:
+    command = ["probe", str(root / "data"), f"--workdir={tmp_path}/run", f"--model={root}/encoder", "--json"]
+    done = run_script("-m", "jaxret", *command)
+    assert done.returncode == 0, done.stderr
+    run, probe = map(json.loads, done.stdout.splitlines())
+    opened = {"event": "run", "workdir": f"{tmp_path}/run", "model": f"{root}/encoder", "notes": []}
+    assert (run, probe["event"]) == (opened, "probe")
+    assert probe["path"] == f"{tmp_path}/run/eval/data.dev.probe.json"
 
 
 def test_what_a_probe_cannot_read_is_an_error(root: Path, tmp_path: Path) -> None:
