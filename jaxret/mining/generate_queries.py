@@ -144,6 +144,8 @@ class GenerationJob:
     def begin(self) -> None:
         """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
         path = self.folder / BEGUN
+        if not path.exists():
+            _ = self.generator  # what it refuses must not stay in the folder, which would then refuse other settings
         self.leases.publish_once(path, with_digest(self.made_from))
         if difference := first_difference(read_with_digest(path), self.made_from):
             name, stored, current = difference

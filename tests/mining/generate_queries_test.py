@@ -201,3 +201,4 @@ def test_a_mistake_is_one_sentence(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
+    assert not (tmp_path / "out" / "generation.json").exists(), "other settings are not refused afterwards"
