@@ -156,10 +156,11 @@ def _advice(run: Run, probe: Probe) -> list[str]:
         **({"loss.temperature": 0.05} if choice.normalize else {}),
     }
     flags = " ".join(f"--config.{key}={value}" for key, value in keys.items())
+    score = "maximum" if choice.pooling == "none" else choice.pooling
     return [
         f"weights of the mixture: {shown}",
         "These numbers say what the layers contain before training, not what they learn.",
-        "The best pair is trained by:",
+        f"The best pair on all {len(probe.data.relevance):,} queries ({_describe(choice)}; {score}) is trained by:",
         f"  jaxret train --config=mlr {flags} --config.data.train=... --workdir=...",
     ]
 

@@ -144,6 +144,9 @@ def test_a_probe_as_a_process(root: Path) -> None:
     assert len(values["pairs"]) == 2 * 2 * tokens * (layers - 2)
     assert values["passages"] == 40
     assert values["findings"][0]["name"] == "last layer"
+    best = max(values["pairs"], key=lambda one: one["nDCG@10"])
+    pair = f"({', '.join(map(str, best['layers']))}; "
+    assert f"The best pair on all {values['queries']} queries {pair}" in result.stdout
     assert "jaxret train --config=mlr --config.encoder.checkpoint=" in result.stdout
     again = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert again.stdout == result.stdout
