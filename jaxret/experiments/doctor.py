@@ -105,7 +105,11 @@ def check_load(cores: int, load: float) -> Check:
     """Return a check of the cores of this process and the machine's load."""
     value = f"{cores} cores, load {load:.1f}"
     if load > cores / 2:
-        return Check("CPU", value, "other processes run: times that are measured now mean little; end these processes, or measure later")
+        return Check(
+            "CPU",
+            value,
+            "other processes run: times that are measured now mean little; end these processes, or measure later",
+        )
     return Check("CPU", value)
 
 
@@ -199,7 +203,11 @@ def check_folder(name: str, folder: Path) -> Check:
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     value = f"{folder}: {free / 1e9:,.0f} GB free{_file_system(existing)}"
-    return Check(name, value, "little room for checkpoints and vectors; free some, or choose another folder" if free < SPACE else "")
+    return Check(
+        name,
+        value,
+        "little room for checkpoints and vectors; free some, or choose another folder" if free < SPACE else "",
+    )
 
 
 def _file_system(folder: Path) -> str:
