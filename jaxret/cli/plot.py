@@ -31,10 +31,7 @@ _CHECKPOINT = shared_flags.checkpoint()
 
 def main(kind: str, *runs: str) -> None:
     from jaxret.experiments.pictures.draw import PictureOptions, draw
-    from jaxret.parallel.events import emit
 
     results = tuple(_X.value), tuple(_Y.value)
     options = PictureOptions(tuple(_MEASURES.value), *results, _PASSAGE.value, _TITLE.value, _CHECKPOINT.value)
-    path = draw(kind, runs, _OUT.value, options)
-    print(f"picture: {path}")
-    emit("file", kind="picture", path=path)
+    print(f"picture: {draw(kind, runs, _OUT.value, options)}")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxret.parallel.events import emit
 from jaxret.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
@@ -145,8 +146,10 @@ def save_picture(make: Callable[[], Figure], path: str | Path) -> str:
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
-            with atomic_write(stem.with_name(f"{stem.name}.{kind}"), "wb") as file:
+            name = stem.with_name(f"{stem.name}.{kind}")
+            with atomic_write(name, "wb") as file:
                 file.write(buffer.getvalue())
+            emit("file", kind="picture", path=name)
     return f"{stem}.svg, {stem}.png"
 
 

@@ -252,4 +252,3 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
         return
     picture = save_picture(lambda: sweep_picture(results.to_json()), folder / "results")
     print(f"picture: {picture}")
-    emit("file", kind="picture", path=picture)

@@ -158,10 +158,11 @@ def test_a_model_that_becomes_a_run_is_an_event_and_no_training(root: Path, tmp_
     command = ["probe", str(root / "data"), f"--workdir={tmp_path}/run", f"--model={root}/encoder", "--json"]
     done = run_script("-m", "jaxret", *command)
     assert done.returncode == 0, done.stderr
-    run, probe = map(json.loads, done.stdout.splitlines())
+    run, svg, png, probe = map(json.loads, done.stdout.splitlines())
     opened = {"event": "run", "workdir": f"{tmp_path}/run", "model": f"{root}/encoder", "notes": []}
     assert (run, probe["event"]) == (opened, "probe")
-    assert probe["path"] == f"{tmp_path}/run/eval/data.dev.probe.json"
+    stem = f"{tmp_path}/run/eval/data.dev.probe"
+    assert [one["path"] for one in (svg, png, probe)] == [f"{stem}.svg", f"{stem}.png", f"{stem}.json"]
 
 
 def test_what_a_probe_cannot_read_is_an_error(root: Path, tmp_path: Path) -> None:
