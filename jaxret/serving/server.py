@@ -30,6 +30,7 @@ from jaxret.serving.served import open_served
 TOKEN = "JAXRET_TOKEN"
 _SENT_SECONDS = 10.0  # in which a client must have read its answer, or this much more of it:
 _SENT_BYTES = 2**20
+_BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
 _BATCHES = 4  # items of a round of the device: sorted by length, they are this many batches
 
 
@@ -56,6 +57,7 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
             endpoints = routes.endpoints() | {("GET", "/"): page_endpoint()}
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
             names = ", ".join(model.name for model in served)
+            listener.listen(_BACKLOG)  # who reads the address may connect at once
             print(f"{names} at {_address(listener)} (compiling; /health says when it is ready)", flush=True)
             emit("serving", address=_address(listener), models=[model.name for model in served])
             _run(gateway, routes, listener, options)
