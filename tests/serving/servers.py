@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -115,6 +116,7 @@ def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) 
         line = process.stdout.readline()
         assert " at http://" in line, stderr.read_text()
         server = Running(process, int(line.rpartition(" (")[0].rpartition(":")[2]), stderr, line)
+        socket.create_connection(("127.0.0.1", server.port), 60).close()  # it listens when its address is printed
         deadline = time.monotonic() + 240
         status = 0
         while status not in ((200,) if wait else (200, 503)) and time.monotonic() < deadline and process.poll() is None:
