@@ -24,6 +24,7 @@ from jaxret.cli.flags import OptionFlags
 from jaxret.configs import all_keys, load_config, locate_config, require_keys
 from jaxret.configs.synonyms import CONFIG, suggest_name
 from jaxret.parallel.events import emit
+from jaxret.parallel.metrics_file import report_status, start_metrics_file
 from jaxret.storage.atomic import cache_folder
 from jaxret.storage.cache import trim_cache
 
@@ -31,6 +32,9 @@ HELP = {"-h", "--h", "-help", "--help"}
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
+_PROMETHEUS = flags.DEFINE_string(
+    "prometheus", "", "file NAME.prom to keep for Prometheus' node exporter: progress, metrics, status (docs/events.md)"
+)
 
 # Exit statuses
 INTERRUPTED = 130  # the status that shells use for Ctrl-C
@@ -175,21 +179,32 @@ def enable_compilation_cache() -> None:
 
 def run_command(module: ModuleType, arguments: list[str]) -> None:
     """Parse the flags of a module of `jaxret.cli` and call its `main`; print its help if one of HELP is an argument."""
-    with report_errors():
-        if HELP.intersection(arguments):
-            print(help_text(module))
-            return
-        if "--helpfull" in arguments:
-            print(flags.FLAGS.get_help())
-            return
-        positional = parse_flags(module, arguments)
-        silence_libraries()  # after parsing, where absl sets its log level
-        enable_compilation_cache()
-        if _QUIET.value:
-            from jaxret.parallel.progress import be_quiet
+    try:
+        with report_errors():
+            _run_command(module, arguments)
+    except SystemExit as error:
+        report_status(error.code if isinstance(error.code, int) else int(error.code is not None))
+        raise
+    report_status(0)
 
-            be_quiet()
-        module.main(*positional)
+
+def _run_command(module: ModuleType, arguments: list[str]) -> None:
+    if HELP.intersection(arguments):
+        print(help_text(module))
+        return
+    if "--helpfull" in arguments:
+        print(flags.FLAGS.get_help())
+        return
+    positional = parse_flags(module, arguments)
+    silence_libraries()  # after parsing, where absl sets its log level
+    enable_compilation_cache()
+    if _QUIET.value:
+        from jaxret.parallel.progress import be_quiet
+
+        be_quiet()
+    if _PROMETHEUS.value:
+        start_metrics_file(_PROMETHEUS.value, module.__name__.rpartition(".")[2].replace("_", " "))
+    module.main(*positional)
 
 
 def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
@@ -200,7 +215,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
     try:
         values = flags.FLAGS(["jaxret", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        names = [*(holder.name for holder in _verb_flags(module)), _QUIET.name, _JSON.name]
+        names = [*(holder.name for holder in _verb_flags(module)), _QUIET.name, _JSON.name, _PROMETHEUS.name]
         if "config" in names:
             names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
@@ -288,7 +303,7 @@ def help_text(module: ModuleType) -> str:
     if _arguments(module):
         lines += ["Arguments:", *(f"  {name:<16} {meaning}" for name, meaning in _arguments(module).items()), ""]
     lines.append("Flags:")
-    for holder in (*_verb_flags(module), _QUIET, _JSON):
+    for holder in (*_verb_flags(module), _QUIET, _JSON, _PROMETHEUS):
         flag = flags.FLAGS[holder.name]
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
         required = any("must have a value" in validator.message for validator in flag.validators)

@@ -344,6 +344,9 @@ def get_config() -> ConfigDict:
     # installed. If one fails, training continues, and `jaxret track` sends the rest later.
     c.train.trackers = ()
     c.train.tracker_project = "jaxret"  # project at the trackers (mlflow: experiment)
+    # First and last step to trace into the run's folder profile/, for XProf and Perfetto, such as (20, 25); (): none.
+    # Steps that are traced take longer.
+    c.train.profile = ()
     c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: an epoch
 
     c.validation = ConfigDict()  # Validation during training; needs data.dev (docs/training.md).

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from jaxret.parallel.metrics_file import report_progress
+
 T = TypeVar("T")
 
 DELAY = 1.0  # seconds of work that nothing is shown of
@@ -98,6 +100,7 @@ class Progress:
     def update(self, count: int = 1) -> None:
         """Add to the finished parts."""
         self.done += count
+        report_progress(self.name, self.unit, self.done, self.total)
         if not self._visible or (self._bar is None and time.monotonic() < self._next):
             return
         if self._bar is None and not is_first_process():

@@ -9,7 +9,7 @@ from typing import Any
 # Keys of a config that change no result. Paths of data are among them: data.json has digests of their content.
 NO_RESULT = (
     r"mesh\.(?!reduce_dtype).*|encode\.(?!dtype|dimension).*|encoder\.(attention|recompute|download|ignore)"
-    r"|train\.(chunk_size|log_every|trackers|tracker_project)|data\.(train|dev|store|dev_negatives_run)"
+    r"|train\.(chunk_size|log_every|trackers|tracker_project|profile)|data\.(train|dev|store|dev_negatives_run)"
 )
 
 RUN_KEYS = ("train.start_from", "train.teacher")  # keys of a config that name another run, or a stage of its recipe

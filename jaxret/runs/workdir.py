@@ -1,7 +1,7 @@
 """Paths of all files of a run. No other module spells them.
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
-          checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  trackers.json  .lock  .lock.json
+          checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  profile/  trackers.json  .lock  .lock.json
           embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json  warnings/<job>.json
 """
 
@@ -103,6 +103,10 @@ class Workdir:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
 
     @property
     def trackers(self) -> Path:

@@ -17,6 +17,7 @@ from jaxret.runs.mismatch import flatten
 from jaxret.training.losses.group_losses import check_losses
 from jaxret.training.losses.in_batch import loss_settings
 from jaxret.training.optimizers import check_optimizer, check_parameters
+from jaxret.training.profile import check_profile
 from jaxret.training.validation import check_validation
 from jaxret.types import VECTOR_DTYPES
 
@@ -120,6 +121,7 @@ def check_training_data(config: ConfigDict) -> None:
     """Raise ValueError for a run without training data or without an end, and for a store that is no folder."""
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
+    check_profile(config.train.profile)
     if config.train.round > config.train.rounds:
         raise ValueError(f"train.round is {config.train.round}; it must be at most train.rounds, {config.train.rounds}")
     if config.lora.rank and config.train.rounds > 1:

@@ -16,6 +16,7 @@ import jax
 from tensorboardX import SummaryWriter
 
 from jaxret.parallel.events import emit
+from jaxret.parallel.metrics_file import report_metrics
 from jaxret.runs.seal import write_sealed
 from jaxret.runs.trackers import LiveTrackers
 from jaxret.runs.workdir import Workdir
@@ -110,6 +111,7 @@ class MetricsLog:
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)
         self._trackers.send(step, named)
+        report_metrics(self._workdir.path, step, named)
         if prefix:
             emit("validation", workdir=self._workdir.path, step=step, metrics=values)
         else:

@@ -64,6 +64,7 @@ from jaxret.training.losses.grad_cache import describe_rounding
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.prefetch import Prefetcher
 from jaxret.training.prepare import log_changes, prepare_job
+from jaxret.training.profile import Profiler
 from jaxret.training.recorder import Criterion, Inspector, Recorder, require_finite_parameters
 from jaxret.training.signals import stop_on_sigterm
 from jaxret.training.starting_weights import first_state, first_step
@@ -334,14 +335,17 @@ class Trainer:
         values: dict[str, Any] = {}
         self.meter.restart()
         bar = Progress("train", total, "step", step, self.job.progress)
-        with stop_on_sigterm() as stop, bar, Prefetcher(self.batch, step, total) as prefetcher:
+        profiler = Profiler(self.job.workdir.profile, self.job.config.train.profile)
+        with stop_on_sigterm() as stop, bar, profiler, Prefetcher(self.batch, step, total) as prefetcher:
             while step < total and not stopping:
                 batch = prefetcher.take(step, state)
                 jax.block_until_ready(before)  # more than two steps in flight use memory and, on CPUs, can deadlock
                 before = values
+                profiler.begin(step + 1, state)
                 state, values = self.train_step(state, batch)
                 self.meter.add(batch, values.pop("real_tokens"))
                 step += 1
+                profiler.end(step, state)
                 recorder.checkpoints.poll()
                 # Read once a step: a signal in between waits for the next. Several processes agree where they log.
                 stopping = (single_process or step % log_every == 0) and any_process(stop.requested)

@@ -14,7 +14,7 @@ def test_every_path_is_inside_and_its_own(tmp_path: Path) -> None:
     fixed = [getattr(workdir, name) for name in vars(Workdir) if isinstance(vars(Workdir)[name], property)]
     paths = [path for path in fixed if isinstance(path, Path)]
     paths += [workdir.embeddings("wiki"), workdir.rankings("nq.test"), workdir.evaluation("nq.test")]
-    assert len(set(paths)) == len(paths) == 18
+    assert len(set(paths)) == len(paths) == 19
     assert all(path.is_relative_to(tmp_path / "mlr") for path in paths)
     assert workdir.embeddings("wiki") == tmp_path / "mlr" / "embeddings" / "wiki"
     assert workdir.rankings("nq.test") == tmp_path / "mlr" / "runs" / "nq.test.trec"

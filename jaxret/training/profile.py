@@ -1,0 +1,51 @@
+"""A trace of some steps, for XProf and Perfetto (train.profile)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+
+def check_profile(steps: Sequence[int]) -> None:
+    """Raise ValueError unless train.profile is empty or two steps in order."""
+    if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+        raise ValueError(f"train.profile is {tuple(steps)}; it must be (), or the first and the last step to trace")
+
+
+class Profiler:
+    """Traces the steps of a window, in every process, into a folder. A run that resumes inside the window traces the
+    rest of it."""
+
+    def __init__(self, folder: Path, steps: Sequence[int]) -> None:
+        """folder: to write to. steps: the first and the last one; empty: none."""
+        self._folder = folder
+        self._steps = range(steps[0], steps[1] + 1) if steps else range(0)
+        self._runs = False
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+
+    def begin(self, step: int, state: Any) -> None:
+        """Start the trace if it is due before a step. state: that the devices compute; they finish it first."""
+        if step in self._steps and not self._runs:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(self._folder))
+            self._runs = True
+
+    def end(self, step: int, state: Any) -> None:
+        """Stop the trace after the last step of the window. state: that the devices compute; they finish it first."""
+        if self._runs and step + 1 not in self._steps:
+            jax.block_until_ready(state)
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._runs:
+            self._runs = False
+            jax.profiler.stop_trace()
