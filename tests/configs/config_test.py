@@ -93,7 +93,7 @@ class Reads:
 def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("jaxret.cli.train")
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    viewers = {"head__name": "mvr", "head__mvr__count": 2, "optimizer__head_learning_rate": 1e-3}
+    viewers = {"head__name": "mvr", "head__mvr__count": 2, "optimizer__head_learning_rate": 1e-3, "lora__rank": 1}
     config = tiny_config(encoder, data, train__steps=-1, train__epochs=0.2, **viewers)
     with config.unlocked():
         config.train.added = 1  # control: a key that nothing reads

@@ -38,7 +38,7 @@ QUESTIONS = ["river stone music", "silver garden", "paper light forest winter ma
 
 def close(left: Any, right: Any) -> bool:
     """Return whether vectors or scores are equal but for the rounding of another batch's size."""
-    return np.allclose(np.array(left), np.array(right), rtol=0, atol=2e-5)
+    return np.allclose(np.array(left), np.array(right), rtol=5e-6, atol=2e-5)
 
 
 # Answers
