@@ -247,7 +247,7 @@ def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest
 
 @pytest.mark.parametrize("texts", [["0"], ["-1"], ["whole"], ["5", "5"]])
 def test_wrong_sizes(texts: list[str]) -> None:
-    with pytest.raises(ValueError, match="--dimension[:=]"):
+    with pytest.raises(ValueError, match=r"--dimension[:=]"):
         parse_sizes(texts)
 
 
