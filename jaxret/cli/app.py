@@ -80,6 +80,7 @@ def report_errors() -> Iterator[None]:
 def _report(line: str, message: str, status: int) -> None:
     """Print a line on an error, and emit its event; a program that reads no more does not change the status."""
     print(line, file=sys.stderr)
+    report_status(status)
     with suppress(BrokenPipeError):
         emit("error", message=message, status=status)
 

@@ -13,6 +13,7 @@ from jaxret.models.encoders.lora import make_adapters, merge_adapters
 from jaxret.models.encoders.peft_files import load_adapters, save_adapters
 from jaxret.models.partition import join_parameters
 from jaxret.runs.run import Run, base_encoders, trained_parameters
+from jaxret.storage.atomic import read_json
 
 
 def write_peft(run: Run, out: Path) -> list[str]:
@@ -49,7 +50,8 @@ def write_peft(run: Run, out: Path) -> list[str]:
     if run.config.encoder.direction:
         notes.append(f"The run's attention is {run.config.encoder.direction}: PEFT's files do not say so.")
     if run.config.train.start_from:
-        notes.append(f"The base is the best checkpoint of the run {source}: --to=hf exports it.")
+        step = read_json(run.workdir.data)["start"]["step"]
+        notes.append(f"The base is checkpoint {step} of the run {source}: --to=hf --checkpoint={step} exports it.")
     if settings.base_dtype != "float32":
         notes.append(
             f"The run keeps the kernels and tables of the base in {settings.base_dtype}: load the base so, too."

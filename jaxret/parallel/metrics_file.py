@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ _files: list[MetricsFile] = []  # none, or the one of this process
 
 
 class MetricsFile:
-    """Gauges of one job. The file is replaced as a whole at each update, by process 0 of the job alone.
+    """Gauges of one job. The file is replaced as a whole at each update, by process 0 of the job alone. A file that
+    cannot be written ends no job; it is said once, on standard error.
 
     Raises ValueError for a name that the collector does not read, a folder that is not there, or a missing package.
     """
@@ -47,11 +49,11 @@ class MetricsFile:
             name: Gauge(f"jaxret_job_{name}", text, ["verb", *labels.get(name, ())], registry=self._registry)
             for name, text in texts.items()
         }
-        self._next = 0.0
+        self._next, self._failed = 0.0, False
         self.set("status", -1)
         self.write()
 
-    def set(self, gauge: str, value: float, /, **labels: str) -> None:
+    def set(self, gauge: str, value: int | float, /, **labels: str) -> None:
         """Set a gauge; the file has it from the next `write` on."""
         self._gauges[gauge].labels(verb=self._verb, **labels).set(value)
 
@@ -64,8 +66,13 @@ class MetricsFile:
             return
         from prometheus_client import write_to_textfile
 
-        write_to_textfile(self._path, self._registry)
         self._next = now + every
+        try:
+            write_to_textfile(self._path, self._registry)
+        except OSError as error:  # the job is worth more than its file
+            if not self._failed:
+                print(f"--prometheus={self._path} is not written ({error}); the job goes on", file=sys.stderr)
+            self._failed = True
 
 
 def start_metrics_file(path: str, verb: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxret.parallel.metrics_file import start_metrics_file
+from jaxret.parallel.metrics_file import MetricsFile, start_metrics_file
 from tests.pipeline import run_script, train_arguments, write_data, write_encoder
 
 
@@ -39,6 +39,16 @@ def test_a_training_and_an_encoding(tmp_path: Path) -> None:
     failed = run_script("-m", "jaxret", "encode", f"--workdir={run}", "--corpus=none.jsonl", f"--prometheus={file}")
     assert failed.returncode == 1
     assert samples(file)["jaxret_job_status", "encode"] == 1
+
+
+def test_a_folder_that_is_gone_ends_no_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    file = MetricsFile(str(tmp_path / "folder" / "job.prom"), "train")
+    (tmp_path / "folder" / "job.prom").unlink()
+    (tmp_path / "folder").rmdir()
+    file.write()
+    file.write()
+    assert capfd.readouterr().err.count("is not written") == 1
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[st
 
 
 def _counted_files(case: Case, places: Places) -> list[Path]:
-    """The files whose records a table counts."""
+    """Return the files whose records a table counts."""
     data = case.target
     if names := case.row.counted.get(data.name):
         return [_inside(places, data, name) for name in names]
@@ -128,7 +128,7 @@ def _counted_files(case: Case, places: Places) -> list[Path]:
 
 
 def _check(places: Places, data: PaperData, path: str) -> list[str]:
-    """The command that counts a file's records. Where training leaves bad ones out, they are counted apart."""
+    """Return the command that counts a file's records. Where training leaves bad ones out, they are counted apart."""
     is_trained = data.on_error and path.endswith(".json")
     return ["data", "check", path, *([f"--on_error={data.on_error}"] if is_trained else [])]
 

@@ -35,9 +35,7 @@ Settings that the tables do not show:
   of a recipe, and systems that several tables have. What one row has trained, encoded or mined the next one reads.
 - Add `--set=encoder.download=True` if the encoder is not in the local cache of Hugging Face.
 - MLR and I3 count 502,939 training queries of MS MARCO. Aggretriever's 532,761 "training queries" are the (query,
-  positive) pairs of the same data. `qidpidtriples.train.full.2.tsv.gz` has BM25's negatives for about 400,000 queries,
-  and training uses these alone, as MLR's code uses in stage 1 the queries of its file of negatives. Recipes mine
-  negatives: for all queries, run the commands on a folder without the file.
+  positive) pairs of the same data.
 - Most configs multiply in bfloat16. MLR's scripts train in float32, I3's with float16: `--set=encoder.dtype=float32`.
 - Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .764 (table 1) and .768 (table 2)
   in MVR, whose corpus has "about two million passages". Compare numbers only within a paper.

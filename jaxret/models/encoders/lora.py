@@ -19,10 +19,9 @@ from jaxtyping import Float
 
 from jaxret.models.encoders.architectures import EncoderConfig, StoredTensors, stored_tensors
 from jaxret.models.encoders.layers import Adapters
-from jaxret.models.model import Model
+from jaxret.models.model import Model, Params
 from jaxret.parallel.mesh import LAYERS, path_name
 
-Params = dict[str, Any]
 ModelT = TypeVar("ModelT", bound=Model)
 
 ADAPTER = r"encoder/.*/lora_[ab]$"  # matches paths of adapters

@@ -12,7 +12,8 @@ from flax import traverse_util
 from safetensors.numpy import save
 
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig
-from jaxret.models.encoders.lora import Params, choose_layers, linear_layers, module_names
+from jaxret.models.encoders.lora import choose_layers, linear_layers, module_names
+from jaxret.models.model import Params
 from jaxret.storage.atomic import atomic_write, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
 
