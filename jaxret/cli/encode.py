@@ -42,6 +42,7 @@ def main() -> None:
     from jaxret.models.encoders.fused import describe_attention
     from jaxret.parallel import processes
     from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.progress import print_line
     from jaxret.runs.run import open_run
     from jaxret.runs.workdir import Workdir
     from jaxret.search.searcher import corpus_folder
@@ -69,7 +70,7 @@ def main() -> None:
         tokens_per_batch=_TOKENS_PER_BATCH.value,
         attention=_ATTENTION.value,
     )
-    print(describe_attention(run.config.encoder.attention))
+    print_line(describe_attention(run.config.encoder.attention))
     if _APPEND.value:
         folder = corpus_folder(run.workdir, _NAME.value, "--name")
         result = append_corpus(run, _CORPUS.value, folder, options)
