@@ -25,10 +25,13 @@ from jaxret.configs import all_keys, load_config, locate_config, require_keys
 from jaxret.configs.synonyms import CONFIG, suggest_name
 from jaxret.parallel.events import emit
 from jaxret.parallel.metrics_file import report_status, start_metrics_file
+from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import cache_folder
 from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
+
+_OTHER_ADDRESSES = {"url"}  # flags whose gs:// and s3:// are other programs' to open
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
@@ -66,7 +69,7 @@ def report_errors() -> Iterator[None]:
     except Exception as error:
         if _debugging():
             raise
-        message = describe_error(error)
+        message = _with_addresses(describe_error(error))
         if message:
             _report(f"error: {message}", message, 1)
             if _lost_a_process(error):
@@ -205,7 +208,38 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         be_quiet()
     if _PROMETHEUS.value:
         start_metrics_file(_PROMETHEUS.value, module.__name__.rpartition(".")[2].replace("_", " "))
+    positional = _fetch_addresses(module, positional)
     module.main(*positional)
+    _publish()
+
+
+def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
+    """Replace the addresses of folders and files in buckets by the paths of their working copies: in the flags, and in
+    the positional arguments, which are returned."""
+    values = {
+        holder.name: holder.value
+        for holder in _verb_flags(module)
+        if holder.name not in _OTHER_ADDRESSES and isinstance(holder.value, str) and is_bucket_address(holder.value)
+    }
+    if not values and not any(map(is_bucket_address, positional)):
+        return positional
+    from jaxret.storage.working_copy import local_path
+
+    for name, value in values.items():
+        flags.FLAGS[name].value = str(local_path(value))
+    return [str(local_path(value)) if is_bucket_address(value) else value for value in positional]
+
+
+def _with_addresses(message: str) -> str:
+    """Return a message with the addresses of what is in working copies."""
+    module = sys.modules.get("jaxret.storage.working_copy")
+    return str(module.shown_message(message)) if module else message
+
+
+def _publish() -> None:
+    """Write back what the command has changed in working copies."""
+    if module := sys.modules.get("jaxret.storage.working_copy"):
+        module.publish_all()
 
 
 def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:

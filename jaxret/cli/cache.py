@@ -4,11 +4,12 @@ jaxret cache                    sizes and bounds
 jaxret cache --clear=tokens     delete the tokenised texts; they are made again when they are needed
 
 JAXRET_TOKENS_GB=100 sets another bound for tokenised texts; data.store keeps them elsewhere, without a bound.
+JAXRET_OBJECTS_GB=100 sets another bound for files of buckets, which are fetched again when they are needed.
 """
 
 from absl import flags
 
-_CLEAR = flags.DEFINE_enum("clear", None, ["tokens", "compiled", "all"], "kind of entries to delete")
+_CLEAR = flags.DEFINE_enum("clear", None, ["tokens", "compiled", "objects", "all"], "kind of entries to delete")
 
 
 def main() -> None:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxret.storage.atomic import require_disk_path
+from jaxret.storage.working_copy import local_path, shown_path
 
 
 @dataclass(frozen=True)
 class Workdir:
     """The folder of a run and the paths in it; nothing is created.
 
-    Accepts a Workdir too. Raises ValueError for an empty path and for one that is not on a disk.
+    Accepts a Workdir too, and the address of a folder in a bucket: `path` is then this process's working copy of it
+    (`storage.working_copy`). Raises ValueError for an empty path and for an address of another kind.
     """
 
     path: Path
@@ -27,13 +29,13 @@ class Workdir:
         if not os.fspath(path):  # Path("") is the current folder, which an unset variable must not mean
             raise ValueError("the workdir is empty; give the folder of a run")
         require_disk_path(path)
-        object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "path", local_path(path))
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def __str__(self) -> str:
-        return str(self.path)
+        return shown_path(self.path)
 
     def __truediv__(self, name: str) -> Path:
         """Return the path of `name` in the folder."""

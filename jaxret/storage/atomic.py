@@ -29,7 +29,7 @@ _CAUSES = {
     errno.EISDIR: "a folder has that name",
     errno.ENAMETOOLONG: "the name is too long",
 }
-_ADDRESS = re.compile(r"(gs|gcs|s3|abfss?|az|hdfs|https?|ftp|file):/")  # pathlib makes one / of two
+_ADDRESS = re.compile(r"(gcs|abfss?|az|hdfs|https?|ftp|file):/")  # pathlib makes one / of two
 
 
 class StorageError(OSError):
@@ -125,11 +125,11 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def require_disk_path(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError for the address of a bucket or of a web page, which would be a folder "gs:" here."""
+    """Raise ValueError for an address that is neither gs:// nor s3://: it would be a folder "https:" here."""
     if match := _ADDRESS.match(os.fspath(path)):
         raise ValueError(
-            f"{os.fspath(path)}: {match[1]}:// is not read or written; copy the data to a disk or mounted file system "
-            "and give that path (docs/clusters.md)"
+            f"{os.fspath(path)}: {match[1]}:// is not read or written, but gs:// and s3:// are; or copy the data to a "
+            "disk or mounted file system and give that path (docs/clusters.md)"
         )
 
 

@@ -1,4 +1,5 @@
-"""The user's cache: compiled programs (a file each) and tokenised texts (a folder each), with a bound on their sizes.
+"""The user's cache: compiled programs and files of buckets (a file each), tokenised texts (a folder each), with a bound
+on their sizes.
 
 An entry may be deleted at any time: it is made again when it is needed.
 """
@@ -9,17 +10,17 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxret.storage.atomic import cache_folder
 
-KINDS = {"compiled": "compiled programs", "tokens": "tokenised texts"}
-TOKENS_VARIABLE = "JAXRET_TOKENS_GB"  # the environment variable with another bound, in 10^9 bytes
-_LIMITS = {"compiled": 2 << 30, "tokens": 32 * 10**9}
+KINDS = {"compiled": "compiled programs", "tokens": "tokenised texts", "objects": "files of buckets"}
+VARIABLES = {"tokens": "JAXRET_TOKENS_GB", "objects": "JAXRET_OBJECTS_GB"}  # other bounds, in 10^9 bytes
+_LIMITS = {"compiled": 2 << 30, "tokens": 32 * 10**9}  # of "objects": half of the disk that is free without them
 # Nothing that was used in this time is deleted for the bound: another process may read it, or just make it.
-_IN_USE = {"compiled": 0.0, "tokens": 86400.0}
+_IN_USE = {"compiled": 0.0, "tokens": 86400.0, "objects": 0.0}
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,17 @@ class CacheEntry:
 
 def cache_limit(kind: str) -> int:
     """Return the bound of a kind in bytes. Raises ValueError for an environment variable that is no number."""
-    value = os.environ.get(TOKENS_VARIABLE) if kind == "tokens" else None
-    try:
-        return int(float(value) * 1e9) if value else _LIMITS[kind]
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{TOKENS_VARIABLE}={value}: it must be a number of gigabytes, as 32") from error
+    variable = VARIABLES.get(kind, "")
+    if value := os.environ.get(variable):
+        try:
+            return int(float(value) * 1e9)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{variable}={value}: it must be a number of gigabytes, as 32") from error
+    if kind in _LIMITS:
+        return _LIMITS[kind]
+    folder = cache_folder(kind)
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    return (shutil.disk_usage(parent).free + sum(entry.size for entry in cache_entries(folder))) // 2
 
 
 def cache_entries(folder: Path) -> list[CacheEntry]:
@@ -78,14 +85,17 @@ def mark_used(folder: Path) -> None:
         os.utime(folder)
 
 
-def trim_cache(folder: Path, kind: str) -> list[CacheEntry]:
-    """Delete the least recently used entries until the others fit the bound of their kind, and return them."""
+def trim_cache(folder: Path, kind: str, kept: Collection[Path] = ()) -> list[CacheEntry]:
+    """Delete the least recently used entries until the others fit the bound of their kind, and return them.
+
+    The paths in `kept` are not deleted.
+    """
     entries, deleted, now = cache_entries(folder), [], time.time()
     total, limit = sum(entry.size for entry in entries), cache_limit(kind)
     for entry in entries:
         if total <= limit:
             break
-        if now - entry.used >= _IN_USE[kind]:
+        if now - entry.used >= _IN_USE[kind] and entry.path not in kept:
             entry.delete()
             deleted.append(entry)
             total -= entry.size

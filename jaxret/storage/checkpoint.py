@@ -30,6 +30,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import path_name
 from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
+from jaxret.storage.working_copy import publish
 
 Tree = Any
 
@@ -372,6 +373,7 @@ class Checkpoints:
         self._metrics[save.step] = save.metrics
         emit("checkpoint", path=self.directory / str(save.step), step=save.step, best=self.best() == save.step)
         self.prune()
+        publish(self.directory)
 
     def _publish(self, save: _Save) -> None:
         """Give a finished save its number, after it is on disk and was read back."""

@@ -58,6 +58,7 @@ from jaxret.runs.run_warnings import keep_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.lockfile import LockedError
+from jaxret.storage.working_copy import publish
 from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
@@ -156,6 +157,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
                 if warning.kind != "truncation":  # which reading the data said
                     job.log(warning.text)
             create_run(job.workdir, config, job.encoder, data.contract, record, job.encoder_settings)
+            publish(job.workdir)  # so that another job learns of it before it has trained, too
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         if state is None:
             state = resume_state(job, data, optimization, checkpoints)

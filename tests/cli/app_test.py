@@ -102,11 +102,11 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("train.py", (*MINILM, "--config.optimizer.lr=1"), "no such key; did you mean optimizer.learning_rate?"),
         (
             "train.py",
-            (MINILM[0], "--workdir=gs://b/w"),
-            "gs://b/w: gs:// is not read or written; copy the data to a disk",
+            (MINILM[0], "--workdir=abfs://b/w"),
+            "abfs://b/w: abfs:// is not read or written, but gs:// and s3:// are",
         ),
-        ("encode.py", ("--workdir=s3://b/w", "--corpus=x"), "s3://b/w: s3:// is not read or written"),
-        ("-m", ("jaxret", "data", "check", "gs://b/w"), "gs://b/w: gs:// is not read or written"),
+        ("encode.py", ("--workdir=hdfs://b/w", "--corpus=x"), "hdfs://b/w: hdfs:// is not read or written"),
+        ("-m", ("jaxret", "data", "check", "abfs://b/w"), "abfs://b/w: abfs:// is not read or written"),
         ("-m", ("jaxret", "recipe", *MINILM), "--config.data.train must be given"),
     ],
 )

@@ -29,7 +29,9 @@ from jaxret.data.libraries import named, tfds
 from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
 from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.lines import PathLike, missing_file_error
+from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path
+from jaxret.storage.working_copy import local_path, shown_path
 
 # The first that fits and gives what is requested. Those of three columns are in the order of what they ask.
 FORMATS: tuple[Format, ...] = (
@@ -85,6 +87,8 @@ def parse_source(source: PathLike) -> tuple[str, Path]:
     """
     text = str(source)
     require_disk_path(text)
+    if is_bucket_address(text):
+        return "", local_path(text)
     name, colon, rest = text.partition(":")
     if tfds.is_tfds_set(Path(source)):
         return "", Path(f"tfds:{Path(source).absolute()}")
@@ -95,7 +99,7 @@ def parse_source(source: PathLike) -> tuple[str, Path]:
         if "." in name or not name.isalpha():
             return "", Path(source)
         raise ValueError(f"{text}: there is no format {name!r}; it must be one of {', '.join(names)}")
-    return name, Path(rest)
+    return name, local_path(rest)
 
 
 def source_path(source: PathLike) -> Path:
@@ -111,7 +115,7 @@ def absolute_source(source: PathLike) -> str:
         path = Path(f"{library}:{Path(rest).absolute()}") if Path(rest).exists() else path
     else:
         path = path.absolute()
-    return f"{name}:{path}" if name else str(path)
+    return f"{name}:{shown_path(path)}" if name else shown_path(path)
 
 
 def source_exists(source: PathLike) -> bool:

@@ -1,0 +1,245 @@
+"""Objects of a bucket on gs:// or s3://: get, create if absent, replace if unchanged, put, list, delete.
+
+TensorStore is the client, so that checkpoints and all other objects share endpoints, credentials and retries. S3 takes
+AWS_ENDPOINT_URL (any server that honours conditional writes), AWS_REGION and the usual credentials; GCS takes
+TENSORSTORE_GCS_HTTP_URL and Google's default credentials.
+
+The answer to a conditional write can be lost: the server has the bytes, and the client's retry is told that the object
+exists. So after a refusal the object is read, and equal bytes count as written. Small bodies need a random part for
+that (`salted`), which also keeps an S3 version, an MD5, from coming back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorstore
+
+from jaxret.storage.atomic import StorageError
+
+SCHEMES = {"gs": "gcs", "s3": "s3"}  # TensorStore's drivers
+ADDRESS = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
+# TensorStore's own bounds try for minutes where nobody listens.
+_RETRIES = {"max_retries": 5, "initial_delay": "100ms", "max_delay": "2s"}
+_ATTEMPTS, _PAUSE = 8, 0.1  # of a conditional write, in seconds
+PART = 32 << 20  # bytes that are read or written at a time: TensorStore holds a request in memory
+_SEVERAL = 32  # requests at a time
+_ABSENT = b"\x02"  # TensorStore's version of an object that is not there, for every driver
+_CAUSES = {
+    "NOT_FOUND": "there is no such bucket",
+    "PERMISSION_DENIED": "no permission, or wrong credentials",
+    "UNAUTHENTICATED": "wrong or missing credentials",
+    "UNAVAILABLE": "the server does not answer",
+    "DEADLINE_EXCEEDED": "the server does not answer",
+    "RESOURCE_EXHAUSTED": "the server has too many requests, or the quota is used up",
+    "ABORTED": "the server gave up after several attempts",
+}
+
+
+class BucketError(StorageError):
+    """A bucket cannot be read or written; the message has the address and the cause."""
+
+
+@dataclass(frozen=True)
+class BucketObject:
+    """An object's bytes, and its version, which changes when the object is written."""
+
+    body: bytes
+    version: bytes
+
+
+def salted(value: Mapping[str, Any]) -> bytes:
+    """Return a mapping as JSON with a random "salt", by which a writer recognises its own bytes."""
+    return json.dumps({**value, "salt": secrets.token_hex(8)}, sort_keys=True).encode()
+
+
+class Bucket:
+    """The objects below an address, named by the rest of their keys. Opening it sends no request.
+
+    Methods raise BucketError if the server refuses or does not answer. One that is missing reads as empty; `probe`
+    tells.
+
+    Args:
+        address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+
+    Raises:
+        ValueError: The address is of another kind.
+    """
+
+    def __init__(self, address: str) -> None:
+        match = re.fullmatch(r"(gs|s3)://?([^/]+)(?:/(.*))?", address, re.DOTALL)
+        if not match:
+            raise ValueError(f"{address}: not the address of a folder in a bucket, {ADDRESS}")
+        self.scheme, self.name, self.folder = match[1], match[2], (match[3] or "").strip("/")
+        if any(part in (".", "..") for part in self.folder.split("/")):
+            raise ValueError(f"{address}: a folder in a bucket has no part . or ..")
+        self.address = "/".join(filter(None, (f"{self.scheme}://{self.name}", self.folder)))
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __truediv__(self, name: str) -> Bucket:
+        """Return the bucket's objects below a folder of this one."""
+        return Bucket(f"{self.address}/{name}")
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """TensorStore's description of this folder, for its arrays."""
+        driver = {"driver": SCHEMES[self.scheme], "bucket": self.name, "path": f"{self.folder}/" if self.folder else ""}
+        if self.scheme == "s3":
+            driver["aws_region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+            if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+                driver["endpoint"] = endpoint.rstrip("/")
+            if os.environ.get("AWS_ACCESS_KEY_ID"):
+                driver["aws_credentials"] = {"type": "environment"}  # the default asks an address of the cloud, too
+        return driver
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """TensorStore's settings of the connection."""
+        return {f"{SCHEMES[self.scheme]}_request_retries": _RETRIES}
+
+    @cached_property
+    def _store(self) -> tensorstore.KvStore:
+        with _errors(self.address):
+            return tensorstore.KvStore.open(self.spec, context=tensorstore.Context(self.context)).result()
+
+    def get(self, key: str) -> BucketObject | None:
+        """Return an object, or None if there is none."""
+        return next(iter(self.get_several([key])))
+
+    def get_several(self, keys: Iterable[str]) -> Iterator[BucketObject | None]:
+        """Yield the objects of some keys in their order, several requests at a time; None where there is none."""
+        for batch in _batches(list(keys)):
+            futures = [self._store.read(key) for key in batch]
+            for key, future in zip(batch, futures, strict=True):
+                with _errors(f"{self.address}/{key}"):
+                    result = future.result()
+                missing = result.state == "missing"
+                yield None if missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
+
+    def version(self, key: str) -> bytes | None:
+        """Return the version of an object, or None if there is none."""
+        with _errors(f"{self.address}/{key}"):
+            result = self._store.read(key, byte_range=slice(0, 0)).result()
+        return None if result.state == "missing" else bytes(result.stamp.generation)
+
+    def parts(self, key: str, version: bytes) -> Iterator[bytes]:
+        """Yield the bytes of an object in parts of PART, so that memory does not grow with it.
+
+        Raises BucketError if the object has not the version any more.
+        """
+        start, ended = 0, False
+        while not ended:
+            with _errors(f"{self.address}/{key}"):
+                try:
+                    result = self._store.read(key, byte_range=slice(start, start + PART)).result()
+                except ValueError as error:
+                    if not str(error).startswith("OUT_OF_RANGE"):
+                        raise
+                    result = self._store.read(key, byte_range=slice(start, None)).result()
+                    ended = True
+            if bytes(result.stamp.generation) != version:
+                raise BucketError(f"{self.address}/{key} was changed while it was read; run the command again")
+            ended |= len(result.value) < PART
+            start += len(result.value)
+            yield bytes(result.value)
+
+    def create(self, key: str, body: bytes) -> bool:
+        """Write an object unless there is one; return whether it has these bytes now."""
+        return self._write_if(key, body, _ABSENT)
+
+    def replace(self, key: str, body: bytes, version: bytes) -> bool:
+        """Write an object if it still has a version; return whether it has these bytes now."""
+        return self._write_if(key, body, version)
+
+    def _write_if(self, key: str, body: bytes, version: bytes) -> bool:
+        for _ in range(_ATTEMPTS):
+            with _errors(f"{self.address}/{key}"):
+                if self._store.write(key, body, if_equal=version).result().generation != b"":
+                    return True
+            current = self.get(key)
+            if current is not None and current.body == body:
+                return True
+            if (current.version if current else _ABSENT) != version:
+                return False
+            # Refused, though nothing was changed: S3's answer while another write is on its way, or to no bucket.
+            time.sleep(_PAUSE)
+        raise BucketError(f"{self.address}/{key}: the server refuses to write it; is there a bucket {self.name}?")
+
+    def put(self, key: str, body: bytes) -> None:
+        """Write an object, whatever is there."""
+        self.put_several({key: body})
+
+    def put_several(self, objects: Mapping[str, bytes]) -> None:
+        """Write objects, several requests at a time."""
+        for batch in _batches(list(objects)):
+            futures = [(key, self._store.write(key, objects[key])) for key in batch]
+            for key, future in futures:
+                with _errors(f"{self.address}/{key}"):
+                    future.result()
+
+    def list(self, folder: str = "") -> list[str]:
+        """Return the keys of all objects below a folder, sorted."""
+        keys = tensorstore.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else tensorstore.KvStore.KeyRange()
+        with _errors(f"{self.address}/{folder}"):
+            return sorted(key.decode() for key in self._store.list(keys).result())
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects, several requests at a time; one that is not there is no error."""
+        for batch in _batches(list(keys)):
+            futures = [(key, self._store.write(key, None)) for key in batch]
+            for key, future in futures:
+                with _errors(f"{self.address}/{key}"):
+                    future.result()
+
+    def probe(self) -> None:
+        """Write, replace and delete a small object.
+
+        Raises BucketError if the bucket is missing, or may not be written, or ignores the conditions of a write, on
+        which everything that several jobs write depends.
+        """
+        key = f".probe-{secrets.token_hex(8)}"
+        first, second, third = (salted({}) for _ in range(3))
+        if not self.create(key, first):
+            raise BucketError(f"{self.address}: an object that was just written cannot be read")
+        try:
+            before = self.get(key)
+            if before is None or self.create(key, second) or not self.replace(key, second, before.version):
+                raise BucketError(self._unconditional("the creation of an object that exists"))
+            if self.replace(key, third, before.version):
+                raise BucketError(self._unconditional("the replacement of an object that changed"))
+        finally:
+            self.delete([key])
+
+    def _unconditional(self, write: str) -> str:
+        return (
+            f"{self.address}: the server accepts {write} (it ignores If-None-Match and If-Match), so that jobs would "
+            "overwrite each other's files; use a server with conditional writes (docs/buckets.md)"
+        )
+
+
+def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(keys), _SEVERAL):
+        yield keys[start : start + _SEVERAL]
+
+
+@contextlib.contextmanager
+def _errors(address: str) -> Iterator[None]:
+    """Turn TensorStore's errors, which are ValueErrors, into BucketErrors within the block."""
+    try:
+        yield
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        word = re.match(r"[A-Z_]+", text)
+        cause = _CAUSES.get(word[0] if word else "", "the request failed")
+        raise BucketError(f"{address}: {cause} ({text[:300]})") from error

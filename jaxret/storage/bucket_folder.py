@@ -1,0 +1,185 @@
+"""A folder of files in a bucket: a small manifest names the files by digest, and their bytes never change.
+
+<folder>/files.json        the manifest: name -> digest, size, objects; changed only by replace-if-unchanged
+<folder>/groups/NAME.json  files that one of several jobs adds at once, such as a shard: created if absent, and moved
+                           into the manifest when all jobs are done
+<folder>/data/ID-SHA256    a file, or a part of a large one; the random ID makes it one writer's own
+
+A reader takes only bytes with the digests of one manifest, so it never sees a mixture. A writer's files are there when
+its manifest is: one that is killed, or sleeps while another one writes, leaves objects that no manifest names. A second
+writer of the same file is told so. No clock and no lease decides what is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from jaxret.storage.atomic import sha256_json
+from jaxret.storage.bucket import PART, Bucket, BucketError, salted
+from jaxret.storage.object_cache import CachedFile, fetch
+
+MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
+_ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
+
+
+class ChangedFolderError(BucketError):
+    """Another job has written the same file of a folder in a bucket."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a folder in a bucket; `parts` are the keys of its objects."""
+
+    sha256: str
+    size: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    files: dict[str, StoredFile]
+    version: bytes  # of files.json; b"" if there is none
+
+
+class BucketFolder:
+    """The files below an address. Opening it sends no request.
+
+    Args:
+        bucket: The folder's address, or objects.
+    """
+
+    def __init__(self, bucket: Bucket | str) -> None:
+        self.bucket = bucket if isinstance(bucket, Bucket) else Bucket(bucket)
+
+    def __str__(self) -> str:
+        return self.bucket.address
+
+    def exists(self) -> bool:
+        """Return whether there is a manifest, or a group that will be in one."""
+        return self.bucket.get(MANIFEST) is not None or bool(self.bucket.list(GROUPS))
+
+    def files(self) -> dict[str, StoredFile]:
+        """Return the files of the folder, by name.
+
+        Raises BucketError if the manifest, or that of a group, is damaged.
+        """
+        # In this order: a group that is moved meanwhile is in the manifest.
+        keys = self.bucket.list(GROUPS)
+        groups = [
+            _parse(f"{self}/{key}", group.body)
+            for key, group in zip(keys, self.bucket.get_several(keys), strict=True)
+            if group
+        ]
+        files = self._manifest().files
+        for group_files in groups:
+            files = group_files | files
+        return files
+
+    def groups(self, folder: str) -> dict[str, dict[str, StoredFile]]:
+        """Return the files of each group below a folder of names, by the name of the group."""
+        keys = self.bucket.list(f"{GROUPS}/{folder}")
+        return {
+            key.removeprefix(f"{GROUPS}/").removesuffix(".json"): _parse(f"{self}/{key}", group.body)
+            for key, group in zip(keys, self.bucket.get_several(keys), strict=True)
+            if group
+        }
+
+    def _manifest(self) -> _Manifest:
+        stored = self.bucket.get(MANIFEST)
+        return _Manifest(_parse(f"{self}/{MANIFEST}", stored.body), stored.version) if stored else _Manifest({}, b"")
+
+    def upload(self, paths: Mapping[str, Path]) -> dict[str, StoredFile]:
+        """Write the bytes of local files, and return what describes them; no manifest names them yet."""
+        stored = {}
+        for name, path in paths.items():
+            digest, size, keys = sha256(), 0, []
+            with open(path, "rb") as file:
+                while part := file.read(PART):
+                    digest.update(part)
+                    size += len(part)
+                    keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
+                    self.bucket.put(keys[-1], part)
+            stored[name] = StoredFile(digest.hexdigest(), size, tuple(keys))
+        return stored
+
+    def commit(self, changes: Mapping[str, StoredFile | None], base: Mapping[str, StoredFile]) -> None:
+        """Change the manifest: name -> the file's new bytes, or None for one that is removed.
+
+        `base` are the files that the caller has read: those of them that are changed must still be the same. The bytes
+        that are replaced are deleted. Raises ChangedFolderError for a file that another job has written meanwhile.
+        """
+        for _ in range(_ATTEMPTS):
+            manifest = self._manifest()
+            for name, change in changes.items():
+                current, expected = manifest.files.get(name), base.get(name)
+                if _digest(current) not in (_digest(expected), _digest(change)):
+                    raise ChangedFolderError(
+                        f"{self}/{name}: another job has written it since this one read it; run the command again, "
+                        "on the new files"
+                    )
+            files = {name: file for name, file in (manifest.files | dict(changes)).items() if file}
+            if files == manifest.files:
+                return
+            body = _body(files)
+            if self._write_manifest(body, manifest.version):
+                named = {key for file in files.values() for key in file.parts}
+                self.bucket.delete(
+                    {key for name in changes if name in manifest.files for key in manifest.files[name].parts} - named
+                )
+                return
+        raise BucketError(f"{self}/{MANIFEST}: other jobs change it all the time; run the command again")
+
+    def _write_manifest(self, body: bytes, version: bytes) -> bool:
+        return self.bucket.replace(MANIFEST, body, version) if version else self.bucket.create(MANIFEST, body)
+
+    def add_group(self, name: str, files: Mapping[str, StoredFile]) -> bool:
+        """Add files at once; return False, and delete their bytes, if another job has added a group of this name."""
+        if self.bucket.create(f"{GROUPS}/{name}.json", _body(files)):
+            return True
+        self.bucket.delete([key for file in files.values() for key in file.parts])
+        return False
+
+    def remove_groups(self, names: Iterable[str]) -> None:
+        """Remove groups whose files are in the manifest, or no longer wanted."""
+        self.bucket.delete(f"{GROUPS}/{name}.json" for name in names)
+
+    def download(self, name: str, file: StoredFile, path: Path) -> None:
+        """Write a file of the folder to a path, through the cache of this host.
+
+        Raises BucketError if its bytes are gone or damaged.
+        """
+        fetch(CachedFile(file.sha256, file.sha256, f"{self}/{name}"), lambda: self._parts(name, file), path)
+
+    def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
+        for key, part in zip(file.parts, self.bucket.get_several(file.parts), strict=True):
+            if part is None:
+                raise ChangedFolderError(
+                    f"{self}/{name}: its object {key} is gone; another job has replaced the file: run the command again"
+                )
+            yield part.body
+
+
+def _digest(file: StoredFile | None) -> str:
+    return file.sha256 if file else ""
+
+
+def _body(files: Mapping[str, StoredFile]) -> bytes:
+    content = {name: [file.sha256, file.size, *file.parts] for name, file in sorted(files.items())}
+    return salted({"files": content, "sha256": sha256_json(content)})
+
+
+def _parse(address: str, body: bytes) -> dict[str, StoredFile]:
+    try:
+        content = json.loads(body)
+        if sha256_json(content["files"]) != content["sha256"]:
+            raise ValueError("its SHA-256 is not the one that was written")
+        return {
+            name: StoredFile(digest, size, tuple(parts)) for name, (digest, size, *parts) in content["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BucketError(f"{address} is damaged, or another program's ({error})") from error

@@ -1,0 +1,97 @@
+"""Files of buckets on this host's disk, by digest: the processes of a host fetch each once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from filelock import FileLock
+
+from jaxret.storage.atomic import atomic_write, cache_folder, storage_errors
+from jaxret.storage.bucket import BucketError
+from jaxret.storage.cache import trim_cache
+from jaxret.storage.unfinished import temporary_path
+
+_LINKED = 1 << 20  # bytes from which a file is not copied; smaller ones may be appended to
+_APPENDED = (".jsonl",)
+_EPOCH, _YEARS = 10**9, 10**8  # seconds: modification times of files lie in these years
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """A file of a bucket: its name in the cache, its SHA-256 if that is known, and its address for errors."""
+
+    name: str
+    sha256: str
+    source: str
+
+
+def version_name(address: str, version: bytes) -> str:
+    """Return the name in the cache of an object that has a version and no known digest."""
+    return sha256(address.encode() + b"\0" + version).hexdigest()
+
+
+def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) -> None:
+    """Write a file to a path: from this host's cache, else from `parts`, which then go into the cache.
+
+    A large file is a link to the cache's, which must not be written to; a new one may replace it. Raises BucketError if
+    the bytes do not have the digest, StorageError if the disk is full.
+    """
+    folder = cache_folder("objects")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    cached = folder / file.name
+    while True:
+        if not cached.exists():
+            with FileLock(folder / f".{file.name}.lock", mode=0o664):
+                if not cached.exists():
+                    _store(cached, file, parts())
+            with contextlib.suppress(OSError):
+                (folder / f".{file.name}.lock").unlink()
+            trim_cache(folder, "objects", {cached})
+        with contextlib.suppress(OSError):
+            os.utime(cached, (time.time(), cached.stat().st_mtime))
+        with contextlib.suppress(FileNotFoundError):  # another process has just made room
+            return _copy(cached, path)
+
+
+def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
+    actual = sha256()
+    with atomic_write(cached, "wb") as target:
+        for part in parts:
+            actual.update(part)
+            target.write(part)
+        if file.sha256 and actual.hexdigest() != file.sha256:
+            raise BucketError(
+                f"{file.source} is damaged in the bucket or on the way: SHA-256 {actual.hexdigest()[:16]}... instead "
+                f"of {file.sha256[:16]}...; write it again"
+            )
+    cached.chmod(0o444)
+    # The same on every host and after every fetch, as what is made from a file keeps its time.
+    os.utime(cached, (time.time(), _EPOCH + int(file.name[:8], 16) % _YEARS))
+
+
+def _copy(cached: Path, path: Path) -> None:
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_path(path)
+        try:
+            if cached.stat().st_size >= _LINKED and path.suffix not in _APPENDED:
+                try:
+                    os.link(cached, temporary)
+                except OSError as error:
+                    if isinstance(error, FileNotFoundError):
+                        raise
+                    shutil.copy2(cached, temporary)  # another disk, or one without links
+            else:
+                shutil.copy2(cached, temporary)
+                temporary.chmod(0o644)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

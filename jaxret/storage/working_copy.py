@@ -1,0 +1,241 @@
+"""Working copies on this host's disk of folders and files in buckets.
+
+`local_path` returns the copy of an address, which everything reads and writes as any other path. `publish` writes back
+those files that this process has changed; jobs call it where a run is whole: after a checkpoint, a shard, at the end.
+The address holds what was published last, so a job that dies loses what its next start makes again.
+
+A copy is a process's own. It is removed when the process ends, unless something in it could not be published; a line on
+stderr then has its path.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+from jaxret.storage.address import is_bucket_address
+from jaxret.storage.atomic import cache_folder, storage_errors
+from jaxret.storage.bucket import Bucket, BucketError
+from jaxret.storage.bucket_folder import BucketFolder, StoredFile
+from jaxret.storage.file_state import FileState, file_state
+from jaxret.storage.object_cache import CachedFile, fetch, version_name
+
+_COPIES: dict[str, WorkingCopy] = {}
+_LOCK = threading.RLock()
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path on this host for a path or for the address of a folder or file in a bucket.
+
+    An address is fetched when it is first used: the files of a folder that jaxret wrote; all objects below any other
+    one; an object. Where nothing is, the path is free, and what is made there is published.
+
+    Raises BucketError if the bucket cannot be read.
+    """
+    if not is_bucket_address(path):
+        return Path(path)
+    address = Bucket(os.fspath(path)).address
+    with _LOCK:
+        if not (copy := copy_of(address)):
+            copy = _COPIES[address] = WorkingCopy(address)
+        return copy.path_of(address)
+
+
+def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
+    """Return the working copy that an address or a local path is in; None if there is none."""
+    text = os.fspath(path)
+    for copy in _COPIES.values():
+        if is_bucket_address(text):
+            if text == copy.address or text.startswith(f"{copy.address}/"):
+                return copy
+        elif copy.path == Path(text).absolute() or copy.path in Path(text).absolute().parents:
+            return copy
+    return None
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as messages have it: the address of what is in a working copy."""
+    copy = copy_of(path)
+    if not copy or is_bucket_address(path):
+        return os.fspath(path)
+    rest = Path(path).absolute().relative_to(copy.path).as_posix()
+    return copy.address if rest == "." else f"{copy.address}/{rest}"
+
+
+def shown_message(message: str) -> str:
+    """Return a message with the addresses of what is in working copies."""
+    for copy in _COPIES.values():
+        message = message.replace(str(copy.path), copy.address)
+    return message
+
+
+def publish(path: str | os.PathLike[str]) -> None:
+    """Write back what this process has changed in the working copy that a path is in; elsewhere nothing.
+
+    Raises BucketError if the bucket cannot be written, ChangedFolderError if another job has written the same files.
+    """
+    if copy := copy_of(path):
+        copy.publish()
+
+
+def publish_all() -> None:
+    """Write back what this process has changed in any working copy, then remove the copies. Raises as `publish`."""
+    with _LOCK:
+        for copy in list(_COPIES.values()):
+            copy.publish()
+            copy.remove()
+            del _COPIES[copy.address]
+
+
+class WorkingCopy:
+    """A copy of the folder, objects or object at an address.
+
+    Attributes:
+        address: gs:// or s3://.
+        path: The copy; its name is the last part of the address.
+    """
+
+    def __init__(self, address: str) -> None:
+        bucket = Bucket(address)
+        if not bucket.folder:
+            raise ValueError(f"{address}: give a folder in the bucket, as {address}/NAME")
+        self.address, self._process = address, os.getpid()
+        self.folder = BucketFolder(bucket)
+        root = cache_folder("working")
+        with storage_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            self._parent = Path(mkdtemp(dir=root, prefix=f"{os.getpid()}-"))
+        self.path = self._parent / bucket.folder.rpartition("/")[2]
+        self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
+        self._states: dict[str, FileState] = {}  # of these files in the copy
+        self._writable = False  # whether `probe` has passed
+        self._plain = False  # whether the address holds objects of others, which are read alone
+        try:
+            self._fetch(bucket)
+        except BaseException:
+            shutil.rmtree(self._parent, ignore_errors=True)
+            raise
+
+    def path_of(self, address: str) -> Path:
+        """Return the path in the copy of an address below its own."""
+        return self.path / address[len(self.address) :].strip("/")
+
+    def _fetch(self, bucket: Bucket) -> None:
+        if self.folder.exists():
+            self.refresh()
+            return
+        parent, _, name = bucket.address.rpartition("/")
+        keys = [key for key in bucket.list() if not key.endswith("/")]  # consoles make empty objects for folders
+        for key in keys:
+            self._fetch_object(bucket, key, key)
+        if not keys and parent.count("/") >= 2:
+            self._fetch_object(Bucket(parent), name, "")
+
+    def _fetch_object(self, bucket: Bucket, key: str, name: str) -> None:
+        """Fetch an object that jaxret has not written, if there is one, to the file `name` of the copy."""
+        path = self._require_inside(name)
+        if (version := bucket.version(key)) is not None:
+            address = f"{bucket.address}/{key}"
+            fetch(CachedFile(version_name(address, version), "", address), lambda: bucket.parts(key, version), path)
+            self._states[name] = file_state(path)
+            self._plain = True
+
+    def _require_inside(self, name: str) -> Path:
+        """Return the path of a name in the copy. Raises BucketError for one that leads out of it."""
+        if name.startswith("/") or any(part in ("..", ".") for part in name.split("/")):
+            raise BucketError(f"{self.address}: it has an object with the name {name!r}, which is no file in a folder")
+        return self.path / name if name else self.path
+
+    def refresh(self, folder: str = "") -> None:
+        """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
+
+        Files that this process has changed stay.
+        """
+        for name, file in self.folder.files().items():
+            if folder and not name.startswith(f"{folder}/"):
+                continue
+            path, seen = self._require_inside(name), self._files.get(name)
+            if seen == file or (name in self._states and file_state(path) != self._states[name]):
+                continue
+            if seen is None and path.exists():
+                continue  # this process has made one of the same name; publishing it compares them
+            self.folder.download(name, file, path)
+            self._files[name], self._states[name] = file, file_state(path)
+
+    def changes(self) -> tuple[dict[str, Path], list[str]]:
+        """Return the files that this process has written, by name, and the names of those that it has removed."""
+        paths = dict(_files(self.path))
+        changed = {name: path for name, path in paths.items() if file_state(path) != self._states.get(name)}
+        return changed, [name for name in self._states if name not in paths]
+
+    def publish(self) -> None:
+        """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
+        changed, removed = self.changes()
+        if not changed and not removed:
+            return
+        if self._plain and self.path.is_dir():
+            raise BucketError(
+                f"{self.address}: its files were not written by jaxret, and are only read; give another folder for "
+                f"what is written ({', '.join([*changed, *removed][:3])})"
+            )
+        if not self._writable:
+            self.folder.bucket.probe()
+            self._writable = True
+        if self.path.is_file():  # a result, which other programs read
+            state = file_state(self.path)
+            parent, _, name = self.address.rpartition("/")
+            Bucket(parent).put(name, self.path.read_bytes())
+            self._states[""] = state
+            return
+        states = {name: file_state(path) for name, path in changed.items()}
+        stored = self.folder.upload(changed)
+        new = {name: file for name, file in stored.items() if file.sha256 != _digest(self._files.get(name))}
+        self.folder.commit({**new, **dict.fromkeys(removed)}, self._files)
+        self._files |= new
+        self._states |= states
+        for name in removed:
+            self._files.pop(name, None)
+            del self._states[name]
+
+    def remove(self) -> None:
+        """Delete the copy, if this is the process that made it."""
+        if os.getpid() == self._process:
+            shutil.rmtree(self._parent, ignore_errors=True)
+
+
+def _digest(file: StoredFile | None) -> str:
+    return file.sha256 if file else ""
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a folder with their names; without locks, leases and unfinished ones, which begin with a
+    dot."""
+    if folder.is_file():
+        yield "", folder
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                path = Path(parent, name)
+                yield path.relative_to(folder).as_posix(), path
+
+
+@atexit.register
+def _end() -> None:
+    """Remove the copies of this process; one with changes stays, and is named on stderr."""
+    for copy in list(_COPIES.values()):
+        with contextlib.suppress(OSError, ValueError):
+            changed, removed = copy.changes()
+            if (changed or removed) and copy._process == os.getpid() and not copy._plain:
+                print(
+                    f"{copy.address}: {len(changed)} files were not published; they are in {copy.path}", file=sys.stderr
+                )
+                continue
+        copy.remove()

@@ -1,0 +1,123 @@
+"""The part of Google Cloud Storage's JSON API that TensorStore uses, with its preconditions, in memory.
+
+`python fake_gcs.py PORT` serves it on loopback.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE = 1000  # objects of a list
+
+
+class FakeGcs(ThreadingHTTPServer):
+    """Objects of all buckets: name -> generation and bytes. Counts requests by method in `requests`."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+    def __init__(self, port: int = 0, buckets: tuple[str, ...] = ("bucket",)) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.buckets = buckets
+        self.objects: dict[tuple[str, str], tuple[int, bytes]] = {}
+        self.generation = 1000
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeGcs
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _handle(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+        parts = url.path.strip("/").split("/")
+        bucket = parts[parts.index("b") + 1]
+        if bucket not in self.server.buckets:
+            return self._reply(404, b'{"error": {"message": "The specified bucket does not exist."}}')
+        with self.server.lock:
+            if parts[0] == "upload":
+                return self._write(bucket, query["name"], query, body)
+            if parts[-1] == "o":
+                return self._list(bucket, query)
+            name = unquote(parts[-1])
+            if self.command == "DELETE":
+                return self._delete(bucket, name, query)
+            return self._read(bucket, name, query)
+
+    do_GET = do_POST = do_DELETE = _handle  # noqa: N815 (http.server's names)
+
+    def _refused(self, bucket: str, name: str, query: dict[str, str]) -> bool:
+        generation, _ = self.server.objects.get((bucket, name), (0, b""))
+        return "ifGenerationMatch" in query and int(query["ifGenerationMatch"]) != generation
+
+    def _write(self, bucket: str, name: str, query: dict[str, str], body: bytes) -> None:
+        if self._refused(bucket, name, query):
+            return self._reply(412, b"{}")
+        self.server.generation += 1
+        self.server.objects[bucket, name] = (self.server.generation, body)
+        self._reply(200, json.dumps({"name": name, "generation": str(self.server.generation)}).encode())
+
+    def _delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
+        if self._refused(bucket, name, query):
+            return self._reply(412, b"{}")
+        return self._reply(204 if self.server.objects.pop((bucket, name), None) else 404)
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        names = sorted(
+            name
+            for owner, name in self.server.objects
+            if owner == bucket
+            and name.startswith(query.get("prefix", ""))
+            and name >= query.get("startOffset", "")
+            and ("endOffset" not in query or name < query["endOffset"])
+        )
+        start = int(query.get("pageToken", 0))
+        items = [
+            {"name": name, "generation": str(generation), "size": str(len(data))}
+            for name in names[start : start + PAGE]
+            for generation, data in [self.server.objects[bucket, name]]
+        ]
+        more = {"nextPageToken": str(start + PAGE)} if len(names) > start + PAGE else {}
+        self._reply(200, json.dumps({"items": items, **more}).encode())
+
+    def _read(self, bucket: str, name: str, query: dict[str, str]) -> None:
+        if (bucket, name) not in self.server.objects:
+            return self._reply(404)
+        generation, data = self.server.objects[bucket, name]
+        if int(query.get("ifGenerationNotMatch", -1)) == generation:
+            return self._reply(304)
+        headers = {"x-goog-generation": str(generation)}
+        if span := self.headers.get("Range"):
+            first, _, last = span.removeprefix("bytes=").partition("-")
+            start = len(data) - int(last) if first == "" else int(first)
+            end = len(data) - 1 if first == "" or last == "" else min(int(last), len(data) - 1)
+            if start >= len(data):
+                return self._reply(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
+            return self._reply(206, data[start : end + 1], headers)
+        self._reply(200, data, headers)
+
+
+if __name__ == "__main__":
+    FakeGcs(int(sys.argv[1])).serve_forever()
