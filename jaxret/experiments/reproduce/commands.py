@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jaxret.configs import load_config
+from jaxret.configs import load_config, load_stages
 from jaxret.data.split_judgements import SETS
 from jaxret.experiments.reproduce.papers import SEEDS, Case, PaperData, PaperRow, datasets, paper_rows, resolved
 from jaxret.runs.mismatch import flatten
@@ -26,7 +26,6 @@ FORMATS = {
     "P*.test.json": "entity.questions",
     "collection.splitTitle.tsv": "rocketqa.passages",
     "collection.tsv": "msmarco.texts",
-    "qidpidtriples.*": "msmarco.named",
     "*queries*.tsv": "msmarco.texts",
     "*qrels*": "trec.qrels",
     "corpus.jsonl": "beir.texts",
@@ -74,13 +73,15 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     run = run_folder(case, places, seed)
     before, keys = _warm_up(case, places, seed)
     config = [f"--config={how.config}", *_overrides(how, places, seed, keys)]
-    train = [f"--config.data.train={_inside(places, case.source, case.source.train)}"]
+    mine, training_data = _training_data(how, places)
+    train = [f"--config.data.train={training_data}"]
     if case.source.dev:
         train.append(f"--config.data.dev={_inside(places, case.source, case.source.dev)}")
     if row.verb != "recipe":
-        commands = [["train", *config, f"--workdir={run}", *train]]
+        commands = [*mine, ["train", *config, f"--workdir={run}", *train]]
     else:
-        commands = [*before, ["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(places, case.source)]]
+        recipe = ["recipe", *config, f"--workdir={run}", *train, *_recipe_flags(places, case.source)]
+        commands = [*mine, *before, recipe]
         run = run / row.stage
     if row.verb == "diversity":
         judged_pairs = _inside(places, case.source, case.source.dev or case.source.train)
@@ -100,6 +101,18 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
     return [*commands[:1], *_split(case, places), *commands[1:]]
+
+
+def _training_data(case: Case, places: Places) -> tuple[list[list[str]], Path]:
+    """Return the value of data.train, and the command that makes it where the data set has no negatives. All rows of a
+    data set share its file; a recipe whose first stage mines needs none."""
+    source, row = case.source, resolved(case.row)
+    data = _inside(places, source, source.train)
+    if not source.mined or (row.verb == "recipe" and "mine" in load_stages(case.config)[0]):
+        return [], data
+    out = places.workdir / f"bm25-negatives-{source.name}.jsonl"
+    mine = ["mine", f"--data={data}", f"--corpus={_corpus(places, source)}", "--pool=bm25"]
+    return [[*mine, *(f"--{key}={value}" for key, value in source.mined.items()), f"--out={out}"]], out
 
 
 def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[str]], dict[str, Any]]:

@@ -43,11 +43,12 @@ Settings that the tables do not show:
   download script has no questions with answers of its own dev part.
 - The codes of MLR and I3 read MS MARCO's passages with RocketQA's titles, which `collection.tsv` does not have: their
   rows are on `msmarco_titles`. I3's code writes "NA" for a missing title; jaxret writes nothing.
-- `qidpidtriples.train.full.2.tsv.gz` has negatives for 400,782 of MS MARCO's 502,939 training queries. In a folder that
-  has it, training and mining read its queries alone. Its 397,768,673 triples are in memory while they are read: about
-  39 GB (99 bytes each, measured on 792,000), and the texts. Commands that you start yourself work without the file and
-  read all queries of `qrels.train.tsv`: recipes that mine BM25's negatives need nothing else, and the others
-  `--config.data.negatives_run=RUN`, a ranking of the training queries.
+- All three train on all of these queries with BM25's negatives, at a depth that no paper states. The commands mine
+  them with `jaxret mine --pool=bm25`: 100 drawn from the first 1,000, once for all rows in a `--workdir`; recipes whose
+  first stage mines need no such file. MS MARCO's own file, `qidpidtriples.train.full.2.tsv.gz`, is not used: it has
+  negatives for 400,782 of the 502,939 queries (992 each), and takes 39 GB to read (99 bytes a triple, measured on
+  792,000). Leave it out of the folder: training and mining would read its queries alone. The published codes read a
+  file that is made of it; MLR's gives the other queries random passages.
 - Aggretriever's code joins a title of BEIR and its text by a blank, and so do its models of MS MARCO here. Those of NQ
   and TriviaQA are trained as DPR is, and read [SEP] in between on BEIR too.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. The commands generate one for every

@@ -27,6 +27,7 @@ class PaperData:
         files: path -> where the file comes from.
         corpus: the file that is encoded, or the name of the data set that has it.
         train, dev: values of data.train and data.dev; "" where there is none.
+        mined: settings of `jaxret mine` for BM25's negatives, where the training data has none.
         on_error: value of data.on_error, where training records lack a positive passage.
         trained_on: the data set whose model is measured on this one, if it has no training data.
         queries, qrels: what is asked and judged; without qrels, the queries have answers.
@@ -42,6 +43,7 @@ class PaperData:
     corpus: str = ""
     train: str = ""
     dev: str = ""
+    mined: Mapping[str, int] = field(default_factory=dict)
     on_error: str = ""
     trained_on: str = ""
     folder: str = ""

@@ -17,6 +17,7 @@ from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_queries import dataset_name, result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
+from jaxret.mining.mining_job import parents_path
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 
@@ -76,12 +77,23 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
                 print(f"== jaxret {' '.join(command)}", flush=True)
+                if mined := _mined_file(command):
+                    print(f"{mined} is kept; delete {parents_path(mined)} to mine again", flush=True)
+                    continue
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
                     raise RuntimeError(
                         f"jaxret {command[0]} ended with status {status}; the same command again goes on"
                     )
     return [measured for case in cases for measured in measure_case(case, places)]
+
+
+def _mined_file(command: Sequence[str]) -> Path | None:
+    """Return the training file of `jaxret mine` if an earlier run wrote all of it: its sources are written last."""
+    if command[0] != "mine":
+        return None
+    (out,) = [Path(word.removeprefix("--out=")) for word in command if word.startswith("--out=")]
+    return out if out.exists() and parents_path(out).exists() else None
 
 
 def case_seeds(case: Case) -> list[int | None]:

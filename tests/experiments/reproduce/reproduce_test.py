@@ -138,7 +138,7 @@ def test_long_texts_are_read_where_the_model_was_not_trained() -> None:
     """Aggretriever's tables measure MS MARCO at the lengths of training, and BEIR at 512."""
     (row,) = find_rows("aggretriever/8/full")
     commands = {case.target.name: case_commands(case, PLACES) for case in row.cases()}
-    assert "--passage_length=512" in commands["beir_small"][1]
+    assert "--passage_length=512" in commands["beir_small"][-1]
     assert not [flag for command in commands["msmarco"] for flag in command if "_length=512" in flag]
 
 
@@ -163,6 +163,58 @@ def test_the_checkpoint_is_chosen_by_data_set() -> None:
     places = Places(PLACES.data, PLACES.workdir, {"validation.best": "metric"})
     (row,) = find_rows("mlr/3/mlr")
     assert "--config.validation.best=metric" in case_commands(row.cases()[0], places)[0]
+
+
+def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Path) -> None:
+    """Queries without BM25's negatives in a file are queries of the papers too; a recipe that mines needs no file."""
+    data = tmp_path / "data" / "msmarco"
+    data.mkdir(parents=True)
+    words = ["red fox", "blue whale", "green frog", "red whale", "blue frog", "green fox"]
+    (data / "collection.tsv").write_text("".join(f"{n}\tA {text} was here.\n" for n, text in enumerate(words)))
+    (data / "queries.train.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(words)))
+    (data / "qrels.train.tsv").write_text("".join(f"{n}\t0\t{n}\t1\n" for n in range(5)) + "4\t0\t5\t1\n")
+    places = Places(tmp_path / "data", tmp_path / "runs")
+    places.workdir.mkdir()
+    mined: set[str] = set()
+    for row in ("aggretriever/2/bert-agg", "aggretriever/6/distilbert-agg-hard", "i3/2/dpr", "mlr/5/mlr"):
+        case = find_rows(row)[0].cases()[0]
+        mine, train, *_ = case_commands(case, places)
+        mined.add(" ".join(mine))
+        assert (mine[0], train[0]) == ("mine", resolved(case.row).verb)
+        out = mine[-1].removeprefix("--out=")
+        assert f"--config.data.train={out}" in train
+    assert len(mined) == 2, "one file for each of the two corpora"
+    recipe = case_commands(find_rows("mlr/4/mlr-stage-2")[0].cases()[0], PLACES)[0]
+    assert {"recipe", "--config.data.train=data/msmarco_titles"} < set(recipe)
+    mine = case_commands(find_rows("i3/2/dpr")[0].cases()[0], places)[0]
+    assert {"--pool=bm25", "--depth=1000", "--keep=100"} < set(mine)
+    done = subprocess.run([sys.executable, "-m", "jaxret", *mine], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in Path(mine[-1].removeprefix("--out=")).read_text().splitlines()]
+    assert [record["query_id"] for record in records] == ["0", "1", "2", "3", "4"], "every judged query"
+    assert all(record["negative_passages"] for record in records)
+
+
+def test_a_mined_file_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mining for half a million queries is not repeated for the next row."""
+    monkeypatch.setattr(run_row_module, "missing_files", lambda *_: [])
+    started: list[str] = []
+
+    def fail(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        started.append(command[3])
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(run_row_module.subprocess, "run", fail)
+    places = Places(tmp_path / "data", tmp_path)
+    (tmp_path / "bm25-negatives-msmarco.jsonl").touch()
+    for expected in ("mine", "train"):
+        with pytest.raises(RuntimeError, match=f"jaxret {expected} ended with status 1"):
+            run_row(find_rows("i3/2/dpr")[0], places)
+        (tmp_path / "bm25-negatives-msmarco.parents.json").touch()
+    assert started == ["mine", "train"]
+    assert "bm25-negatives-msmarco.jsonl is kept" in capsys.readouterr().out
 
 
 def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None:
@@ -357,8 +409,11 @@ def test_a_trial_trains_a_part_of_what_the_row_says() -> None:
     def epochs(row: str, places: Places) -> dict[str, list[str]]:
         (one,) = find_rows(row)
         return {
-            f"{case.source.name}": [
-                word.rpartition("=")[2] for word in case_commands(case, places)[0] if ".epochs=" in word
+            case.source.name: [
+                word.rpartition("=")[2]
+                for command in case_commands(case, places)
+                for word in command
+                if ".epochs=" in word
             ]
             for case in one.cases()
         }
