@@ -213,6 +213,20 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
     _publish()
 
 
+class _AddressStream:
+    """A text stream that shows the addresses of what is in working copies."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(_with_addresses(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
     """Replace the addresses of folders and files in buckets by the paths of their working copies: in the flags, and in
     the positional arguments, which are returned."""
@@ -221,10 +235,12 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
         for holder in _verb_flags(module)
         if holder.name not in _OTHER_ADDRESSES and isinstance(holder.value, str) and is_bucket_address(holder.value)
     }
-    if not values and not any(map(is_bucket_address, positional)):
+    opens = getattr(module, "OPENS_ADDRESSES", False)
+    if opens or (not values and not any(map(is_bucket_address, positional))):
         return positional
     from jaxret.storage.working_copy import local_path
 
+    sys.stdout, sys.stderr = _AddressStream(sys.stdout), _AddressStream(sys.stderr)
     for name, value in values.items():
         flags.FLAGS[name].value = str(local_path(value))
     return [str(local_path(value)) if is_bucket_address(value) else value for value in positional]

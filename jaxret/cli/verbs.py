@@ -27,6 +27,7 @@ VERBS = {
     "open": "make a run of a pre-trained model, without training",
     "serve": "serve runs over HTTP: vectors, search, a web page",
     "export": "export a run to the files of another library, and verify it",
+    "copy": "copy a folder between disks and buckets (resumes)",
     "verify": "verify everything in a folder against its digests",
     "data check": "describe a data set: counts, lengths, duplicates, leaks, bad records",
     "data convert": "convert a data set to another format",

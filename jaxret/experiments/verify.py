@@ -30,6 +30,8 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.checkpoint import CheckpointError
+from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
+from jaxret.storage.working_copy import copy_of
 
 
 class Verification(NamedTuple):
@@ -43,6 +45,14 @@ class Verification(NamedTuple):
 def verify_folder(folder: str | Path) -> Iterator[Verification]:
     """Verify the items of a folder one by one. Raises ValueError for a folder of no kind that can be verified."""
     folder = Path(folder)
+    if copy := copy_of(folder):
+        for name, problem in bucket_problems(copy.folder):
+            yield Verification(f"{copy.address}/{name}", problem)
+        if unnamed := unnamed_objects(copy.folder):
+            sentence = (
+                f"{copy.address}/data: {len(unnamed):,} objects belong to no file; killed jobs leave such objects"
+            )
+            yield Verification(f"{copy.address}/data", warning=sentence)
     if (folder / "config.json").exists():
         yield from _run(Workdir(folder))
     elif _is_corpus(folder):

@@ -27,7 +27,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import read_json, write_json
-from jaxret.storage.leases import Leases
+from jaxret.storage.bucket_leases import open_leases
 from jaxret.types import VECTOR_DTYPES
 
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
@@ -204,7 +204,7 @@ def encode_source(
         if not forget_announcement(folder, options.lease):
             raise
         writer = ShardWriter(folder, scan.passages, rows, produced_by, made_on)
-    with Leases(folder, options.lease) as leases:
+    with open_leases(folder, options.lease) as leases:
         job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
         start = time.perf_counter()
         try:
@@ -298,9 +298,8 @@ def forget_announcement(folder: Path, bound: float) -> bool:
     begun = folder / BEGUN
     if not begun.exists() or any(path != begun and path.exists() for path in announcement_files(folder)):
         return False
-    with Leases(folder, bound) as leases:
-        names = [path.name.removeprefix(".lease-") for path in folder.glob(".lease-*")]
-        if not all(map(leases.is_free, names)):
+    with open_leases(folder, bound) as leases:
+        if not all(map(leases.is_free, leases.names())):
             return False
         begun.unlink(missing_ok=True)
     return True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -107,17 +107,27 @@ class BucketFolder:
             stored[name] = StoredFile(digest.hexdigest(), size, tuple(keys))
         return stored
 
-    def commit(self, changes: Mapping[str, StoredFile | None], base: Mapping[str, StoredFile]) -> None:
-        """Change the manifest: name -> the file's new bytes, or None for one that is removed.
+    def commit(
+        self,
+        changes: Mapping[str, StoredFile | None],
+        base: Mapping[str, StoredFile],
+        replaceable: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """Change the manifest, and delete the bytes that are replaced.
 
-        `base` are the files that the caller has read: those of them that are changed must still be the same. The bytes
-        that are replaced are deleted. Raises ChangedFolderError for a file that another job has written meanwhile.
+        Args:
+            changes: The new bytes of files by name, or None for one that is removed.
+            base: The files that the caller has read: those of them that are changed must still be the same.
+            replaceable: Tells by its name whether another job's file may be replaced unread.
+
+        Raises:
+            ChangedFolderError: Another job has written a file meanwhile.
         """
         for _ in range(_ATTEMPTS):
             manifest = self._manifest()
             for name, change in changes.items():
                 current, expected = manifest.files.get(name), base.get(name)
-                if _digest(current) not in (_digest(expected), _digest(change)):
+                if _digest(current) not in (_digest(expected), _digest(change)) and not replaceable(name):
                     raise ChangedFolderError(
                         f"{self}/{name}: another job has written it since this one read it; run the command again, "
                         "on the new files"
@@ -144,6 +154,16 @@ class BucketFolder:
         self.bucket.delete([key for file in files.values() for key in file.parts])
         return False
 
+    def sweep_groups(self, folder: str) -> None:
+        """Remove the groups below a folder of names whose files the manifest has: a late job added them again."""
+        groups, files = self.groups(folder), self._manifest().files
+        late = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
+        self.remove_groups(late)
+        named = {key for file in files.values() for key in file.parts}
+        self.bucket.delete(
+            {key for members in late.values() for file in members.values() for key in file.parts} - named
+        )
+
     def remove_groups(self, names: Iterable[str]) -> None:
         """Remove groups whose files are in the manifest, or no longer wanted."""
         self.bucket.delete(f"{GROUPS}/{name}.json" for name in names)
@@ -154,6 +174,28 @@ class BucketFolder:
         Raises BucketError if its bytes are gone or damaged.
         """
         fetch(CachedFile(file.sha256, file.sha256, f"{self}/{name}"), lambda: self._parts(name, file), path)
+
+    def check(self, name: str, file: StoredFile) -> None:
+        """Read a file's bytes from the bucket. Raises BucketError if they are gone, or have another digest."""
+        digest = sha256()
+        for part in self._parts(name, file):
+            digest.update(part)
+        if digest.hexdigest() != file.sha256:
+            raise BucketError(f"{self}/{name} is damaged in the bucket: its SHA-256 is not the one that was written")
+
+    def copy_file(self, source: BucketFolder, name: str, file: StoredFile) -> StoredFile:
+        """Write the bytes of a file of another folder, and return what describes them here; see `upload`.
+
+        Raises BucketError if they are gone or damaged.
+        """
+        digest, keys = sha256(), []
+        for part in source._parts(name, file):
+            digest.update(part)
+            keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
+            self.bucket.put(keys[-1], part)
+        if digest.hexdigest() != file.sha256:
+            raise BucketError(f"{source}/{name} is damaged in the bucket: its SHA-256 is not the one that was written")
+        return StoredFile(file.sha256, file.size, tuple(keys))
 
     def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
         for key, part in zip(file.parts, self.bucket.get_several(file.parts), strict=True):

@@ -106,6 +106,13 @@ class Leases:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
 
+    def look(self) -> None:
+        """Fetch what other jobs have finished, where that is not seen at once; on a shared disk it is."""
+
+    def names(self) -> list[str]:
+        """Return the names of all leases in the folder, those of dead jobs included."""
+        return [path.name.removeprefix(".lease-") for path in self.folder.glob(".lease-*")]
+
     def claim(self, name: str) -> Lease | None:
         """Return the lease, or None while another job has it. Raises StorageError if the folder cannot be written."""
         with storage_errors(self.folder):

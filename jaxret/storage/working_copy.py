@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -27,6 +27,8 @@ from jaxret.storage.bucket_folder import BucketFolder, StoredFile
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
 
+# Results that any job writes as a whole; the last one stays.
+_REPLACED = ("encoding.json", "eval/", "runs/", "warnings/")
 _COPIES: dict[str, WorkingCopy] = {}
 _LOCK = threading.RLock()
 
@@ -156,11 +158,15 @@ class WorkingCopy:
     def refresh(self, folder: str = "") -> None:
         """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
 
-        Files that this process has changed stay.
+        Files that this process has changed stay. Those that were removed in the bucket are removed.
         """
-        for name, file in self.folder.files().items():
-            if folder and not name.startswith(f"{folder}/"):
-                continue
+        inside = f"{folder}/" if folder else ""
+        files = {name: file for name, file in self.folder.files().items() if name.startswith(inside)}
+        for name in [name for name in self._files if name.startswith(inside) and name not in files]:
+            if file_state(self.path / name) == self._states.get(name):
+                (self.path / name).unlink(missing_ok=True)
+                del self._files[name], self._states[name]
+        for name, file in files.items():
             path, seen = self._require_inside(name), self._files.get(name)
             if seen == file or (name in self._states and file_state(path) != self._states[name]):
                 continue
@@ -169,11 +175,13 @@ class WorkingCopy:
             self.folder.download(name, file, path)
             self._files[name], self._states[name] = file, file_state(path)
 
-    def changes(self) -> tuple[dict[str, Path], list[str]]:
-        """Return the files that this process has written, by name, and the names of those that it has removed."""
-        paths = dict(_files(self.path))
+    def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
+        """Return the files below a folder of names that this process has written, by name, and the names of those that
+        it has removed."""
+        inside = f"{folder}/" if folder else ""
+        paths = {name: path for name, path in folder_files(self.path) if name.startswith(inside)}
         changed = {name: path for name, path in paths.items() if file_state(path) != self._states.get(name)}
-        return changed, [name for name in self._states if name not in paths]
+        return changed, [name for name in self._states if name.startswith(inside) and name not in paths]
 
     def publish(self) -> None:
         """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
@@ -185,24 +193,73 @@ class WorkingCopy:
                 f"{self.address}: its files were not written by jaxret, and are only read; give another folder for "
                 f"what is written ({', '.join([*changed, *removed][:3])})"
             )
-        if not self._writable:
-            self.folder.bucket.probe()
-            self._writable = True
+        self._require_writable()
         if self.path.is_file():  # a result, which other programs read
             state = file_state(self.path)
             parent, _, name = self.address.rpartition("/")
             Bucket(parent).put(name, self.path.read_bytes())
             self._states[""] = state
             return
-        states = {name: file_state(path) for name, path in changed.items()}
-        stored = self.folder.upload(changed)
+        stored, states = self._upload(changed)
         new = {name: file for name, file in stored.items() if file.sha256 != _digest(self._files.get(name))}
-        self.folder.commit({**new, **dict.fromkeys(removed)}, self._files)
-        self._files |= new
+        self._commit({**new, **dict.fromkeys(removed)}, self._files)
         self._states |= states
+
+    def publish_group(self, folder: str, group: str) -> bool:
+        """Add the changed files below a folder of names as a group, at once.
+
+        Returns False if another job has added that group: its files then replace this process's.
+        """
+        self._require_writable()
+        stored, states = self._upload(self.changes(folder)[0])
+        added = self.folder.add_group(group, stored)
+        if added:
+            self._files |= stored
+            self._states |= states
+        else:
+            for name in stored:
+                (self.path / name).unlink(missing_ok=True)
+                self._states.pop(name, None)
+                self._files.pop(name, None)
+            self.refresh(folder)
+        return added
+
+    def publish_folder(self, folder: str) -> None:
+        """Write back the changes below a folder of names, and move the groups there into the manifest."""
+        groups = self.folder.groups(folder)
+        members = {name: file for files in groups.values() for name, file in files.items()}
+        changed, removed = self.changes(folder)
+        stored, states = self._upload(changed)
+        kept = {name: file for name, file in members.items() if name not in removed}
+        base = {name: file for name, file in self._files.items() if name not in members}
+        self._commit({**kept, **stored, **{name: None for name in removed if name not in members}}, base)
         for name in removed:
             self._files.pop(name, None)
-            del self._states[name]
+            self._states.pop(name, None)
+        self._states |= states
+        self.folder.remove_groups(groups)
+
+    def has_seen(self, files: Mapping[str, StoredFile]) -> bool:
+        """Return whether this process has fetched or written some of these very files."""
+        return any(self._files.get(name) == file for name, file in files.items())
+
+    def _require_writable(self) -> None:
+        if not self._writable:
+            self.folder.bucket.probe()
+            self._writable = True
+
+    def _upload(self, paths: Mapping[str, Path]) -> tuple[dict[str, StoredFile], dict[str, FileState]]:
+        states = {name: file_state(path) for name, path in paths.items()}  # before: what is written meanwhile counts
+        return self.folder.upload(paths), states
+
+    def _commit(self, changes: Mapping[str, StoredFile | None], base: Mapping[str, StoredFile]) -> None:
+        self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
+        for name, change in changes.items():
+            if change:
+                self._files[name] = change
+            else:
+                self._files.pop(name, None)
+                self._states.pop(name, None)
 
     def remove(self) -> None:
         """Delete the copy, if this is the process that made it."""
@@ -214,7 +271,7 @@ def _digest(file: StoredFile | None) -> str:
     return file.sha256 if file else ""
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+def folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files of a folder with their names; without locks, leases and unfinished ones, which begin with a
     dot."""
     if folder.is_file():

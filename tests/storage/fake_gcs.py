@@ -27,6 +27,9 @@ class FakeGcs(ThreadingHTTPServer):
         self.generation = 1000
         self.lock = threading.Lock()
 
+    def handle_error(self, *_: object) -> None:
+        """A client was killed."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"

@@ -1,0 +1,25 @@
+"""Copies a folder between disks and buckets, and compares all digests; an interrupted copy continues:
+
+jaxret copy runs/mlr gs://bucket/runs/mlr      a run, a corpus, any folder of files
+jaxret copy s3://bucket/runs/mlr runs/mlr      back to a disk
+
+What the destination has already is not sent again. Files that only the destination has stay. In a bucket, a folder is a
+manifest and data objects (docs/buckets.md); ordinary objects of other programs can be a source.
+"""
+
+ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}
+OPENS_ADDRESSES = True  # they are no working copies
+
+
+def main(source: str, destination: str) -> None:
+    from jaxret.parallel.events import emit
+    from jaxret.parallel.progress import Progress
+    from jaxret.storage.copy_folder import copy_folder
+
+    with Progress("copy", 0, "byte", 0, True) as bar:
+        done = copy_folder(source, destination, bar.update)
+    print(
+        f"{done.files:,} files, {done.bytes / 1e6:,.1f} MB in {done.destination}: {done.copied:,} copied, the others "
+        "were there; all digests are those of the source"
+    )
+    emit("copy", source=source, destination=destination, files=done.files, bytes=done.bytes, copied=done.copied)

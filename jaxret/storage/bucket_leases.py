@@ -1,0 +1,211 @@
+"""Leases on pieces of work in a folder of a bucket, and the exchange of what is finished between the working copies.
+
+<address>/leases/FOLDER/NAME.json   who has the lease NAME, changed by replace-if-unchanged; the holder changes it while
+                                    it is alive
+<address>/groups/FOLDER/NAME.json   what was written under it, created if absent (`bucket_folder`)
+
+A lease only saves work: two jobs that both think they have one write objects of their own, and the first to add the
+group is believed. A lease that does not change for its bound is taken over; each job judges that by its own monotonic
+clock, so no two hosts' clocks are compared, and a newcomer waits one bound for a dead host. A holder of this host whose
+process has ended loses its lease at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxret.storage.bucket import BucketError, BucketObject, salted
+from jaxret.storage.leases import BOUND, Lease, Leases, is_gone
+from jaxret.storage.working_copy import WorkingCopy, copy_of
+
+_PAUSE = 0.5  # seconds between two looks at the bucket
+_LEAST_BEAT = 1.0  # seconds: GCS takes one change of an object a second
+LAST = "manifest"  # the lease under which all that was written becomes the folder's
+
+
+def open_leases(folder: Path, bound: float = BOUND) -> Leases:
+    """Return the leases of this job in a folder: in the bucket, if the folder is in a working copy."""
+    copy = copy_of(folder)
+    return BucketLeases(copy, folder, bound) if copy else Leases(folder, bound)
+
+
+@dataclass(frozen=True)
+class BucketLease(Lease):
+    """A claimed lease whose files go to the bucket when they are published."""
+
+    name: str
+    leases: BucketLeases
+
+    def publishes(self, write: Callable[[], object]) -> bool:
+        """Call `write`, and publish the files that it makes; return False if another job has published them before."""
+        return self.leases.publish(self, write)
+
+
+class BucketLeases(Leases):
+    """The leases of this job in a folder of a working copy; see `Leases`.
+
+    Args:
+        copy: The working copy.
+        folder: A folder in it.
+        bound: Seconds after which an unchanged lease of this job may be taken over.
+    """
+
+    def __init__(self, copy: WorkingCopy, folder: Path, bound: float = BOUND) -> None:
+        super().__init__(folder, bound)
+        self._copy, self._bucket = copy, copy.folder.bucket
+        self._names = folder.absolute().relative_to(copy.path).as_posix()
+        self._versions: dict[str, bytes] = {}  # of the leases that this job holds
+        self._seen: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
+        self._listed: set[str] = set()  # names of leases in the bucket, when this job looked last
+        self._looked_at = -_PAUSE
+        self._mutex = threading.RLock()
+
+    def __exit__(self, *exception: Any) -> None:
+        with contextlib.suppress(BucketError):  # an earlier exception is more important
+            self._remove_groups_without_files()
+        super().__exit__(*exception)
+
+    def _key(self, name: str) -> str:
+        return f"leases/{self._names}/{name}.json"
+
+    def look(self) -> None:
+        """Fetch what other jobs have finished, and see which leases exist, unless it was done just now."""
+        with self._mutex:
+            if time.monotonic() < self._looked_at + _PAUSE:
+                return
+            self._copy.refresh(self._names)
+            prefix = f"leases/{self._names}"
+            keys = self._bucket.list(prefix)
+            self._listed = {key.removeprefix(f"{prefix}/").removesuffix(".json") for key in keys}
+            self._looked_at = time.monotonic()
+
+    def names(self) -> list[str]:
+        """Return the names of all leases in the bucket; see `Leases.names`."""
+        self.look()
+        return sorted(self._listed)
+
+    def _claim(self, name: str, path: Path) -> Lease | None:
+        with self._mutex:
+            current = self._bucket.get(self._key(name))
+            if current and not self._may_take(name, current):
+                return None
+            lease = super()._claim(name, path)
+            if not lease:
+                return None
+            body = salted(self._owner)
+            key = self._key(name)
+            taken = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
+            mine = self._bucket.get(key) if taken else None
+            if mine is None or mine.body != body:  # another job was faster
+                super().release(lease)
+                return None
+            if current and (owner := _owner_of(current)):
+                print(
+                    f"{self._copy.address}/{self._names}: {name} was claimed by {_who(owner)}: taken over",
+                    file=sys.stderr,
+                )
+            self._versions[name] = mine.version
+            self._held.remove(lease)
+            lease = BucketLease(lease.work, name, self)
+            self._held.append(lease)
+            return lease
+
+    def _may_take(self, name: str, current: BucketObject) -> bool:
+        owner = _owner_of(current)
+        if not owner or (owner.get("numbers") == self._owner["numbers"] and is_gone(owner)):
+            return True
+        version, since = self._seen.get(name, (b"", 0.0))
+        if version != current.version:
+            self._seen[name] = current.version, time.monotonic()
+            return False
+        bound = owner["bound"] if isinstance(owner.get("bound"), float) else self.bound
+        return time.monotonic() - since > max(bound, 2 * _LEAST_BEAT)
+
+    def release(self, lease: Lease) -> None:
+        """Release a lease; see `Leases.release`."""
+        with self._mutex:
+            if isinstance(lease, BucketLease) and (version := self._versions.pop(lease.name, None)):
+                with contextlib.suppress(BucketError):
+                    self._bucket.replace(self._key(lease.name), salted({}), version)
+            super().release(lease)
+
+    def is_free(self, name: str) -> bool:
+        """Return whether no living job has the lease. Another job may still claim it first."""
+        self.look()
+        with self._mutex:
+            if name in self._versions:
+                return False
+            if name not in self._listed:
+                return True
+            current = self._bucket.get(self._key(name))
+            return current is None or self._may_take(name, current)
+
+    def holder(self, name: str) -> str:
+        """Return a description of the job that has a lease, for a message."""
+        current = self._bucket.get(self._key(name))
+        owner = _owner_of(current) if current else {}
+        return _who(owner) if owner else "nobody any more"
+
+    def others_exist(self) -> bool:
+        """Return whether other jobs have leases, dead jobs included."""
+        keys = [key for key in self._bucket.list(f"leases/{self._names}") if key not in map(self._key, self._versions)]
+        return any(current and _owner_of(current) for current in self._bucket.get_several(keys))
+
+    def clear(self) -> None:
+        """Remove the leases of all other jobs; see `Leases.clear`."""
+        held = set(map(self._key, self._versions))
+        self._bucket.delete(key for key in self._bucket.list(f"leases/{self._names}") if key not in held)
+        self._copy.folder.sweep_groups(self._names)
+        super().clear()
+
+    def publish(self, lease: BucketLease, write: Callable[[], object]) -> bool:
+        """Call `write`, and publish the files of the folder that it changes; see `BucketLease.publishes`."""
+        with self._mutex:
+            write()
+            if lease.name == LAST:
+                self._copy.publish_folder(self._names)
+                return True
+            return self._copy.publish_group(self._names, f"{self._names}/{lease.name}")
+
+    def _remove_groups_without_files(self) -> None:
+        """Withdraw what this job has withdrawn in its copy, as after an error."""
+        names = [
+            group
+            for group, files in self._copy.folder.groups(self._names).items()
+            if not any((self._copy.path / name).exists() for name in files) and self._copy.has_seen(files)
+        ]
+        self._copy.folder.remove_groups(names)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(min(max(self.bound / 10, _LEAST_BEAT), threading.TIMEOUT_MAX)):
+            for name in list(self._versions):
+                with self._mutex, contextlib.suppress(BucketError):  # a lost lease costs work, no more
+                    if version := self._versions.get(name):
+                        body = salted(self._owner)
+                        if self._bucket.replace(self._key(name), body, version):
+                            current = self._bucket.get(self._key(name))
+                            if current and current.body == body:
+                                self._versions[name] = current.version
+                                continue
+                        del self._versions[name]
+
+
+def _owner_of(current: BucketObject) -> dict[str, Any]:
+    """Return the holder of a lease; empty if it was released."""
+    try:
+        owner = json.loads(current.body)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) and "process" in owner else {}
+
+
+def _who(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('process', '?')} on {owner.get('host', 'an unknown host')}"

@@ -1,0 +1,166 @@
+"""Copy a folder between disks and buckets; what the destination has already is not sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxret.storage.address import is_bucket_address
+from jaxret.storage.atomic import atomic_write, require_parent, sha256_file
+from jaxret.storage.bucket import BucketError
+from jaxret.storage.bucket_folder import BucketFolder, StoredFile
+from jaxret.storage.file_state import file_state
+from jaxret.storage.lockfile import HOLDER
+from jaxret.storage.working_copy import folder_files, local_path
+
+_BATCH = 1 << 30  # bytes after which what was sent is the destination's: a kill costs one batch
+
+
+@dataclass(frozen=True)
+class CopyResult:
+    """Counts of a copy."""
+
+    source: str
+    destination: str
+    files: int
+    bytes: int
+    copied: int  # files that the destination did not have
+
+
+def copy_folder(source: str, destination: str, show: Callable[[int], None] = lambda size: None) -> CopyResult:
+    """Copy the files of a folder, and compare the digests of all files at the end.
+
+    Locks, leases and unfinished files, whose names begin with a dot, are not copied. Files at the top, which make a
+    folder a run, are written last, so that an interrupted copy is no run; the same call continues it. Files that the
+    source does not have stay in the destination.
+
+    Args:
+        source: Folder, or address of one in a bucket.
+        destination: Folder, or address of one in a bucket.
+        show: Called with the bytes of each file that is done.
+
+    Raises:
+        ValueError: The source is no folder or is in use, or the destination is in a folder that does not exist.
+        BucketError: A bucket cannot be read or written, or bytes are damaged.
+    """
+    origin = _open_source(source)
+    names = sorted(origin.names(source), key=lambda name: ("/" not in name, name))
+    if is_bucket_address(destination):
+        return _to_bucket(source, BucketFolder(destination), origin, names, show)
+    require_parent(destination, "DST")
+    if Path(destination).exists() and not Path(destination).is_dir():
+        raise ValueError(f"DST={destination} is a file; a folder is copied to a folder")
+    copied, size = 0, 0
+    for name in names:
+        path = Path(destination, name)
+        file = origin.describe(name)
+        if not path.is_file() or path.stat().st_size != file.size or sha256_file(path) != file.sha256:
+            if origin.folder:
+                origin.folder.download(name, file, path)
+            else:
+                _copy_file(origin.path / name, path)
+            if sha256_file(path) != file.sha256:
+                raise BucketError(f"{path} is not what {source}/{name} was; copy again")
+            copied += 1
+        size += file.size
+        show(file.size)
+    return CopyResult(source, destination, len(names), size, copied)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A folder on this host, or one in a bucket with its files."""
+
+    path: Path
+    folder: BucketFolder | None
+    files: dict[str, StoredFile]
+
+    def names(self, source: str) -> list[str]:
+        """Return the names of the files to copy."""
+        if self.folder:
+            return list(self.files)
+        if not self.path.is_dir():
+            raise ValueError(f"SRC={source} is no folder, on a disk or in a bucket")
+        if (self.path / HOLDER).exists():
+            raise ValueError(f"SRC={source}: a job writes there ({self.path / HOLDER}); wait for it, or stop it")
+        return [name for name, _ in folder_files(self.path)]
+
+    def describe(self, name: str) -> StoredFile:
+        """Return digest and size of a file."""
+        path = self.path / name
+        return self.files[name] if self.folder else StoredFile(sha256_file(path), path.stat().st_size, ())
+
+
+def _open_source(source: str) -> _Source:
+    if is_bucket_address(source):
+        folder = BucketFolder(source)
+        if files := folder.files():
+            return _Source(Path(), folder, files)
+    return _Source(local_path(source), None, {})  # objects of other programs are fetched to this host
+
+
+def _to_bucket(
+    source: str, target: BucketFolder, origin: _Source, names: Sequence[str], show: Callable[[int], None]
+) -> CopyResult:
+    target.bucket.probe()
+    if not target.exists() and (others := target.bucket.list()):
+        raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
+    stored, pending = target.files(), dict[str, StoredFile]()
+    copied, size = 0, 0
+
+    def commit() -> None:
+        target.commit(pending, stored)
+        stored.update(pending)
+        pending.clear()
+
+    for place, name in enumerate(names):
+        path = origin.path / name
+        state, file = file_state(path), origin.describe(name)
+        if stored.get(name) is None or stored[name].sha256 != file.sha256:
+            new = target.copy_file(origin.folder, name, file) if origin.folder else target.upload({name: path})[name]
+            if new.sha256 != file.sha256 or file_state(path) != state:
+                raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")
+            pending[name] = new
+            copied += 1
+        size += file.size
+        show(file.size)
+        ends_folders = place + 1 < len(names) and "/" in name and "/" not in names[place + 1]
+        if sum(new.size for new in pending.values()) >= _BATCH or ends_folders:
+            commit()
+    commit()
+    final = target.files()
+    if missing := [name for name in names if name not in final]:
+        raise BucketError(f"{target}/{missing[0]} was removed by another job while it was copied; copy again")
+    return CopyResult(source, str(target), len(names), size, copied)
+
+
+def _copy_file(source: Path, path: Path) -> None:
+    with open(source, "rb") as old, atomic_write(path, "wb") as new:
+        while block := old.read(1 << 20):
+            new.write(block)
+
+
+def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Yield each file of a folder in a bucket and what is wrong with its bytes, "" if nothing: all are read from the
+    bucket, and none from this host's cache.
+
+    Args:
+        folder: The folder.
+        names: Of the files; empty: all.
+    """
+    files = folder.files()
+    for name in names or sorted(files):
+        try:
+            folder.check(name, files[name])
+        except BucketError as error:
+            yield name, str(error)
+        else:
+            yield name, ""
+
+
+def unnamed_objects(folder: BucketFolder) -> list[str]:
+    """Return the keys of data objects that no file has: left by killed jobs, or being written now."""
+    objects = folder.bucket.list("data")
+    named = {key for file in folder.files().values() for key in file.parts}
+    return [key for key in objects if key not in named]

@@ -1,0 +1,100 @@
+"""A run in a bucket is the run on a disk: trained, resumed, encoded by jobs that die, searched; real processes, and a
+fake of GCS on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline import REPOSITORY, command, environment, train_arguments, write_data, write_encoder
+from tests.storage.buckets import gcs_server
+from tests.storage.fake_gcs import FakeGcs
+
+RUN = "gs://bucket/runs/tiny"
+Server = tuple[FakeGcs, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Server]:
+    with gcs_server() as server:
+        yield server
+
+
+def start(script: str, gcs: Server, *arguments: str) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    more = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")}
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        command(script, *arguments),
+        cwd=REPOSITORY,
+        env={**gcs[1], **environment(), **gcs_only(gcs), **more},
+        text=True,
+        **pipes,
+    )
+
+
+def gcs_only(gcs: Server) -> dict[str, str]:
+    return {name: value for name, value in gcs[1].items() if os.environ.get(name) != value}
+
+
+def finish(job: subprocess.Popen[str]) -> str:
+    output = job.communicate(timeout=240)[0]
+    assert job.returncode == 0, output
+    return output
+
+
+def fetch(gcs: Server, folder: Path) -> Path:
+    """Copy the run in the bucket to a folder."""
+    script = "import shutil, sys; from jaxret.storage.working_copy import local_path; " + (
+        "shutil.copytree(local_path(sys.argv[1]), sys.argv[2])"
+    )
+    finish(start("-c", gcs, script, RUN, str(folder)))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs: Server, tmp_path: Path) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    local = tmp_path / "local" / "tiny"
+    for steps in (3, 6):  # the second time it resumes
+        trained = []
+        for workdir in (str(local), RUN):
+            arguments = train_arguments(encoder, data, tmp_path, train__steps=steps)
+            arguments = [f"--workdir={workdir}" if "--workdir=" in argument else argument for argument in arguments]
+            trained.append(start("train.py", gcs, *arguments))
+        assert all("6 of 6" in output or steps == 3 for output in map(finish, trained))
+    encode = ("encode.py", gcs, f"--corpus={data}", "--shard_rows=4", "--lease=3")
+    finish(start(*encode, f"--workdir={local}"))
+    jobs = [start(*encode, f"--workdir={RUN}") for _ in range(3)]
+    deadline = time.monotonic() + 120
+    while not any("/groups/embeddings" in name and "-of-" in name for _, name in list(gcs[0].objects)):
+        assert time.monotonic() < deadline, jobs[0].poll()
+        time.sleep(0.01)
+    jobs[0].send_signal(signal.SIGKILL)
+    jobs[0].communicate()
+    for job in jobs[1:]:
+        assert f"{RUN}/embeddings/data" in finish(job)
+    search = ("search.py", gcs, f"--queries={data}", f"--qrels={data}", "--split=dev")
+    searched = [start(*search, f"--workdir={workdir}") for workdir in (local, RUN)]
+    assert f"{RUN}/runs/" in list(map(finish, searched))[1]
+
+    fetched = fetch(gcs, tmp_path / "fetched")
+    for part in ("embeddings/data", "runs", "encoder", "checkpoints"):
+        ours = {path.relative_to(local): path for path in (local / part).rglob("*") if path.is_file()}
+        theirs = {path.relative_to(fetched) for path in (fetched / part).rglob("*") if path.is_file()}
+        assert theirs == set(ours) or part == "checkpoints", part
+        for name, path in ours.items():
+            if path.suffix in (".npy", ".txt", ".trec") or name.name in ("tokenizer.json", "manifest.json"):
+                assert (fetched / name).read_bytes() == path.read_bytes(), name
+
+    def measures(folder: Path) -> object:
+        return json.loads(next(folder.glob("eval/*.json")).read_text())["metrics"]
+
+    assert measures(fetched) == measures(local)
+    assert not any("/groups/" in name or "/leases/" in name for _, name in gcs[0].objects), "no trace of the jobs"
