@@ -28,6 +28,7 @@ class Service:
         self.runs: dict[str, list[Line]] = {}
         self.opened: list[TrackedRun] = []
         self.fails = lambda step: False
+        self.finished = 0
 
     def open(self, run: TrackedRun) -> Tracker:
         key = run.id or f"{run.name}-{len(self.runs)}"
@@ -38,7 +39,10 @@ class Service:
                 raise ConnectionError("no answer\nand more")
             self.runs.setdefault(key, []).append((step, dict(values)))
 
-        return Tracker(key, log, lambda: None)
+        def finish() -> None:
+            self.finished += 1
+
+        return Tracker(key, log, finish)
 
 
 @pytest.fixture
@@ -114,6 +118,33 @@ def test_a_tracker_that_fails_ends_no_training_and_gets_the_rest_later(
     service.fails = lambda step: False
     assert track_run(run, ["json"], "jaxret") == {"json": SentCounts(len(logged(run)) - 1, 0)}
     assert list(service.runs.values()) == [logged(run)]
+
+
+@pytest.mark.parametrize("moment", ["init", "log", "finish"])
+@pytest.mark.parametrize("names", [("json", "csv"), ("csv", "json")])
+def test_a_tracker_that_fails_leaves_the_other_alone(
+    trained: Any,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    moment: str,
+    names: tuple[str, str],
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ConnectionError(f"no {moment}")
+
+    def open_failing(run: TrackedRun) -> Tracker:
+        if moment == "init":
+            fail()
+        return Tracker("key", fail if moment == "log" else print, fail if moment == "finish" else print)
+
+    monkeypatch.setitem(trackers.TRACKERS, "csv", open_failing)  # a module, too
+    run = trained(2, *names)
+    assert [step for step, values in logged(run) if "loss" in values] == [1, 2]
+    assert list(service.runs.values()) == [logged(run)]
+    assert service.finished == 1
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning: " in line and " failed " in line]
+    assert warning.startswith(f"warning: csv failed (ConnectionError: no {moment}) and gets nothing more")
 
 
 def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Service) -> None:
