@@ -18,6 +18,7 @@ from scipy.optimize import minimize
 from jaxret.experiments.probe.layer_vectors import LayerVectors
 
 NDCG, RECALL = 10, 100  # cut-offs of nDCG and R
+BYTES = 4  # of a number of a stored vector, float32
 START = 20.0  # weight of the last layer that fitting starts from, of scores of at most 1: a temperature of .05
 
 
@@ -70,6 +71,10 @@ class ProbeData:
     def last(self) -> int:
         """Return the number of the last layer."""
         return len(self.queries.vectors) - 1
+
+    def stored_bytes(self, choice: Choice) -> int:
+        """Return the bytes of a passage's vectors on disk, in float32; float16 takes half."""
+        return choice.vectors * self.passages.vectors.shape[-1] * BYTES
 
     def side(self, side: str, layer: int, choice: Choice) -> np.ndarray:
         """Return the vectors [n,H] of "query" or "passage" at a layer, of length 1 if the choice says so."""

@@ -9,13 +9,14 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Which queries and passages a probe looks at. Raises ValueError for sizes below 2."""
+    """Which queries and passages a probe looks at. Raises ValueError for sizes that are too small."""
 
     split: str = option("dev", "split of the judged queries, of a folder")
     queries: int = option(1000, "judged queries at most, drawn from the seed", lower_bound=2)
     passages: int = option(
         5000, "passages: all that are relevant to these queries, and others drawn from the seed", lower_bound=2
     )
+    corpus_size: int = option(1_000_000, "passages of the corpus whose storage is printed", lower_bound=1)
     seed: int = option(0, "of the draws, of the halves of the queries and of the tests")
 
     def __post_init__(self) -> None:

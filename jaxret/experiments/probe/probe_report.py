@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ml_collections import ConfigDict
+
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.pictures.canvas import (
@@ -43,7 +45,7 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
     """
     probe = probe_layers(run, data, options, progress)
     path = run.workdir.evaluation(f"{probe.name}.probe")
-    results = probe_json(probe) | {"options": vars(options), "checkpoint": run.checkpoint}
+    results = probe_json(probe, options.corpus_size) | {"options": vars(options), "checkpoint": run.checkpoint}
     write_json(path, results)
     picture = f"no picture: {MISSING}"
     if drawing_is_installed():
@@ -53,7 +55,7 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
     lines = [
         f"{queries:,} queries, {passages:,} passages, layers 0 to {probe.data.last}",
         *_layer_tables(probe),
-        _finding_table(probe),
+        _finding_table(probe, options.corpus_size),
         "",
         *_advice(run, probe),
         f"written to {path}",
@@ -62,16 +64,22 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
     return "\n".join(lines)
 
 
-def probe_json(probe: Probe) -> dict[str, Any]:
-    """Return everything that was measured."""
+def probe_json(probe: Probe, corpus_size: int) -> dict[str, Any]:
+    """Return everything that was measured, and the storage of every choice for a corpus of `corpus_size` passages."""
+
+    def storage(quality: Quality) -> dict[str, int]:
+        of_passage = probe.data.stored_bytes(quality.choice)
+        return {"bytes_per_passage": of_passage, "corpus_bytes": corpus_size * of_passage}
+
     return {
         "dataset": {"name": probe.name, "sha256": probe.digests},
         "queries": len(probe.data.relevance),
         "held_out": len(probe.held_out),
         "passages": probe.data.relevance.shape[1],
-        "alone": [_quality_json(quality) for quality in probe.alone],
-        "pairs": [_quality_json(quality) for quality in probe.pairs],
-        "findings": [_finding_json(finding, probe) for finding in probe.findings],
+        "corpus_size": corpus_size,
+        "alone": [_quality_json(quality) | storage(quality) for quality in probe.alone],
+        "pairs": [_quality_json(quality) | storage(quality) for quality in probe.pairs],
+        "findings": [_finding_json(finding, probe) | storage(finding.quality) for finding in probe.findings],
     }
 
 
@@ -114,11 +122,12 @@ def _layer_tables(probe: Probe) -> list[str]:
     return lines
 
 
-def _finding_table(probe: Probe) -> str:
+def _finding_table(probe: Probe, corpus_size: int) -> str:
     """Return a row for each finding: where it was chosen, and what it is on the queries that it was not chosen on."""
     rows = []
     for finding in probe.findings:
         quality, compared = finding.quality, finding.comparison
+        stored = probe.data.stored_bytes(quality.choice)
         rows.append(
             [
                 finding.name,
@@ -128,12 +137,15 @@ def _finding_table(probe: Probe) -> str:
                 f"{compared.difference:+.4f}" if compared else "",
                 format_p_value(finding.p_value) if compared else "",
                 str(quality.choice.vectors),
+                f"{stored:,}",
+                f"{corpus_size * stored / 1e9:,.3g} GB",
             ]
         )
     chosen = len(probe.data.relevance) - len(probe.held_out)
-    header = ["", "layers", MEASURE, f"R@{RECALL}", "difference", "p (Holm)", "vectors"]
+    header = ["", "layers", MEASURE, f"R@{RECALL}", "difference", "p (Holm)", "vectors", "bytes", f"{corpus_size:,}"]
     title = f"Chosen on {chosen:,} queries, measured on the other {len(probe.held_out):,}:"
-    return f"\n{title}\n\n{aligned_table(header, rows, left=2)}"
+    storage = f"bytes: of a passage's vectors in float32; {corpus_size:,}: of that many passages"
+    return f"\n{title}\n\n{aligned_table(header, rows, left=2)}\n{storage}"
 
 
 def _describe(choice: Choice) -> str:
@@ -141,20 +153,28 @@ def _describe(choice: Choice) -> str:
     return f"{layers}; {TOKENS[choice.token]}; {'cosines' if choice.normalize else 'dot products'}"
 
 
+def trained_keys(choice: Choice, config: ConfigDict) -> dict[str, Any]:
+    """Return the keys of the config mlr that train a pair of layers as it was probed with the run of a config."""
+    return {
+        "encoder.checkpoint": config.encoder.checkpoint,
+        "tokens.query_length": config.tokens.query_length,
+        "tokens.passage_length": config.tokens.passage_length,
+        "head.mlr.chosen": ",".join(map(str, choice.layers)),
+        "head.token": choice.token,
+        "pooling": choice.pooling,
+        "loss.local_weight": 0,  # which self_contrastive pooling alone has
+        "normalize": choice.normalize,
+        **({"loss.temperature": 0.05} if choice.normalize else {}),
+    }
+
+
 def _advice(run: Run, probe: Probe) -> list[str]:
     """Return the weights of the mixture, and the command that trains the best pair of layers."""
     mixture = probe.findings[-1].quality.choice
     weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
     shown = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
-    trainable = [quality for quality in probe.pairs if quality.choice.token in HEAD_TOKENS]
-    choice = max(trainable, key=Quality.mean).choice
-    keys = {
-        "encoder.checkpoint": run.config.encoder.checkpoint,
-        "head.mlr.chosen": ",".join(map(str, choice.layers)),
-        "head.token": choice.token,
-        "normalize": choice.normalize,
-        **({"loss.temperature": 0.05} if choice.normalize else {}),
-    }
+    choice = max((pair for pair in probe.pairs if pair.choice.token in HEAD_TOKENS), key=Quality.mean).choice
+    keys = trained_keys(choice, run.config)
     flags = " ".join(f"--config.{key}={value}" for key, value in keys.items())
     score = "maximum" if choice.pooling == "none" else choice.pooling
     return [

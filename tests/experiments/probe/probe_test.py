@@ -23,6 +23,7 @@ from jaxret.experiments.probe.layer_quality import (
 )
 from jaxret.experiments.probe.layer_vectors import TOKENS, LayerVectors, encode_layers, pool_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
+from jaxret.experiments.probe.probe_report import trained_keys
 from jaxret.experiments.probe.run_probe import choose, probe_layers
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
@@ -113,6 +114,26 @@ def test_a_pair_is_the_maximum_or_the_average_of_both_layers() -> None:
     np.testing.assert_allclose(average, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("pooling", ["none", "average"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_what_the_command_trains_is_what_was_probed(root: Path, tmp_path: Path, pooling: str, normalize: bool) -> None:
+    run = open_run(root / "run")
+    last = run.model.module.config.num_layers
+    choice = Choice((last - 1, last), "mean", normalize, pooling)
+    texts = run.tokenizer.queries(["garden bridge", "river", "stone window of a silver bridge"])
+    layers = encode_layers(run, texts, "passage")
+    probed = np.stack([layers.of(layer, "mean") for layer in (last, last - 1)], axis=1)
+    probed = probed if pooling == "none" else probed.mean(axis=1, keepdims=True)
+    probed = probed / np.linalg.norm(probed, axis=2, keepdims=True) if normalize else probed
+    assert ProbeData(layers, layers, np.eye(3, dtype=np.int64)).stored_bytes(choice) == probed[0].nbytes
+
+    keys = {key.replace(".", "__"): value for key, value in trained_keys(choice, run.config).items()}
+    keys["head__mlr__chosen"] = choice.layers  # which a command line has as text
+    del keys["encoder__checkpoint"]
+    trained = untrained_run(tmp_path / "run", root / "encoder", root / "data", head__name="mlr", **keys)
+    np.testing.assert_allclose(trained.embedder()(texts, "passage").stacked(), probed, atol=1e-5)
+
+
 def test_choices_are_measured_on_queries_that_they_were_not_made_on() -> None:
     """Layer 1 finds the passages of the first half of the queries alone: it is chosen, and worse on the others."""
     data = planted(1, noise=0.0)
@@ -134,6 +155,7 @@ def test_choices_are_measured_on_queries_that_they_were_not_made_on() -> None:
 @pytest.mark.exhaustive
 def test_a_probe_as_a_process(root: Path) -> None:
     command = [sys.executable, "-m", "jaxret", "probe", str(root / "data"), f"--workdir={root}/run", "--passages=40"]
+    command.append("--corpus_size=500")
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     path = root / "run/eval/data.dev.probe.json"
@@ -147,7 +169,20 @@ def test_a_probe_as_a_process(root: Path) -> None:
     best = max(values["pairs"], key=lambda one: one["nDCG@10"])
     pair = f"({', '.join(map(str, best['layers']))}; "
     assert f"The best pair on all {values['queries']} queries {pair}" in result.stdout
-    assert "jaxret train --config=mlr --config.encoder.checkpoint=" in result.stdout
+    hidden = open_run(root / "run").model.module.config.hidden_size
+    assert [one["bytes_per_passage"] for one in values["findings"]] == [4 * hidden * n for n in (1, 1, 2, 1, 1)]
+    assert values["findings"][2]["corpus_bytes"] == 500 * 8 * hidden
+    assert "  500" in result.stdout
+
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("  jaxret train --config=mlr ")]
+    assert line.endswith(" --config.data.train=... --workdir=...")
+    arguments = [*line.split()[1:-2], f"--config.data.train={root}/data", f"--workdir={root}/trained"]
+    done = run_script("-m", "jaxret", *arguments, "--config.train.steps=0")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((root / "trained/config.json").read_text())
+    assert config["tokens"]["passage_length"] == open_run(root / "run").config.tokens.passage_length
+    assert (config["pooling"], config["head"]["token"]) == (best["pooling"], best["token"])
+    assert (config["head"]["mlr"]["chosen"], config["normalize"]) == (best["layers"], best["normalize"])
     again = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert again.stdout == result.stdout
     assert path not in Workdir(root / "run").evaluations
