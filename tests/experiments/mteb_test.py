@@ -17,11 +17,27 @@ from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from tests.pipeline import REPOSITORY, run_script, untrained_run, write_data, write_encoder
 
+CARD = """---
+license: apache-2.0
+language: [en, de]
+base_model: google-bert/bert-base-uncased
+training_datasets: [NQ]
+open_weights: true
+tags: [dense]
+---
+
+# A model
+"""
 MEASURES = {"nDCG@10": "ndcg_at_10", "R@100": "recall_at_100"}
 
 
 def jaxret(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Run jaxret with mteb; skip if there is none."""
+    return with_mteb("-m", "jaxret", *arguments, home=home)
+
+
+def with_mteb(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with mteb; skip if there is none."""
     python = os.environ.get("JAXRET_CLIENTS_PYTHON", sys.executable)
     path = f"{REPOSITORY}{os.pathsep}{sysconfig.get_paths()['purelib']}"
     variables = {**os.environ, "PYTHONPATH": path, "HOME": str(home), "HF_HOME": str(home / "hub")}
@@ -29,9 +45,7 @@ def jaxret(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     seen = subprocess.run(check, env=variables, capture_output=True, text=True)
     if seen.returncode or seen.stdout.strip() != str(sys.version_info[:2]):
         pytest.skip("mteb is missing for this Python: requirements-clients.txt says how to install it")
-    return subprocess.run(
-        [python, "-m", "jaxret", *arguments], env=variables, cwd=home, capture_output=True, text=True, timeout=400
-    )
+    return subprocess.run([python, *arguments], env=variables, cwd=home, capture_output=True, text=True, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +83,17 @@ def test_a_folder_has_the_numbers_of_jaxret_search_in_mteb_s_files(root: Path, n
     assert 0 < scores["ndcg_at_10"] < 1
     assert f"{scores['ndcg_at_10']:.5f}" in done.stdout
 
+    assert [meta[key] for key in ("license", "languages", "training_datasets", "open_weights")] == [None] * 4
+
     stored = result.read_bytes()
+    (root / name / "README.md").write_text(CARD)
     again = jaxret(*arguments, home=root)
     assert again.stdout.splitlines()[-1] == f"written to {result.parent.relative_to(root)}"
     assert result.read_bytes() == stored, "a task that has a result is not repeated"
+    meta = json.loads((result.parent / "model_meta.json").read_text())
+    assert (meta["license"], meta["languages"], meta["open_weights"]) == ("apache-2.0", ["deu-Latn", "eng-Latn"], True)
+    assert (meta["training_datasets"], meta["adapted_from"]) == (["NQ"], "google-bert/bert-base-uncased")
+    assert (meta["release_date"], meta["max_tokens"]) == (None, run.contract["passage_length"])
 
 
 @pytest.mark.exhaustive
@@ -110,6 +131,38 @@ def test_what_is_wrong_is_one_sentence(root: Path) -> None:
         assert done.returncode == 1
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr
+
+
+CARDS = {  # of one process, because importing mteb takes long
+    "# A model": "card.md has no metadata: it must begin with YAML between two lines ---",
+    "---\nlicense: [a\n---\n": "card.md: what is between the lines --- is no YAML of keys and values",
+    "---\nlanguage: tlhh\n---\n": "card.md: language is 'tlhh'; write a code of ISO 639",
+    "---\nlicense: mine\n---\n": "card.md: license is 'mine', which mteb does not take: ",
+    "---\nlicense: other\nlicense_link: http://terms.example\n---\n": "licence http://terms.example/, languages None",
+}
+READ_CARDS = """
+import json, pathlib, sys
+from jaxret.experiments.mteb.mteb_searcher import model_meta
+from jaxret.runs.run import open_run
+run = open_run(sys.argv[1])
+for text in json.loads(sys.argv[2]):
+    pathlib.Path("card.md").write_text(text)
+    try:
+        meta = model_meta(run, "jaxret/one", "card.md")
+        print(f"licence {meta.license}, languages {meta.languages}")
+    except ValueError as error:
+        print(str(error).replace("\\n", " "))
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_card_that_mteb_does_not_take_is_one_sentence(root: Path) -> None:
+    done = with_mteb("-c", READ_CARDS, str(root / "one"), json.dumps(list(CARDS)), home=root)
+    assert done.returncode == 0, done.stderr
+    for line, sentence in zip(done.stdout.splitlines(), CARDS.values(), strict=True):
+        assert line.startswith(sentence)
+    done = jaxret("mteb", f"--workdir={root / 'one'}", "--tasks=data", "--out=cards", "--card=none.md", home=root)
+    assert (done.returncode, done.stderr) == (1, "error: none.md: No such file or directory\n")
 
 
 def test_without_mteb_the_remedy_is_named(root: Path) -> None:

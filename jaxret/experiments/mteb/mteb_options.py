@@ -13,6 +13,9 @@ class MtebOptions:
 
     tasks: tuple[str, ...] = ()  # names of mteb, or folders in BEIR's layout
     model_name: str = option("", "ORGANISATION/NAME of the model in the results; default: jaxret/ and the run's folder")
+    card: str = option(
+        "", "model card, a README.md whose metadata state licence, languages, ...; default: that of the run's folder"
+    )
     split: str = option("test", "split of a folder")
     download: bool = option(False, "download the data of named tasks that are not in the cache of Hugging Face")
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mteb.models.model_meta import ModelMeta, ScoringFunction
+from pydantic import ValidationError
 
 from jaxret.data.formats.trec import descending_scores
 from jaxret.data.records import Query
+from jaxret.experiments.mteb.card_values import card_values
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.runs.run import Run
@@ -88,34 +90,52 @@ def _write_passages(path: Path, corpus: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(passage, ensure_ascii=False) + "\n")
 
 
-def model_meta(run: Run, name: str) -> ModelMeta:
-    """Return mteb's record of a run. What a run does not know (licence, languages, training data) is None."""
+def model_meta(run: Run, name: str, card: str = "") -> ModelMeta:
+    """Return mteb's record of a run, from its contract, its weights and its card.
+
+    Args:
+        run: the run.
+        name: ORGANISATION/NAME of the model.
+        card: path of the card; "": README.md in the run's folder, if there is one. What no file states (licence,
+            languages, training data, ...) is None.
+
+    Raises:
+        ValueError: a value of the card is none that mteb takes.
+        FileNotFoundError: there is no such card.
+    """
+    path = Path(card) if card else run.workdir / "README.md"
+    stated = card_values(path) if card or path.exists() else {}
+    try:
+        return _model_meta(run, name, stated)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = next((str(part) for part in first["loc"] if str(part) in stated), "metadata")
+        raise ValueError(f"{path}: {key} is {stated.get(key)!r}, which mteb does not take: {first['msg']}") from error
+
+
+def _model_meta(run: Run, name: str, stated: Mapping[str, Any]) -> ModelMeta:
     model, contract = run.model, run.contract
     late = model.late_interaction
     kind = "sparse" if model.sparse else "late-interaction" if late else "dense"
     score = ScoringFunction.COSINE if run.config.normalize else ScoringFunction.DOT_PRODUCT
     size = sum(leaf.size for leaf in _leaves(run.params))
     step, digest = run.checkpoint["step"], run.checkpoint["digest"]
-    return ModelMeta(
-        loader=None,
-        name=name,
-        revision=f"step-{step}-{digest[:12]}",
-        release_date=None,
-        languages=None,
-        n_parameters=size,
-        memory_usage_mb=round(sum(leaf.nbytes for leaf in _leaves(run.params)) / 2**20),
-        max_tokens=contract["passage_length"],
-        embed_dim=model.dimension,
-        license=None,
-        open_weights=None,
-        public_training_code=None,
-        public_training_data=None,
-        framework=["JAX"],
-        similarity_fn_name=ScoringFunction.MAX_SIM if late else score,
-        use_instructions=bool(run.config.tokens.query_prompt or run.config.tokens.prompts),
-        training_datasets=None,
-        model_type=[kind],
-    )
+    absent = ("release_date", "languages", "license", "open_weights", "public_training_code", "public_training_data")
+    values: dict[str, Any] = {
+        **dict.fromkeys((*absent, "training_datasets")),
+        "loader": None,
+        "name": name,
+        "revision": f"step-{step}-{digest[:12]}",
+        "n_parameters": size,
+        "memory_usage_mb": round(sum(leaf.nbytes for leaf in _leaves(run.params)) / 2**20),
+        "max_tokens": contract["passage_length"],
+        "embed_dim": model.dimension,
+        "framework": ["JAX"],
+        "similarity_fn_name": ScoringFunction.MAX_SIM if late else score,
+        "use_instructions": bool(run.config.tokens.query_prompt or run.config.tokens.prompts),
+        "model_type": [kind],
+    }
+    return ModelMeta(**values | dict(stated))
 
 
 def _leaves(params: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.mteb.mteb_options import MtebOptions
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
+from jaxret.storage.atomic import atomic_write
 
 
 def require_mteb() -> None:
@@ -34,7 +36,8 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
 
     Raises:
         ValueError: mteb is not installed, no task, two folders of one name, a name that mteb does not have, a task that
-            is no retrieval, or data that are not here.
+            is no retrieval, data that are not here, or a card that mteb does not take.
+        FileNotFoundError: there is no such card.
     """
     require_mteb()
     if not options.tasks:
@@ -46,7 +49,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
 
     from jaxret.experiments.mteb.mteb_searcher import MtebSearcher, model_meta
 
-    meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}")
+    meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}", options.card)
     searcher, cache = MtebSearcher(run, out, meta, progress), ResultCache(out)
     rows, results = [], []
     for task, folder in list(_tasks(options)):
@@ -67,6 +70,8 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
         rows.append([name, ",".join(splits), measure, f"{score:.5f}"])
         results.append({"task": name, "splits": splits, "measure": measure, "score": score})
     files = cache.get_task_result_path("TASK", meta).parent
+    with atomic_write(files / "model_meta.json") as file:  # of stored results, too: the card may have changed since
+        json.dump(meta.to_dict(), file, default=str, indent=4)
     emit("mteb", folder=files, results=results)
     return "\n".join([aligned_table(["task", "split", "measure", "score"], rows, left=3), f"written to {files}"])
 
