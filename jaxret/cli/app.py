@@ -31,7 +31,7 @@ from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
-_OTHER_ADDRESSES = {"url"}  # flags whose gs:// and s3:// are other programs' to open
+_OTHER_ADDRESSES = {"url", "bucket"}  # flags whose gs:// and s3:// stay addresses
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")

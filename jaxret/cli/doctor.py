@@ -2,23 +2,31 @@
 
 jaxret doctor
 jaxret doctor --workdir=runs/mlr --coordinator=10.0.0.2:1234
+jaxret doctor --config=mlr --config.train.batch_size=32     training with a config on the devices here
+jaxret doctor --bucket=gs://BUCKET/FOLDER                   rights in a bucket
 
-Every problem has its remedy. The exit status is 1 if something fails.
+With --config, or with the --workdir of a run, the training step is compiled for these devices, and its memory compared
+with theirs. Every problem has its remedy. The exit status is 1 if something fails.
 """
 
 from absl import flags
 
+from jaxret.cli import shared_flags
+
+_CONFIG = shared_flags.optional_config("config whose training to check; default: that of the run in --workdir")
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run, or of a future one; default: the current folder")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of a job's first process: whether its host is known")
+_BUCKET = flags.DEFINE_string("bucket", "", "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER: whether jobs can write to it")
 
 
 def main() -> None:
     import sys
 
-    from jaxret.experiments.doctor import checks_of_machine, report_check
+    from jaxret.experiments.doctor import report_check
+    from jaxret.experiments.doctor_job import checks_of_request
 
     checks = []
-    for check in checks_of_machine(_WORKDIR.value, _COORDINATOR.value):
+    for check in checks_of_request(_CONFIG.value, _WORKDIR.value, _COORDINATOR.value, _BUCKET.value):
         checks.append(check)
         report_check(check)
     if any(check.fatal for check in checks):

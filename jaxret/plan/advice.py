@@ -20,15 +20,16 @@ class TriedChange(NamedTuple):
     fits: bool
 
 
-def memory_changes(config: ConfigDict, topology: Topology) -> Iterator[ConfigChange]:
-    """Yield changes that need less memory: first changes without effect on results, then all of them, then bfloat16."""
+def memory_changes(config: ConfigDict, devices: int) -> Iterator[ConfigChange]:
+    """Yield changes that need less memory on this many devices: first changes without effect on results, then all of
+    them, then bfloat16."""
     recompute: ConfigChange = {}
     if config.encoder.recompute == "none":
         yield {"encoder.recompute": "cheap"}
     if config.encoder.recompute != "layer":
         recompute = {"encoder.recompute": "layer"}
         yield recompute
-    devices, batch = topology.devices, config.train.batch_size
+    batch = config.train.batch_size
     chunk = max(devices, batch // 8)
     chunks: ConfigChange = {}
     if chunk < (config.train.chunk_size or batch):
@@ -59,7 +60,7 @@ def advise(config: ConfigDict, topology: Topology, needs: Callable[[ConfigDict],
 
     needs: config -> bytes of a device.
     """
-    for change in memory_changes(config, topology):
+    for change in memory_changes(config, topology.devices):
         try:
             total = needs(with_changes(config, change))
         except ValueError:  # e.g. mesh.fsdp does not divide the hidden size

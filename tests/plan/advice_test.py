@@ -22,7 +22,7 @@ def plain() -> ConfigDict:
 
 def test_what_changes_no_result_comes_first() -> None:
     config = plain()
-    tried = list(memory_changes(config, FOUR))
+    tried = list(memory_changes(config, FOUR.devices))
     kinds = [sorted(key.rpartition(".")[2] for key in change) for change in tried]
     together = sorted(["recompute", "chunk_size", "fsdp"])
     alone = [["recompute"], ["recompute"], ["chunk_size"], ["fsdp"]]
@@ -35,7 +35,7 @@ def test_what_is_set_or_means_nothing_is_not_tried() -> None:
     config = get_config()
     config.encoder.dtype = "bfloat16"
     config.train.chunk_size = 4
-    keys = {key for change in memory_changes(config, ONE) for key in change}
+    keys = {key for change in memory_changes(config, ONE.devices) for key in change}
     assert keys == {"encoder.recompute"}
 
 

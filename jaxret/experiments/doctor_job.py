@@ -1,0 +1,282 @@
+"""Check how a config stands with this machine: platform, mesh, batch, precision, attention, memory, checkpoints, and a
+bucket (`jaxret doctor --config=NAME --bucket=ADDRESS`).
+
+The training step of the config's longest batch is compiled for the devices here; no weights and no data are read.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from jaxret.data.tokens.batches import padded_batch_size
+from jaxret.experiments.doctor import Check, available_memory, checks_of_machine
+from jaxret.models.encoders.fused import ATTENTION_PLATFORMS, require_kernel
+from jaxret.models.encoders.pretrained import resolve_encoder
+from jaxret.models.retriever import DTYPES
+from jaxret.parallel.processes import require_platform
+from jaxret.plan.advice import memory_changes
+from jaxret.plan.programs import (
+    AbstractProgram,
+    checked_retriever,
+    encoder_directory,
+    longest_batch,
+    training_program,
+    with_stated_settings,
+)
+from jaxret.runs.run import stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.address import is_bucket_address
+from jaxret.storage.bucket import Bucket, BucketError
+from jaxret.storage.working_copy import shown_path
+from jaxret.training.train_state import checkpoint_trees, make_update_rule
+
+SECONDS = 0.3  # that a product of a type is repeated for
+SLOWER = 1.5  # a type whose products take this many times as long is noted
+CHECKPOINTS = 3  # on disk at a time: the best, the last, and the one that is being written
+
+
+def checks_of_request(
+    config: ConfigDict | None, workdir: str = "", coordinator: str = "", bucket: str = ""
+) -> Iterator[Check]:
+    """Yield the checks of this machine, then those of a bucket and of training with a config.
+
+    Args:
+        config: of the job; None: that of the run in `workdir`, if there is one.
+        workdir: folder of a run, or of a future one; "": the current one.
+        coordinator: HOST:PORT of a job's first process; "": no check.
+        bucket: address of a folder in a bucket; "": that of `workdir` if it is in one.
+    """
+    run = Workdir(workdir or ".")
+    encoder = run.encoder if workdir and run.config.exists() else None
+    if config is None and encoder:
+        config = stored_config(run)
+    wrong_platform = check_platform(config) if config else None  # before JAX has devices, which it may exclude
+    yield from checks_of_machine(workdir, coordinator)
+    address = shown_path(workdir)
+    if bucket or is_bucket_address(address):
+        yield check_bucket(bucket or address)
+    if wrong_platform:
+        yield wrong_platform  # every other check would be of other devices
+    elif config is not None:
+        yield from checks_of_job(config, encoder, workdir)
+
+
+def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str = "") -> Iterator[Check]:
+    """Yield the checks of training with a config on the devices of this process.
+
+    Args:
+        config: of the job.
+        encoder: directory of the encoder of a run that has begun; None: what encoder.checkpoint names.
+        workdir: folder of the run; "": the current one.
+    """
+    devices = jax.local_devices()
+    platform = devices[0].platform
+    yield (mesh := check_mesh(config, len(devices)))
+    yield check_batch(config, _all_devices(config, len(devices)))
+    yield check_precision(config.encoder.dtype, {name: product_rate(name, platform) for name in DTYPES})
+    yield check_attention_choice(config.encoder.attention, platform)
+    if encoder is None:
+        yield check_encoder(config.encoder.checkpoint, config.encoder.download)
+    made = None if mesh.fatal else _step_program(config, encoder, devices)
+    if isinstance(made, Check):
+        yield made
+    elif made is not None:
+        yield check_step_memory(config, made, devices)
+        yield check_checkpoints(config, made, workdir)
+
+
+def _all_devices(config: ConfigDict, local: int) -> int:
+    """Return the devices of all processes of a job, if each has as many as this one."""
+    return local * max(config.mesh.num_processes, 1)
+
+
+def check_platform(config: ConfigDict) -> Check | None:
+    """Return the check of mesh.platform if it fails; None: JAX's devices are those that the config requires."""
+    try:
+        require_platform(config.mesh.platform, "mesh.platform")
+    except ValueError as error:
+        return Check("platform", config.mesh.platform, str(error), fatal=True)
+    return None
+
+
+def check_mesh(config: ConfigDict, local: int) -> Check:
+    """Return a check of mesh.fsdp with the devices of all processes, of which this one has `local`."""
+    devices, fsdp = _all_devices(config, local), config.mesh.fsdp
+    value = f"{devices} device{'s' * (devices > 1)}, parameters {f'split over {fsdp}' if fsdp > 1 else 'whole on each'}"
+    if fsdp < 1 or devices % fsdp:
+        allowed = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        problem = f"mesh.fsdp is {fsdp}; it must divide the number of devices: set it to one of {allowed}"
+        return Check("mesh", value, problem, fatal=True)
+    return Check("mesh", value)
+
+
+def check_batch(config: ConfigDict, devices: int) -> Check:
+    """Return a check of the batch with this many devices, between which its queries are divided."""
+    batch, chunk = config.train.batch_size, config.train.chunk_size
+    padded = padded_batch_size(batch, devices)
+    negatives = config.data.negatives if config.task == "retrieval" else 0
+    value = f"{batch} queries" + (f" with {negatives} negatives each" if negatives else "")
+    value += f", {padded // devices} on each device" + (f", {chunk} at a time" if 0 < chunk < batch else "")
+    if padded != batch:
+        problem = (
+            f"{padded - batch} of {padded} places are empty; use train.batch_size={padded}, or a smaller multiple of "
+            f"{devices}"
+        )
+        return Check("batch", value, problem)
+    return Check("batch", value)
+
+
+def product_rate(dtype: str, platform: str, seconds: float = SECONDS) -> float:
+    """Return the GFLOP/s of products as the encoder has them: exact float32, or bfloat16 with float32 sums."""
+    size = 512 if platform == "cpu" else 4096
+    x = jnp.ones((size, size), DTYPES[dtype])
+    precision = "highest" if dtype == "float32" else None
+    multiply = jax.jit(partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32))
+    multiply(x, x).block_until_ready()
+    count, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds or not count:
+        multiply(x, x).block_until_ready()
+        count += 1
+    return 2 * size**3 * count / max(spent, 1e-9) / 1e9
+
+
+def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:
+    """Return a check of encoder.dtype by the GFLOP/s of each type here."""
+    if dtype not in rates:
+        problem = f"encoder.dtype is {dtype!r}; it must be one of {', '.join(rates)}"
+        return Check("precision", dtype, problem, fatal=True)
+    value = f"{dtype}; products here: " + ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
+    best = max(rates, key=lambda name: rates[name])
+    if rates[best] > SLOWER * rates[dtype]:
+        effect = "it rounds operands of products" if best == "bfloat16" else "it also is more exact"
+        problem = f"{best} is {rates[best] / rates[dtype]:.1f} times as quick here; use encoder.dtype={best} ({effect})"
+        return Check("precision", value, problem)
+    return Check("precision", value)
+
+
+def check_attention_choice(attention: str, platform: str) -> Check:
+    """Return a check of encoder.attention with JAX's platform."""
+    if attention not in ATTENTION_PLATFORMS:
+        problem = f"encoder.attention is {attention!r}; it must be one of {', '.join(ATTENTION_PLATFORMS)}"
+        return Check("attention", attention, problem, fatal=True)
+    try:
+        require_kernel(attention, platform)
+    except ValueError:
+        needed = ATTENTION_PLATFORMS[attention].upper()
+        problem = f"its kernel runs on a {needed}, and here is a {platform.upper()}; use encoder.attention=plain"
+        return Check("attention", attention, problem, fatal=True)
+    kernels = [name for name, needed in ATTENTION_PLATFORMS.items() if needed == platform]
+    return Check(
+        "attention", attention + (f"; the fused kernel of a {platform.upper()} is {kernels[0]}" if kernels else "")
+    )
+
+
+def check_encoder(checkpoint: str, download: bool) -> Check:
+    """Return a check of encoder.checkpoint: its files are on this machine, or may be downloaded. Nothing is."""
+    if not checkpoint:
+        return Check("encoder", "random weights")
+    try:
+        return Check("encoder", str(resolve_encoder(checkpoint)))
+    except (FileNotFoundError, ValueError) as error:
+        if download:
+            return Check("encoder", f"{checkpoint}, to be downloaded (encoder.download)")
+        return Check("encoder", checkpoint, str(error), fatal=True)
+
+
+def _step_program(config: ConfigDict, encoder: Path | None, devices: list[jax.Device]) -> AbstractProgram | Check:
+    """Return the program of a training step on these devices, or a check that says why there is none."""
+    if config.task != "retrieval":
+        return Check("memory of a step", f"not computed for task {config.task!r}")
+    try:
+        config = config if encoder else with_stated_settings(config)
+        directory = encoder or encoder_directory(config.encoder.checkpoint)[0]
+        retriever = checked_retriever(config, directory)
+        if config.mesh.coordinator:
+            plan = "jaxret plan --config=NAME --topology=... compiles it for chips of several hosts"
+            return Check("memory of a step", f"not computed with a part of the job's devices; {plan}")
+        return training_program(config, directory, longest_batch(config, retriever, len(devices)), devices)
+    except FileNotFoundError:  # which check_encoder has reported
+        return Check("memory of a step", "not computed without the encoder's config.json")
+    except ValueError as error:
+        return Check("settings", "not valid for this encoder and these devices", str(error), fatal=True)
+
+
+def check_step_memory(config: ConfigDict, program: AbstractProgram, devices: list[jax.Device]) -> Check:
+    """Return a check of the memory of a training step, compiled for these devices, with what they have."""
+    try:
+        needs = program.program.trace(*program.arguments).lower().compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:  # compilers of TPUs refuse a program that does not fit
+        return Check(
+            "memory", "the step cannot be compiled", f"{_first_line(error)}; {_less_memory(config)}", fatal=True
+        )
+    need = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
+    need += needs.temp_size_in_bytes + needs.generated_code_size_in_bytes
+    if devices[0].platform == "cpu":  # all of them share the machine's memory
+        return check_fit(config, need * len(devices), available_memory())
+    statistics = devices[0].memory_stats() or {}
+    return check_fit(config, need, statistics.get("bytes_limit"))
+
+
+def check_fit(config: ConfigDict, need: int, usable: int | None) -> Check:
+    """Return a check of the bytes that a step needs with those that a device can give; None: not known."""
+    value = f"a step of the longest batch needs {need / 1e9:.1f} GB"
+    if usable is None:
+        return Check("memory of a step", value)
+    value += f" of {usable / 1e9:.1f} GB"
+    if need > usable:
+        return Check("memory of a step", value, f"it does not fit; {_less_memory(config)}", fatal=True)
+    return Check("memory of a step", value)
+
+
+def _less_memory(config: ConfigDict) -> str:
+    """Return the keys that need less memory, as a remedy."""
+    changes = [change for change in memory_changes(config, jax.local_device_count()) if len(change) == 1]
+    keys = [f"{key}={value}" for change in changes for key, value in change.items()]
+    smaller = f"train.batch_size={max(1, config.train.batch_size // 2)}"
+    return f"less need {', '.join([*keys, smaller])}: try some with this command (--config.KEY=VALUE)"
+
+
+def check_checkpoints(config: ConfigDict, program: AbstractProgram, workdir: str) -> Check:
+    """Return a check of the room for checkpoints on the workdir's disk."""
+    leaves = jax.tree.leaves(checkpoint_trees(program.arguments[0], make_update_rule(config)))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    folder = Path(workdir or ".").absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    value = f"{size / 1e9:.2f} GB each, {free / 1e9:,.1f} GB free"
+    if free < CHECKPOINTS * size:
+        needed = f"{CHECKPOINTS} are on disk at a time, {CHECKPOINTS * size / 1e9:.1f} GB"
+        problem = f"{needed}; free some room, or choose another --workdir"
+        return Check("checkpoints", value, problem, fatal=True)
+    return Check("checkpoints", value)
+
+
+def check_bucket(address: str) -> Check:
+    """Return a check of a bucket: an object is written, replaced under conditions, and deleted."""
+    try:
+        bucket = Bucket(address)
+    except ValueError as error:
+        return Check("bucket", address, str(error), fatal=True)
+    try:
+        bucket.probe()
+    except BucketError as error:
+        problem = (
+            f"{error}; give the credentials that jobs have here rights to create, read, replace, list and delete "
+            "objects in this folder"
+        )
+        return Check("bucket", address, problem, fatal=True)
+    return Check("bucket", f"{address}: objects can be created, replaced if unchanged, and deleted")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
