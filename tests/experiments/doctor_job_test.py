@@ -86,7 +86,12 @@ def test_memory_is_what_the_step_needs(root: Path, monkeypatch: pytest.MonkeyPat
     config = tiny_config(root / "encoder", root / "data")
     devices = jax.local_devices()[:1]
     monkeypatch.setattr(doctor_job, "available_memory", lambda: 10**12)
-    monkeypatch.setattr(doctor_job, "check_fit", lambda _, *sizes: compared.append(sizes) or Check("", ""))
+
+    def noted(_: ConfigDict, need: int, usable: int | None) -> Check:
+        compared.append((need, usable))
+        return Check("", "")
+
+    monkeypatch.setattr(doctor_job, "check_fit", noted)
     for batch in (4, 64):
         program = doctor_job._step_program(changed(config, train__batch_size=batch), None, devices)
         assert not isinstance(program, Check)
