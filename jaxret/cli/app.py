@@ -209,7 +209,11 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
     if _PROMETHEUS.value:
         start_metrics_file(_PROMETHEUS.value, module.__name__.rpartition(".")[2].replace("_", " "))
     positional = _fetch_addresses(module, positional)
-    module.main(*positional)
+    try:
+        module.main(*positional)
+    except SystemExit:  # ended in order, as by SIGTERM
+        _publish()
+        raise
     _publish()
 
 

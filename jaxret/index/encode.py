@@ -28,6 +28,7 @@ from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.bucket_leases import open_leases
+from jaxret.storage.working_copy import publish
 from jaxret.types import VECTOR_DTYPES
 
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
@@ -113,6 +114,7 @@ def encode_corpus(
         path = run.workdir.encoding_times
         stored = read_json(path) if path.exists() else {}
         write_json(path, {**stored, folder.name: result.timing})
+    publish(run.workdir)
     return result
 
 

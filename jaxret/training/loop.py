@@ -173,6 +173,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
         checkpoints.wait()
+    publish(job.workdir)
     if step < total:
         job.log(f"stopped by SIGTERM after step {step}; the same command continues")
     programs = trainer.train_step.count

@@ -3,13 +3,18 @@ runs a script in a process of its own."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.storage.buckets import gcs_server
+from tests.pipeline import REPOSITORY
+from tests.storage.buckets import gcs_server, s3_server
 from tests.storage.fake_gcs import FakeGcs
 
 Server = tuple[FakeGcs, dict[str, str]]
@@ -21,12 +26,24 @@ def gcs() -> Iterator[Server]:
         yield server
 
 
-def run_script(text: str, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=120, check=False
+def start_script(text: str, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        env={**environment, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def finish(job: subprocess.Popen[str]) -> str:
+    output, errors = job.communicate(timeout=240)
+    assert job.returncode == 0, errors
+    return output
+
+
+def run_script(text: str, environment: dict[str, str], *arguments: str) -> str:
+    return finish(start_script(text, environment, *arguments))
 
 
 def test_conditions_decide_who_writes(gcs: Server) -> None:
@@ -86,3 +103,238 @@ for copy in (one, two, three):
 """
     run_script(script, gcs[1])
     assert len(gcs[0].objects) == 4, "the manifest, two files, and what the refused job wrote"
+
+
+RACE = """
+import json, sys, time
+from jaxret.storage.bucket import Bucket, BucketError, salted
+address, number, keys, sums = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+bucket = Bucket(address)
+for attempt in range(100):  # a server that has just begun may have no bucket yet
+    try:
+        bucket.put(f"here/{number}", b"")
+        break
+    except BucketError:
+        time.sleep(0.2)
+while len(bucket.list("here")) < 2:
+    time.sleep(0.01)
+won = []
+for key in range(keys):
+    body = salted({"number": number})
+    if bucket.create(f"key/{key}", body):
+        won.append(key)
+        assert bucket.get(f"key/{key}").body == body
+bucket.create("sum", salted({"sum": 0}))
+for _ in range(sums):
+    while True:
+        current = bucket.get("sum")
+        total = json.loads(current.body)["sum"]
+        if bucket.replace("sum", salted({"sum": total + 1}), current.version):
+            break
+print(json.dumps(won))
+"""
+
+
+def race(environment: dict[str, str], address: str, keys: int = 200, sums: int = 50) -> None:
+    """Two processes create the same keys, then count together; each key has one winner, and no count is lost."""
+    jobs = [start_script(RACE, environment, address, str(number), str(keys), str(sums)) for number in range(2)]
+    won = [json.loads(finish(job)) for job in jobs]
+    assert sorted(won[0] + won[1]) == list(range(keys))
+    total = run_script(
+        "import sys; from jaxret.storage.bucket import Bucket; print(Bucket(sys.argv[1]).get('sum').body.decode())",
+        environment,
+        address,
+    )
+    assert json.loads(total)["sum"] == 2 * sums
+
+
+def test_of_two_that_create_an_object_one_wins(gcs: Server) -> None:
+    race(gcs[1], "gs://bucket/race")
+
+
+@pytest.mark.parametrize("kind", ["moto", "weed"])
+def test_of_two_that_create_an_object_one_wins_on_s3(kind: str, tmp_path: Path) -> None:
+    with s3_server(kind, tmp_path) as environment:
+        race(environment, "s3://bucket/race")
+        run_script(WRITER, environment, "s3://bucket/run", "new")
+        assert run_script(READER, environment, "s3://bucket/run") == "new\n"
+
+
+def test_a_server_that_ignores_conditions_is_refused(tmp_path: Path) -> None:
+    with s3_server("rclone", tmp_path) as environment:
+        script = "from jaxret.storage.bucket import Bucket; Bucket('s3://bucket/x').probe()"
+        job = start_script(script, environment)
+        _, errors = job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert "s3://bucket/x: the server accepts the creation of an object that exists" in errors
+
+
+def test_a_lost_answer_is_no_lost_race(gcs: Server) -> None:
+    lost: set[str] = set()
+
+    def lose(name: str) -> bool:  # the first answer to each write
+        return name not in lost and not lost.add(name)  # type: ignore[func-returns-value]
+
+    gcs[0].lost = lose
+    script = """
+from jaxret.storage.bucket import Bucket, salted
+bucket = Bucket("gs://bucket/folder")
+for number in range(12):
+    assert bucket.create(f"{number}", salted({})), number
+    current = bucket.get(f"{number}")
+    assert bucket.replace(f"{number}", salted({}), current.version), number
+"""
+    run_script(script, gcs[1])
+    assert len(lost) == 12
+
+
+WRITER = """
+import sys
+from jaxret.storage.working_copy import local_path, publish_all
+folder = local_path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+for number in range(10):
+    (folder / f"{number}.txt").write_text(f"{sys.argv[2]} {number}")
+publish_all()
+"""
+READER = """
+import sys
+from jaxret.storage.working_copy import local_path
+folder = local_path(sys.argv[1])
+texts = [(folder / f"{number}.txt").read_text().split() for number in range(10)]
+assert [number for _, number in texts] == list("0123456789"), texts
+print(*{state for state, _ in texts})
+"""
+
+
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_writer_that_is_killed_at_any_request_leaves_the_old_state_or_the_new(gcs: Server, every: int) -> None:
+    server, environment = gcs
+    run_script(WRITER, environment, "gs://bucket/run", "0")
+    first = len(server.requests)
+    run_script(WRITER, environment, "gs://bucket/run", "1")
+    requests, states = len(server.requests) - first, set()
+    for number in range(1, requests + 1, every):
+        before = run_script(READER, environment, "gs://bucket/run").strip()
+        job = start_script(WRITER, environment, "gs://bucket/run", f"{number + 1}")
+        last = len(server.requests) + number
+
+        def kill(count: int, job: subprocess.Popen[str] = job, last: int = last) -> None:
+            if count == last:
+                os.kill(job.pid, signal.SIGKILL)
+                job.wait()
+
+        server.before = kill
+        job.communicate(timeout=60)
+        server.before = lambda count: None
+        killed = job.returncode == -signal.SIGKILL  # requests are sent together, so their number varies a little
+        after = run_script(READER, environment, "gs://bucket/run").strip()
+        assert after in ([before] if killed else []) + [f"{number + 1}"]
+        states.add((killed, after == before))
+        run_script(WRITER, environment, "gs://bucket/run", f"again{number}")
+        assert run_script(READER, environment, "gs://bucket/run").strip() == f"again{number}"
+    assert (True, True) in states
+
+
+def test_the_processes_of_a_host_fetch_a_file_once_and_compare_its_digest(gcs: Server, tmp_path: Path) -> None:
+    server, environment = gcs
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "writer")
+    script = """
+import sys
+from pathlib import Path
+from jaxret.storage.working_copy import local_path, publish_all
+folder = local_path("gs://bucket/run")
+folder.mkdir()
+(folder / "large.bin").write_bytes(bytes(range(256)) * (40 << 12))  # 40 MiB, two objects
+publish_all()
+"""
+    run_script(script, environment)
+    assert sum("data/" in name for _, name in server.objects) == 2
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "readers")
+    fetch = """
+import hashlib
+from jaxret.storage.working_copy import local_path
+print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes()).hexdigest())
+"""
+    first = len(server.requests)
+    jobs = [start_script(fetch, environment) for _ in range(3)]
+    assert len(set(map(finish, jobs))) == 1
+    reads = [name for method, name in server.requests[first:] if method == "GET" and "data/" in name]
+    assert len(reads) == 2, "each object once for three processes"
+    key = next(key for key in server.objects if "data/" in key[1])
+    generation, data = server.objects[key]
+    server.objects[key] = generation, b"!" + data[1:]
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "later")
+    job = start_script(fetch, environment)
+    assert "gs://bucket/run/large.bin is damaged in the bucket or on the way" in job.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "problem"),
+    [
+        ("files.json", b"[1]", "is damaged, or another program's"),
+        ("files.json", b"\xff", "is damaged, or another program's"),
+        ("files.json", b'{"files": {"a": 1}, "sha256": "0"}', "is damaged, or another program's"),
+        ("a/../../evil.txt", b"x", "which is no file in a folder"),
+    ],
+)
+def test_what_others_put_in_a_bucket_cannot_leave_the_copy(name: str, body: bytes, problem: str, gcs: Server) -> None:
+    gcs[0].objects["bucket", f"run/{name}"] = 1, body
+    job = start_script("from jaxret.storage.working_copy import local_path; local_path('gs://bucket/run')", gcs[1])
+    assert problem in job.communicate(timeout=60)[1]
+
+
+def test_objects_of_other_programs_are_read_and_not_written(gcs: Server) -> None:
+    gcs[0].objects["bucket", "data/corpus.jsonl"] = 1, b"text"
+    gcs[0].objects["bucket", "data/empty"] = 2, b""
+    script = """
+from jaxret.storage.bucket import BucketError
+from jaxret.storage.working_copy import local_path, publish_all, shown_path
+assert local_path("gs://bucket/data/corpus.jsonl").read_text() == "text"
+folder = local_path("gs://bucket/data")
+assert (folder / "empty").read_bytes() == b""
+assert shown_path(folder / "corpus.jsonl") == "gs://bucket/data/corpus.jsonl"
+publish_all()
+folder = local_path("gs://bucket/data")
+(folder / "new").write_text("x")
+try:
+    publish_all()
+except BucketError as error:
+    print(error)
+"""
+    assert "are only read" in run_script(script, gcs[1])
+    result = """
+from jaxret.storage.working_copy import local_path, publish_all
+local_path("gs://bucket/results/table.html").write_text("table")
+publish_all()
+"""
+    run_script(result, gcs[1])
+    assert gcs[0].objects["bucket", "results/table.html"][1] == b"table", "a result is an ordinary object"
+
+
+def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    texts = {"config.json": "{}", "sub/a b.txt": "text", "sub/empty": "", "ümlaut\n.txt": "x"}
+    for name, text in texts.items():
+        (source / name).write_text(text)
+    (source / ".lock").write_text("of this host")
+
+    def copy(one: str | Path, other: str | Path) -> str:
+        words = [sys.executable, "-m", "jaxret", "copy", str(one), str(other)]
+        environment = {**gcs[1], "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return done.stdout or done.stderr
+
+    assert "4 files, 0.0 MB in gs://bucket/copy: 4 copied" in copy(source, "gs://bucket/copy")
+    (source / "sub" / "new.txt").write_text("new")
+    assert ": 1 copied" in copy(source, "gs://bucket/copy")
+    assert ": 5 copied" in copy("gs://bucket/copy", "gs://bucket/second")
+    assert ": 5 copied" in copy("gs://bucket/second", tmp_path / "back")
+    back = {path.relative_to(tmp_path / "back").as_posix(): path for path in (tmp_path / "back").rglob("*")}
+    assert {name: path.read_text() for name, path in back.items() if path.is_file()} == {**texts, "sub/new.txt": "new"}
+    gcs[0].objects["bucket", "plain/corpus.jsonl"] = 1, b"text"
+    assert "holds objects that jaxret has not written, as corpus.jsonl" in copy(source, "gs://bucket/plain")
+    assert "1 copied" in copy("gs://bucket/plain", tmp_path / "plain")
+    (source / ".lock.json").write_text("{}")
+    assert "a job writes there" in copy(source, "gs://bucket/third")

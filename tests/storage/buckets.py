@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.request import Request, urlopen
 
+import pytest
+
+from tests.pipeline import free_address
 from tests.storage.fake_gcs import FakeGcs
 
 # Clients look for credentials at addresses of the cloud unless they are told not to.
@@ -30,3 +38,54 @@ def gcs_server() -> Iterator[tuple[FakeGcs, dict[str, str]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def s3_server(kind: str, folder: Path) -> Iterator[dict[str, str]]:
+    """Serve S3's API with the bucket s3://bucket; yield the environment of its clients.
+
+    kind: "moto", "weed" (SeaweedFS, which keeps files in `folder`) or "rclone". Skips the test where
+    JAXRET_BUCKETS_BIN, the folder of these programs, is not set.
+    """
+    programs = os.environ.get("JAXRET_BUCKETS_BIN")
+    if not programs:
+        pytest.skip("JAXRET_BUCKETS_BIN is not set (requirements-buckets.txt)")
+    port = _free_port()
+    (folder / "bucket").mkdir(parents=True)
+    arguments = {
+        "moto": ["moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        "rclone": ["rclone", "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret", str(folder)],
+        "weed": [
+            *("weed", "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-s3.port={port}"),
+            *(f"-{part}.port={_free_port()}" for part in ("master", "volume", "filer")),
+            *("-bucket=bucket", "-webdav=false", "-admin.ui=false"),
+        ],
+    }[kind]
+    address = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, **LOOPBACK, "AWS_ENDPOINT_URL": address}
+    with open(folder / "log", "wb") as log:
+        server = subprocess.Popen(
+            [f"{programs}/{arguments[0]}", *arguments[1:]], stdout=log, stderr=log, cwd=folder, env=environment
+        )
+    try:
+        _wait_for(server, port, folder / "log")
+        if kind == "moto":
+            urlopen(Request(f"{address}/bucket", method="PUT"))
+        yield environment
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _free_port() -> int:
+    return int(free_address().rpartition(":")[2])
+
+
+def _wait_for(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait until somebody listens, and SeaweedFS has its bucket."""
+    for _ in range(600):
+        assert server.poll() is None, log.read_text(errors="replace")[-2000:]
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise AssertionError(log.read_text(errors="replace")[-2000:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -15,7 +16,7 @@ PAGE = 1000  # objects of a list
 
 
 class FakeGcs(ThreadingHTTPServer):
-    """Objects of all buckets: name -> generation and bytes. Counts requests by method in `requests`."""
+    """Objects of all buckets: name -> generation and bytes."""
 
     request_queue_size = 128
     daemon_threads = True
@@ -26,6 +27,9 @@ class FakeGcs(ThreadingHTTPServer):
         self.objects: dict[tuple[str, str], tuple[int, bytes]] = {}
         self.generation = 1000
         self.lock = threading.Lock()
+        self.requests: list[tuple[str, str]] = []  # method, and name of the object or prefix of the list
+        self.lost: Callable[[str], bool] = lambda name: False  # whether the answer to a write of a name is lost
+        self.before: Callable[[int], None] = lambda number: None  # called with the number of each request
 
     def handle_error(self, *_: object) -> None:
         """A client was killed."""
@@ -50,6 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def _lose(self, *_: object) -> None:
+        """Close the connection instead of an answer."""
+        self.close_connection = True
+
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
@@ -59,7 +67,11 @@ class _Handler(BaseHTTPRequestHandler):
         if bucket not in self.server.buckets:
             return self._reply(404, b'{"error": {"message": "The specified bucket does not exist."}}')
         with self.server.lock:
+            self.server.requests.append((self.command, query.get("name") or unquote(parts[-1])))
+            self.server.before(len(self.server.requests))
             if parts[0] == "upload":
+                if self.server.lost(query["name"]):
+                    self._reply = self._lose  # type: ignore[method-assign]
                 return self._write(bucket, query["name"], query, body)
             if parts[-1] == "o":
                 return self._list(bucket, query)
@@ -108,6 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
         if (bucket, name) not in self.server.objects:
             return self._reply(404)
         generation, data = self.server.objects[bucket, name]
+        if query.get("alt") != "media":
+            facts = {"name": name, "generation": str(generation), "size": str(len(data))}
+            return self._reply(200, json.dumps(facts).encode())
         if int(query.get("ifGenerationNotMatch", -1)) == generation:
             return self._reply(304)
         headers = {"x-goog-generation": str(generation)}
