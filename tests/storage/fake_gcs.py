@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.before(len(self.server.requests))
             if parts[0] == "upload":
                 if self.server.lost(query["name"]):
-                    self._reply = self._lose  # type: ignore[method-assign]
+                    self._reply = self._lose  # type: ignore[method-assign, assignment]
                 return self._write(bucket, query["name"], query, body)
             if parts[-1] == "o":
                 return self._list(bucket, query)
