@@ -18,6 +18,7 @@ from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
+from jaxret.models.model import parameter_shapes
 from jaxret.models.retriever import build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config
@@ -77,7 +78,7 @@ def read_export(folder: str | Path) -> Exported:
     retriever = build_retriever_model(config, shapes)
     params: dict[str, Any] = traverse_util.unflatten_dict(read_tensors(folder / HEAD), sep="/")
     params |= {name: load_pretrained(path, ("pooler",), shapes)[1] for name, path in folders.items()}
-    shapes_expected = traverse_util.flatten_dict(jax.eval_shape(retriever.init, jax.random.key(0)), sep="/")
+    shapes_expected = traverse_util.flatten_dict(parameter_shapes(retriever), sep="/")
     shapes_read = traverse_util.flatten_dict(params, sep="/")
     if odd := [
         key

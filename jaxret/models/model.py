@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -51,6 +52,8 @@ class Model(Protocol):
         """Return random parameters."""
         ...
 
+    def __hash__(self) -> int: ...
+
     def contract(self) -> dict[str, Any]:
         """Return everything but the parameters that results depend on."""
         ...
@@ -78,6 +81,15 @@ class Model(Protocol):
     def differences(self) -> tuple[str, ...]:
         """Return computations that differ from the reference by default, to be printed."""
         ...
+
+
+@functools.lru_cache(maxsize=16)
+def parameter_shapes(model: Model) -> Params:
+    """Return the shapes and types of a model's parameters.
+
+    Cached: tracing `init` takes a good part of the time in which a run opens, and JAX keeps what it traced.
+    """
+    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.model import LinenModel, Params
+from jaxret.models.model import LinenModel, Params, parameter_shapes
 from jaxret.storage.foreign_files import open_tensors, read_tensors
 from jaxret.types import HiddenStates, MaskedTexts, Tokens
 
@@ -258,6 +258,6 @@ class PretrainingModel(LinenModel):
         with open_tensors(path) as file:
             kind = (file.metadata() or {}).get("head")
         head = traverse_util.unflatten_dict(read_tensors(path), sep="/")
-        shapes = jax.eval_shape(self.init, jax.random.key(0)).get("head", {})
+        shapes = parameter_shapes(self).get("head", {})
         same = kind == self.module.method.head and jax.tree.map(jnp.shape, head) == jax.tree.map(jnp.shape, shapes)
         return head if same else {}

@@ -12,6 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.lora import with_adapters
+from jaxret.models.model import parameter_shapes
 from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel import flops as counting
@@ -34,7 +35,7 @@ def count_numbers(tree: Any) -> int:
 
 def parameter_counts(retriever: RetrieverModel) -> Values:
     """Return the parameters by part, and in total."""
-    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    params = parameter_shapes(retriever)
     return {**{name: count_numbers(part) for name, part in params.items()}, "total": count_numbers(params)}
 
 
@@ -49,7 +50,7 @@ def program_work(planned: programs.AbstractProgram) -> list[Values]:
 def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> Values:
     """Return the optimizer's operations in a step, one for each number that it computes."""
     optimizer, _ = make_optimizer(config.optimizer, 1000)
-    params, _ = divide_parameters(jax.eval_shape(retriever.init, jax.random.key(0)), frozen_pattern(config))
+    params, _ = divide_parameters(parameter_shapes(retriever), frozen_pattern(config))
     state = jax.eval_shape(optimizer.init, params)
     operations = counting.count_elementwise(optimizer.update, params, state, params)
     return {"part": "optimizer", "phase": "forward", "precision": "float32", "flops": operations}

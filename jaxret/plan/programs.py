@@ -21,6 +21,7 @@ from jaxret.models.encoders.lora import with_adapters
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
+from jaxret.models.model import parameter_shapes
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.chips import Topology
 from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
@@ -153,7 +154,7 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
     batch = abstract_batch(shapes, row_sharding(mesh, stacked=rule.accumulate > 1), rule.accumulate)
     objective = make_retrieval_objective(config, retriever, mesh)
     if objective.teacher:
-        params = jax.eval_shape(objective.teacher.model.init, jax.random.key(0))
+        params = parameter_shapes(objective.teacher.model)
         state = replace(state, teacher=abstract_sharded(params, shardings(mesh, params)))
     program = make_train_step(objective, optimizer, state, jax.random.key(0), rule)
     bytes_by_kind = {"parameters": bytes_on_device(state.params), "moments": bytes_on_device(state.opt_state)}
@@ -177,7 +178,7 @@ def encoding_program(config: ConfigDict, directory: Path, side: Side, devices: S
     """
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), list(devices))
     retriever = retriever_of(config, directory)
-    params = jax.eval_shape(retriever.init, jax.random.key(0))
+    params = parameter_shapes(retriever)
     params = abstract_sharded(params, shardings(mesh, params))
     length = config.tokens[f"{side}_length"]
     embedder = Embedder(retriever, params, mesh, 0, {side: length}, config.encode.tokens_per_batch)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
 from jaxret.models.encoders.weight_files import weights_digest
-from jaxret.models.model import Model, Params
+from jaxret.models.model import Model, Params, parameter_shapes
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
@@ -34,7 +34,7 @@ def read_base(
         ContractError: it is another one.
     """
     recorded = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
-    names = [name for name in jax.eval_shape(model.init, jax.random.key(0)) if name.endswith("encoder")]
+    names = [name for name in parameter_shapes(model) if name.endswith("encoder")]
     if config.train.start_from:
         params, checkpoint = open_other(config.train.start_from, str(recorded["step"]))
         name = f"checkpoint {recorded['step']} of {config.train.start_from}"

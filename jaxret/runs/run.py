@@ -26,7 +26,7 @@ from jaxret.models.cross_encoder import build_cross_encoder_model
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.encoders.pretrained import Params, read_pooler
-from jaxret.models.model import Model
+from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh, place_leaf, shardings
@@ -358,7 +358,7 @@ def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, mod
         model: Model without adapters.
         mesh: Devices.
     """
-    shapes = jax.eval_shape(with_adapters(model, config.lora).init, jax.random.key(0))
+    shapes = parameter_shapes(with_adapters(model, config.lora))
     if config.lora.rank:
         shapes, _ = divide_parameters(shapes, BASE)
     placed = jax.tree.map(

@@ -265,8 +265,7 @@ class Checkpoints:
 
     def holds(self, step: int, name: str) -> bool:
         """Return whether a checkpoint has an array of this name, e.g. "progress/step"."""
-        metadata = read_json(self.directory / str(step) / "_CHECKPOINT_METADATA")["custom_metadata"]
-        return name in metadata.get("digests", {})
+        return name in self._saved_digests(step)
 
     def poll(self) -> None:
         """Raise CheckpointError if the current save has failed, without waiting for it."""
@@ -292,31 +291,26 @@ class Checkpoints:
         if step not in self._metrics:
             have = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
-        stored, digests = self._stored(step)
-        folder = self.directory / str(step)
-        for name in abstract:
-            if stored.get(name) is None:
-                raise DamagedCheckpointError(f"{folder} is damaged: {folder}/{name} cannot be read; {REMEDY}")
-        self._require_same_shapes(abstract, {name: stored[name] for name in abstract}, folder)
+        digests = self._saved_digests(step)
+        self._require_same_shapes(step, abstract, digests)
         restored = self._load(step, abstract, digests)
         return restored["params"], restored.get("progress")
 
     def check(self, step: int) -> None:
         """Read every array of a step. Raises CheckpointError naming the arrays that fail verification."""
         device_sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        stored, digests = self._stored(step)
         with self._damages(step, "is damaged: its metadata cannot be read"):
+            stored = dict(ocp.checkpointables_metadata(self._alias.path / str(step)).metadata)
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device_sharding),
                 {name: tree for name, tree in stored.items() if name in ("params", "progress")},
             )
-        self._load(step, abstract, digests)
+        self._load(step, abstract, self._saved_digests(step))
 
-    def _stored(self, step: int) -> tuple[dict[str, Tree], Mapping[str, str]]:
-        """Return shapes and types of the arrays of a step, and their digests. Raises DamagedCheckpointError."""
+    def _saved_digests(self, step: int) -> Mapping[str, str]:
+        """Return the digest of every array of a step. Raises DamagedCheckpointError."""
         with self._damages(step, "is damaged: its metadata cannot be read"):
-            metadata = ocp.checkpointables_metadata(self._alias.path / str(step))
-            return dict(metadata.metadata), (metadata.custom_metadata or {}).get("digests", {})
+            return read_json(self.directory / str(step) / "_CHECKPOINT_METADATA")["custom_metadata"]["digests"]
 
     def _load(self, step: int, abstract: Tree, saved: Mapping[str, str]) -> Tree:
         """Return the arrays of a step. Raises CheckpointError naming arrays whose digests are not the saved ones."""
@@ -340,11 +334,24 @@ class Checkpoints:
             cause = self._alias.restored(repr(error.__cause__ or error))
             raise DamagedCheckpointError(f"{self.directory / str(step)} {problem} ({cause}); {REMEDY}") from error
 
-    def _require_same_shapes(self, abstract: Tree, stored: Tree, folder: Path) -> None:
-        def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
-            return {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    def _require_same_shapes(self, step: int, abstract: Tree, digests: Mapping[str, str]) -> None:
+        """Raise CheckpointError unless the items of a step have the arrays of abstract trees, in their shapes.
 
-        need, have = shapes(abstract), shapes(stored)
+        TensorStore reads the shapes: Orbax's reader of metadata keeps some kilobytes for each array for as long as the
+        process lives, of the optimiser's arrays, too.
+        """
+        need = {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
+        have: dict[str, tuple[int, ...]] = {}
+        folder, context = self.directory / str(step), tensorstore.Context()
+        for name in digests:
+            item = name.partition("/")[0]
+            if item in abstract:
+                try:
+                    have[name] = _open_leaf(self._alias.path / str(step), name, context).shape
+                except ValueError as error:  # all of TensorStore's
+                    raise DamagedCheckpointError(
+                        f"{folder} is damaged: {folder}/{item} cannot be read; {REMEDY}"
+                    ) from error
         problems = [
             f"{name} is {have.get(name, 'absent')} there and {need.get(name, 'absent')} in this model"
             for name in sorted(need.keys() | have.keys())
@@ -382,7 +389,7 @@ class Checkpoints:
         if self._sealed_metrics(folder) != save.metrics:
             raise ValueError("its metrics, read back, are not what was written")
         for name, digest in save.sample.items():
-            if leaf_digests({name: _read_leaf(folder, name)}) != {name: digest}:
+            if leaf_digests({name: _open_leaf(folder, name, tensorstore.Context()).read().result()}) != {name: digest}:
                 raise ValueError(f"{name}, read back, is not what was written")
         folder.rename(self.directory / str(save.step))
         sync(self.directory)
@@ -423,12 +430,12 @@ def _sample(item: str, tree: Tree) -> set[str]:
     return {f"{item}/{name}" for name in ends}
 
 
-def _read_leaf(folder: Path, name: str) -> np.ndarray:
-    """Return an array of a checkpoint, read without Orbax, whose readers all processes would have to call."""
+def _open_leaf(folder: Path, name: str, context: tensorstore.Context) -> tensorstore.TensorStore:
+    """Open an array of a checkpoint without Orbax, whose readers all processes would have to call."""
     item, _, leaf = name.partition("/")
     base = {"driver": "file", "path": f"{folder / item}/"}
     store = {"driver": "ocdbt", "base": base, "path": f"{leaf.replace('/', '.')}/"}
-    return tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result().read().result()
+    return tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True, context=context).result()
 
 
 class _Alias:

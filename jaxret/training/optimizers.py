@@ -14,7 +14,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.lora import ADAPTER
-from jaxret.models.model import Model
+from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.parallel.mesh import path_name
 
@@ -127,7 +127,7 @@ def check_optimizer(config: ConfigDict) -> None:
 def check_parameters(config: ConfigDict, model: Model) -> None:
     """Raise ValueError for a pattern of `config.optimizer` that matches none of a model's parameters, or all."""
     optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = parameter_shapes(model)
     if config.optimizer.frozen:
         require_some("frozen", config.optimizer.frozen, params)
     if config.optimizer.head_learning_rate:

@@ -21,7 +21,7 @@ from jaxret.models.encoders.pretrained import (
     stores_mlm_head,
 )
 from jaxret.models.encoders.weight_files import weights_digest
-from jaxret.models.model import Model
+from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings
@@ -158,7 +158,7 @@ def init_state(
         optimizer: whose state is made.
         head: stored parameters of heads; None: they are drawn, or begin as values of the encoder.
     """
-    shapes, _ = divide_parameters(jax.eval_shape(model.init, jax.random.key(0)), ADAPTER)
+    shapes, _ = divide_parameters(parameter_shapes(model), ADAPTER)
     heads = draw_parameters(config, mesh, model, HEAD)
     params = with_pretrained({**shapes, **heads}, pretrained, {**model.initial_head(pretrained), **(head or {})})
     if config.lora.rank:
