@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import jax
 from jaxret.parallel.processes import from_first_process, wait_for_all
 from jaxret.storage.atomic import storage_errors
 from jaxret.storage.lockfile import FolderLock, LockedError
+from jaxret.storage.mounted_bucket import describe_mounted_bucket
 from jaxret.storage.unfinished import remove_leftovers
 
 
@@ -25,6 +27,8 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
     folder = Path(folder)
     lock, problem, made = None, None, not folder.exists()
     if jax.process_index() == 0:
+        if warning := describe_mounted_bucket(folder):
+            print(warning, file=sys.stderr)
         try:
             with storage_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
