@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,7 @@ from jaxret.storage.bucket import PART, Bucket, BucketError, salted
 from jaxret.storage.object_cache import CachedFile, fetch
 
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
+_AT_ONCE = 8  # files; a file has one part in memory
 _ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
 
 
@@ -55,6 +57,7 @@ class BucketFolder:
 
     def __init__(self, bucket: Bucket | str) -> None:
         self.bucket = bucket if isinstance(bucket, Bucket) else Bucket(bucket)
+        self._groups: dict[str, dict[str, StoredFile]] = {}  # by key
 
     def __str__(self) -> str:
         return self.bucket.address
@@ -68,25 +71,29 @@ class BucketFolder:
 
         Raises BucketError if the manifest, or that of a group, is damaged.
         """
-        # In this order: a group that is moved meanwhile is in the manifest.
-        keys = self.bucket.list(GROUPS)
-        groups = [
-            _parse(f"{self}/{key}", group.body)
-            for key, group in zip(keys, self.bucket.get_several(keys), strict=True)
-            if group
-        ]
+        groups = self.groups("")  # first: a group that is moved meanwhile is in the manifest
         files = self._manifest().files
-        for group_files in groups:
+        for group_files in groups.values():
             files = group_files | files
         return files
 
     def groups(self, folder: str) -> dict[str, dict[str, StoredFile]]:
-        """Return the files of each group below a folder of names, by the name of the group."""
-        keys = self.bucket.list(f"{GROUPS}/{folder}")
+        """Return the files of each group below a folder of names, by the name of the group.
+
+        A group never changes, so each is read once.
+        """
+        prefix = f"{GROUPS}/{folder}".rstrip("/")
+        keys = self.bucket.list(prefix)
+        new = [key for key in keys if key not in self._groups]
+        for key, group in zip(new, self.bucket.get_several(new), strict=True):
+            if group:  # else it was moved just now
+                self._groups[key] = _parse(f"{self}/{key}", group.body)
+        for key in [key for key in self._groups if key.startswith(f"{prefix}/") and key not in keys]:
+            del self._groups[key]
         return {
-            key.removeprefix(f"{GROUPS}/").removesuffix(".json"): _parse(f"{self}/{key}", group.body)
-            for key, group in zip(keys, self.bucket.get_several(keys), strict=True)
-            if group
+            key.removeprefix(f"{GROUPS}/").removesuffix(".json"): self._groups[key]
+            for key in keys
+            if key in self._groups
         }
 
     def _manifest(self) -> _Manifest:
@@ -95,17 +102,18 @@ class BucketFolder:
 
     def upload(self, paths: Mapping[str, Path]) -> dict[str, StoredFile]:
         """Write the bytes of local files, and return what describes them; no manifest names them yet."""
-        stored = {}
-        for name, path in paths.items():
-            digest, size, keys = sha256(), 0, []
-            with open(path, "rb") as file:
-                while part := file.read(PART):
-                    digest.update(part)
-                    size += len(part)
-                    keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
-                    self.bucket.put(keys[-1], part)
-            stored[name] = StoredFile(digest.hexdigest(), size, tuple(keys))
-        return stored
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return dict(zip(paths, pool.map(self._upload_file, paths.values()), strict=True))
+
+    def _upload_file(self, path: Path) -> StoredFile:
+        digest, size, keys = sha256(), 0, []
+        with open(path, "rb") as file:
+            while part := file.read(PART):
+                digest.update(part)
+                size += len(part)
+                keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
+                self.bucket.put(keys[-1], part)
+        return StoredFile(digest.hexdigest(), size, tuple(keys))
 
     def commit(
         self,
@@ -168,12 +176,19 @@ class BucketFolder:
         """Remove groups whose files are in the manifest, or no longer wanted."""
         self.bucket.delete(f"{GROUPS}/{name}.json" for name in names)
 
-    def download(self, name: str, file: StoredFile, path: Path) -> None:
-        """Write a file of the folder to a path, through the cache of this host.
+    def download(self, files: Mapping[str, StoredFile], folder: Path) -> None:
+        """Write files of the folder, by name, into a folder on this host, through its cache.
 
-        Raises BucketError if its bytes are gone or damaged.
+        Raises BucketError if bytes are gone or damaged.
         """
-        fetch(CachedFile(file.sha256, file.sha256, f"{self}/{name}"), lambda: self._parts(name, file), path)
+
+        def download(item: tuple[str, StoredFile]) -> None:
+            name, file = item
+            cached = CachedFile(file.sha256, file.sha256, f"{self}/{name}")
+            fetch(cached, lambda: self._parts(name, file), folder / name)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(download, files.items()))
 
     def check(self, name: str, file: StoredFile) -> None:
         """Read a file's bytes from the bucket. Raises BucketError if they are gone, or have another digest."""

@@ -57,7 +57,7 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
         file = origin.describe(name)
         if not path.is_file() or path.stat().st_size != file.size or sha256_file(path) != file.sha256:
             if origin.folder:
-                origin.folder.download(name, file, path)
+                origin.folder.download({name: file}, Path(destination))
             else:
                 _copy_file(origin.path / name, path)
             if sha256_file(path) != file.sha256:

@@ -1,4 +1,4 @@
-"""Mounted buckets: file systems of which a rename copies the file, and which nothing that relies on renames should use."""
+"""Mounted buckets: file systems whose renames copy the file, so that nothing that relies on renames is safe there."""
 
 from __future__ import annotations
 

@@ -166,14 +166,17 @@ class WorkingCopy:
             if file_state(self.path / name) == self._states.get(name):
                 (self.path / name).unlink(missing_ok=True)
                 del self._files[name], self._states[name]
+        fetched = {}
         for name, file in files.items():
             path, seen = self._require_inside(name), self._files.get(name)
             if seen == file or (name in self._states and file_state(path) != self._states[name]):
                 continue
             if seen is None and path.exists():
                 continue  # this process has made one of the same name; publishing it compares them
-            self.folder.download(name, file, path)
-            self._files[name], self._states[name] = file, file_state(path)
+            fetched[name] = file
+        self.folder.download(fetched, self.path)
+        self._files |= fetched
+        self._states |= {name: file_state(self.path / name) for name in fetched}
 
     def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
         """Return the files below a folder of names that this process has written, by name, and the names of those that

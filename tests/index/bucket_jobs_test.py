@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import REPOSITORY, command, environment, train_arguments, write_data, write_encoder
-from tests.storage.buckets import gcs_server
+from tests.storage.buckets import gcs_server, s3_server
 from tests.storage.fake_gcs import FakeGcs
 
 RUN = "gs://bucket/runs/tiny"
@@ -27,20 +27,16 @@ def gcs() -> Iterator[Server]:
         yield server
 
 
-def start(script: str, gcs: Server, *arguments: str) -> subprocess.Popen[str]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    more = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")}
-    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+def start(script: str, clients: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    """Start a script with the environment of a server's clients."""
+    return subprocess.Popen(
         command(script, *arguments),
         cwd=REPOSITORY,
-        env={**gcs[1], **environment(), **gcs_only(gcs), **more},
+        env=clients | environment() | {name: value for name, value in clients.items() if os.environ.get(name) != value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        **pipes,
     )
-
-
-def gcs_only(gcs: Server) -> dict[str, str]:
-    return {name: value for name, value in gcs[1].items() if os.environ.get(name) != value}
 
 
 def finish(job: subprocess.Popen[str]) -> str:
@@ -54,8 +50,40 @@ def fetch(gcs: Server, folder: Path) -> Path:
     script = "import shutil, sys; from jaxret.storage.working_copy import local_path; " + (
         "shutil.copytree(local_path(sys.argv[1]), sys.argv[2])"
     )
-    finish(start("-c", gcs, script, RUN, str(folder)))
+    finish(start("-c", gcs[1], script, RUN, str(folder)))
     return folder
+
+
+LISTED = "import sys; from jaxret.storage.bucket import Bucket; print(*Bucket(sys.argv[1]).list('groups'), sep='\\n')"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["moto", "weed"])
+def test_four_jobs_of_which_two_die_encode_what_one_does_on_s3(kind: str, tmp_path: Path) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=150)
+    local, run = tmp_path / "local" / "tiny", "s3://bucket/runs/tiny"
+    with s3_server(kind, tmp_path / "server") as server:
+        finish(start("train.py", server, *train_arguments(encoder, data, local, train__steps=0, data__dev="")))
+        finish(start("-m", server, "jaxret", "copy", str(local), run))
+        encode = ("encode.py", server, f"--corpus={data}", "--shard_rows=8", "--lease=3")
+        finish(start(*encode, f"--workdir={local}"))
+        jobs = [start(*encode, f"--workdir={run}") for _ in range(4)]
+        for dying in jobs[:2]:
+            before = finish(start("-c", server, LISTED, run))
+            while finish(start("-c", server, LISTED, run)) == before:
+                assert any(job.poll() is None for job in jobs)
+            dying.send_signal(signal.SIGKILL)
+            dying.communicate()
+        for job in jobs[2:]:
+            finish(job)
+        finish(start("-m", server, "jaxret", "copy", run, str(tmp_path / "back")))
+        ours, theirs = (folder / "embeddings" / "data" for folder in (local, tmp_path / "back"))
+        names = {path.name for path in ours.iterdir() if path.is_file() and not path.name.startswith(".")}
+        assert len(names) > 60
+        assert {path.name for path in theirs.iterdir()} == names
+        for name in names - {"corpus.json"}:  # it has the time of the run's own look at the corpus
+            assert (theirs / name).read_bytes() == (ours / name).read_bytes(), name
+        assert finish(start("-c", server, LISTED, run)).strip() == ""
 
 
 @pytest.mark.slow
@@ -67,9 +95,9 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs: Server, tmp_path: Path) -> 
         for workdir in (str(local), RUN):
             arguments = train_arguments(encoder, data, tmp_path, train__steps=steps)
             arguments = [f"--workdir={workdir}" if "--workdir=" in argument else argument for argument in arguments]
-            trained.append(start("train.py", gcs, *arguments))
+            trained.append(start("train.py", gcs[1], *arguments))
         assert all("6 of 6" in output or steps == 3 for output in map(finish, trained))
-    encode = ("encode.py", gcs, f"--corpus={data}", "--shard_rows=4", "--lease=3")
+    encode = ("encode.py", gcs[1], f"--corpus={data}", "--shard_rows=4", "--lease=3")
     finish(start(*encode, f"--workdir={local}"))
     jobs = [start(*encode, f"--workdir={RUN}") for _ in range(3)]
     deadline = time.monotonic() + 120
@@ -80,9 +108,15 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs: Server, tmp_path: Path) -> 
     jobs[0].communicate()
     for job in jobs[1:]:
         assert f"{RUN}/embeddings/data" in finish(job)
-    search = ("search.py", gcs, f"--queries={data}", f"--qrels={data}", "--split=dev")
-    searched = [start(*search, f"--workdir={workdir}") for workdir in (local, RUN)]
-    assert f"{RUN}/runs/" in list(map(finish, searched))[1]
+    search = ("search.py", gcs[1], f"--queries={data}", f"--qrels={data}", "--split=dev")
+    finish(start(*search, f"--workdir={local}"))
+    before, files = len(gcs[0].requests), sum("/data/" in name for _, name in gcs[0].objects)
+    assert f"{RUN}/runs/" in finish(start(*search, f"--workdir={RUN}"))
+    requests = gcs[0].requests[before:]
+    reads = [name for method, name in requests if method == "GET" and "/data/" in name]
+    assert len(reads) == len(set(reads)) <= files, "each object at most once"
+    written = [name for method, name in requests if method == "POST" and "/data/" in name]
+    assert len(requests) - len(reads) - len(written) <= 20, "whatever the number of shards: lists, manifest, probe"
 
     fetched = fetch(gcs, tmp_path / "fetched")
     for part in ("embeddings/data", "runs", "encoder"):

@@ -338,3 +338,27 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
     assert "1 copied" in copy("gs://bucket/plain", tmp_path / "plain")
     (source / ".lock.json").write_text("{}")
     assert "a job writes there" in copy(source, "gs://bucket/third")
+
+
+def test_a_look_at_many_groups_is_one_list(gcs: Server, tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from jaxret.storage.bucket_folder import BucketFolder
+folder = BucketFolder("gs://bucket/run")
+path = Path(sys.argv[1])
+path.write_text("x")
+for number in range(40):
+    assert folder.add_group(f"corpus/{number:02}", folder.upload({f"corpus/{number:02}": path}))
+assert len(folder.files()) == 40
+folder.bucket.put("first", b"")
+assert len(folder.files()) == 40
+folder.bucket.put("second", b"")
+assert folder.add_group("corpus/40", folder.upload({"corpus/40": path}))
+folder.remove_groups(["corpus/00"])
+assert sorted(folder.files()) == [f"corpus/{number:02}" for number in range(1, 41)]
+"""
+    run_script(script, gcs[1], str(tmp_path / "file"))
+    names = [name for _, name in gcs[0].requests]
+    look = names[names.index("run/first") + 1 : names.index("run/second")]
+    assert len(look) == 2, "the list, and the manifest"
