@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxret.configs.synonyms import suggest_name
+
 
 class RefusalError(Exception):
     """An answer of one sentence with an HTTP status and headers; `code` is a word for programs."""
@@ -26,6 +28,13 @@ class Body:
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
+
+    def require_keys(self, *keys: str) -> None:
+        """Refuse keys that are none of these: a mistyped "filter" would be an answer without a filter."""
+        for name in self._values:
+            if name not in keys:
+                meant = suggest_name(name, keys)
+                raise RefusalError(422, f"{shown(name)} is no key of this request{meant} (keys: {', '.join(keys)})")
 
     def get(self, name: str, kind: type, default: Any) -> Any:
         """Return a value of a type; `default` if it is missing or null."""

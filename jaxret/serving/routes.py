@@ -229,6 +229,7 @@ class Routes:
     # Its own
 
     async def _search(self, request: Request, body: Body) -> Response:
+        body.require_keys("queries", "k", "filter", "texts", "model")
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
         questions = body.texts("queries", self._options.most_inputs, self._options.most_characters)
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
@@ -268,6 +269,7 @@ class Routes:
         return await json_answer(content, _HIT_NUMBERS * hits)
 
     async def _explain(self, request: Request, body: Body) -> Response:
+        body.require_keys("query", "passage_id", "passage", "title", "top", "model")
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /explain needs")
         most = self._options.most_characters
         question = check_text(body.get("query", str, ""), "query", most) if "query" in body else ""

@@ -263,6 +263,8 @@ def test_info_and_metrics(server: Running) -> None:
         ("/search", {"queries": "x", "k": 0}, 422, "k is 0; it must be 1 to 1000"),
         ("/search", {"queries": "x", "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
         ("/search", {"queries": "x", "k": True}, 422, "k is True; it must be a whole number"),
+        ("/search", {"queries": "x", "filters": {}}, 422, "'filters' is no key of this request; did you mean filter?"),
+        ("/explain", {"query": "x", "id": "p1"}, 422, "(keys: query, passage_id, passage, title, top, model)"),
         ("/explain", {}, 422, "give query and passage"),
         ("/explain", {"query": "x", "model": "dual"}, 422, "explains a query and a passage together only: give both"),
         (
