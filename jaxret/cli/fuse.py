@@ -5,6 +5,7 @@ jaxret fuse bm25.trec dense.trec --method=min_max --weights=0.3,0.7 --out=both.t
 jaxret fuse bm25.trec dense.trec --method=min_max --tune=bm25.dev.trec,dense.dev.trec --tune_qrels=FOLDER --out=FILE
 jaxret fuse runs/bm25 runs/mlr --weights=0.3,0.7 --queries=FOLDER --qrels=FOLDER --out=both.trec      exact: each system
   scores every candidate, and the result is that over all passages
+jaxret fuse runs/bm25 runs/mlr --tune=FOLDER --tune_qrels=FOLDER --queries=FOLDER --qrels=FOLDER --out=both.trec
 """
 
 from absl import flags
@@ -30,7 +31,10 @@ _QRELS = shared_flags.qrels()
 _SPLIT = shared_flags.split("test")
 _MEASURES = flags.DEFINE_list("measures", ["nDCG@10", "RR@10", "R@100"], "measures, named as in ir-measures")
 _TUNE = flags.DEFINE_list(
-    "tune", [], "runs of other queries in the same order; takes the weights with the best first measure on them"
+    "tune",
+    [],
+    "runs of other queries in the same order, or with folders other queries (a folder or file); takes the weights with "
+    "the best first measure on them",
 )
 _TUNE_QRELS = flags.DEFINE_string("tune_qrels", "", "judgements of the queries of --tune")
 _TUNE_SPLIT = flags.DEFINE_string("tune_split", "dev", "split of --tune_qrels, where it is a folder")

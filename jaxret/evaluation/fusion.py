@@ -122,20 +122,28 @@ def tune_weights(
     Raises:
         ValueError: 1 is not a multiple of `step`.
     """
-    parts = round(1 / step)
-    if parts < 1 or abs(parts * step - 1) > 1e-9:
-        raise ValueError(f"step is {step}; 1 must be a multiple of it, as of 0.05")
+    values = {
+        weights: evaluate(fuse(runs, method, weights), judgements, [measure]).mean[measure]
+        for weights in weights_to_try(len(runs), step)
+    }
+    return best_weights(values)
 
-    def value(weights: tuple[float, ...]) -> float:
-        return evaluate(fuse(runs, method, weights), judgements, [measure]).mean[measure]
 
-    values: Mapping[tuple[float, ...], float] = {weights: value(weights) for weights in _simplex(len(runs), parts)}
+def best_weights(values: Mapping[tuple[float, ...], float]) -> tuple[tuple[float, ...], float]:
+    """Return the weights with the best value, and that value; of equal values, the most even weights win."""
     best = max(values, key=lambda weights: (round(values[weights], 12), -max(weights)))
     return best, values[best]
 
 
-def _simplex(count: int, parts: int) -> Iterator[tuple[float, ...]]:
-    """All `count` non-negative multiples of 1 / parts that sum to 1."""
+def weights_to_try(count: int, step: float = 0.05) -> Iterator[tuple[float, ...]]:
+    """Yield all `count` non-negative multiples of `step` that sum to 1.
+
+    Raises:
+        ValueError: 1 is not a multiple of `step`.
+    """
+    parts = round(1 / step)
+    if parts < 1 or abs(parts * step - 1) > 1e-9:
+        raise ValueError(f"step is {step}; 1 must be a multiple of it, as of 0.05")
     for cuts in itertools.combinations(range(parts + count - 1), count - 1):
         edges = (-1, *cuts, parts + count - 1)
         yield tuple((right - left - 1) / parts for left, right in itertools.pairwise(edges))

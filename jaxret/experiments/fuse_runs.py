@@ -10,15 +10,17 @@ from typing import Any
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import read_judgements, read_run, write_run
 from jaxret.data.formats.readers import run_files
-from jaxret.data.records import Rankings
+from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
-from jaxret.evaluation.fusion import METHODS, fuse, tune_weights
+from jaxret.evaluation.fusion import METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
-from jaxret.search.exact_fusion import SCALES, ExactFusion
+from jaxret.search.exact_fusion import SCALES, ExactFusion, RememberedSystem, ScoringSystem
 from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
+
+TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class FuseJob:
         queries, qrels: folders or files to evaluate with; "" for no evaluation.
         split: split to read, where a source is a folder.
         measures: names such as "nDCG@10".
-        tune_runs: runs of other queries, in the same order, on which the weights are tuned.
+        tune_runs: what the weights are tuned on: runs of other queries, in the same order; of folders of systems, the
+            queries, one folder or file.
         tune_qrels: judgements of these queries.
         tune_split: split of these judgements, where they are a folder.
     """
@@ -90,16 +93,19 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     """Fuse systems by the scores of all of them; print and return the evaluation."""
     if files := [run for run in job.runs if not is_system_folder(run)]:
         raise ValueError(f"{files[0]} is no folder of a run; give folders of systems or files of rankings, not both")
-    if job.tune_runs:
-        raise ValueError("--tune takes files of rankings; give folders of systems --weights")
+    if job.tune_runs and (len(job.tune_runs) != 1 or not job.tune_qrels):
+        raise ValueError("--tune of folders of systems takes the queries, one folder or file, and --tune_qrels")
     job = replace(job, method=job.method or next(iter(SCALES)))
     _check_shared(job)
     if not job.queries:
         raise ValueError("folders of systems are searched: give --queries")
-    weights = tuple(job.weights) or (1.0,) * len(job.runs)
+    weights, tuned = tuple(job.weights) or (1.0,) * len(job.runs), {}
     fusion = ExactFusion(job.method, weights)
     evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
     systems = open_systems(job.runs, job.corpus)
+    if job.tune_runs:
+        weights, tuned = _tuned_on_queries(job, [each.system for each in systems])
+        fusion = ExactFusion(job.method, weights)
     fused = fusion([each.system for each in systems], evaluated.queries, job.k)
     write_run(job.out, fused, tag=f"jaxret-fuse-{job.method}")
     print(
@@ -110,7 +116,43 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         emit_evaluation(job.out, "", None)
         return None
     made = {"systems": {each.folder: each.digest for each in systems}, "corpus": systems[0].corpus, "exact": True}
-    return _evaluate(job, {}, fused, made | {"depth": fusion.depth, "weights": list(weights)}, evaluated)
+    return _evaluate(job, {}, fused, made | {"depth": fusion.depth, "weights": list(weights), **tuned}, evaluated)
+
+
+def _tuned_on_queries(job: FuseJob, systems: Sequence[ScoringSystem]) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """The weights of systems, and the queries on which they were tuned."""
+    data = read_evaluation_queries(job.tune_runs[0], job.tune_qrels, job.tune_split, Policy())
+    measure = parse_measure(job.measures[0]).name
+    weights, value = tune_systems(systems, data.queries, data.judgements, measure, job.method)
+    print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
+    return weights, {"tuned_on": {**data.digests(), "measure": measure, "value": round(value, 4)}}
+
+
+def tune_systems(
+    systems: Sequence[ScoringSystem],
+    queries: Sequence[Query],
+    judgements: Sequence[Judgement],
+    measure: str,
+    method: str,
+) -> tuple[tuple[float, ...], float]:
+    """Return the weights of exact fusion with the best value of a measure, and that value, as `tune_weights` does.
+
+    Args:
+        systems: of one corpus.
+        queries: other ones than those of the evaluation.
+        judgements: of these queries.
+        measure: a name such as "nDCG@10".
+        method: a name of SCALES.
+    """
+    rankings: dict[tuple[float, ...], Rankings] = {weights: {} for weights in weights_to_try(len(systems))}
+    depth = parse_measure(measure).cutoff or TUNED_DEPTH
+    for query in queries:
+        remembered = [RememberedSystem(system) for system in systems]  # of one query at a time
+        for weights, ranked in rankings.items():
+            ranked.update(ExactFusion(method, weights)(remembered, [query], depth))
+    return best_weights(
+        {weights: evaluate(ranked, judgements, [measure]).mean[measure] for weights, ranked in rankings.items()}
+    )
 
 
 def _read_rankings(path: str) -> Rankings:
@@ -132,8 +174,6 @@ def _check(job: FuseJob) -> None:
     _check_shared(job)
     if job.method not in METHODS:
         raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(METHODS)}")
-    if job.tune_runs and job.weights:
-        raise ValueError("give either --weights or --tune, which finds them")
     if job.tune_runs and (len(job.tune_runs) != len(job.runs) or not job.tune_qrels):
         raise ValueError("--tune needs a run for each run that is fused, in the same order, and --tune_qrels")
     for run in (*job.runs, *job.tune_runs):
@@ -145,6 +185,8 @@ def _check_shared(job: FuseJob) -> None:
         raise ValueError(f"{len(job.runs)} run is given; fusion takes two or more")
     if job.weights and len(job.weights) != len(job.runs):
         raise ValueError(f"--weights has {len(job.weights)} numbers for {len(job.runs)} runs; give one for each")
+    if job.tune_runs and job.weights:
+        raise ValueError("give either --weights or --tune, which finds them")
     if job.qrels and not job.queries:
         raise ValueError("--qrels needs --queries")
     for measure in job.measures:

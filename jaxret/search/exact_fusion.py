@@ -90,6 +90,33 @@ class DenseSystem:
         return np.array(scores, np.float64)
 
 
+class RememberedSystem:
+    """A system that answers again what was asked of it before: fusions with other weights ask for equal scores."""
+
+    def __init__(self, system: ScoringSystem) -> None:
+        self.system = system
+        self._tops: dict[tuple[str, int], TopRows] = {}
+        self._scores: dict[tuple[str, bytes], np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.system)
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        return self.system.ids(rows)
+
+    def top(self, query: Query, k: int) -> TopRows:
+        key = (query.id, k)
+        if key not in self._tops:
+            self._tops[key] = self.system.top(query, k)
+        return self._tops[key]
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        key = (query.id, rows.tobytes())
+        if key not in self._scores:
+            self._scores[key] = self.system.scores_of(query, rows)
+        return self._scores[key]
+
+
 class Scale(NamedTuple):
     """How scores of a system become comparable: (score - offset) * factor."""
 

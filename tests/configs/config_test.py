@@ -203,7 +203,7 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "mlr_msmarco:dual_encoder": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
     "mlr_msmarco:bert_dual_encoder": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
     "mlr_msmarco:bert_me_bert": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
-    "mlr_msmarco:bert_colbert": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, False),
+    "mlr_msmarco:bert_colbert": (1e-05, 128, 15, 4, 0.05, 2.0, 32, 128, 0.0, True),
     "mlr_beir:mlr": (3e-05, 128, 15, 10, 0.05, 2.0, 32, 128, 0.01, True),
     "mlr_beir:dual_encoder": (3e-05, 128, 15, 10, 0.05, 2.0, 32, 128, 0.0, True),
     "mvr_open_qa:bert": (2e-05, 128, 1, 40, 1237, 2.0, 256, 256, 0.01, True),

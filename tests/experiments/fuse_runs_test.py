@@ -81,6 +81,16 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
         assert [score for _, score in fused[query.id]] == pytest.approx(sums[best].tolist(), rel=1e-6)
     provenance = read_json(runs / "both.eval.json")["provenance"]["fused"]
     assert (provenance["exact"], provenance["weights"]) == (True, [0.25, 1.0])
+    tune = ["--tune=data", "--tune_qrels=data", "--tune_split=train"]
+    done = jaxret(runs, "bm25", "dense", "--out=tuned.trec", "--queries=data", "--qrels=data", *tune)
+    assert done.returncode == 0, done.stderr
+    provenance = read_json(runs / "tuned.eval.json")["provenance"]["fused"]
+    assert f"nDCG@10 {provenance['tuned_on']['value']:.4f} on data" in done.stdout
+    assert sum(provenance["weights"]) == pytest.approx(1)
+    both = jaxret(runs, "bm25", "dense", "--out=o.trec", "--queries=data", "--weights=1,1", *tune)
+    assert "give either --weights or --tune" in both.stderr
+    files = jaxret(runs, "bm25", "dense", "--out=o.trec", "--queries=data", "--tune=one.trec,two.trec")
+    assert "--tune of folders of systems takes the queries, one folder or file, and --tune_qrels" in files.stderr
     mixed = jaxret(runs, "bm25", "one.trec", "--out=o.trec", "--queries=data")
     assert "one.trec is no folder of a run; give folders of systems or files of rankings" in mixed.stderr
     ranks = jaxret(runs, "bm25", "dense", "--method=rrf", "--out=o.trec", "--queries=data")

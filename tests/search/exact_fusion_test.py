@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from jaxret.data.records import Passage, Query
+from jaxret.data.records import Judgement, Passage, Query
+from jaxret.evaluation.fusion import best_weights, weights_to_try
+from jaxret.evaluation.metrics import evaluate
+from jaxret.experiments.fuse_runs import tune_systems
 from jaxret.search.bm25 import BM25
 from jaxret.search.exact_fusion import SCALES, BM25System, ExactFusion, ScoringSystem, TopRows
 
@@ -92,3 +95,42 @@ def test_bad_settings(systems: tuple[BM25System, Vectors]) -> None:
         ExactFusion("sum", (1.0, -1.0))
     with pytest.raises(ValueError, match=r"systems of \[3, 200\] passages"):
         ExactFusion("sum", (1.0, 1.0))([systems[0], Vectors(np.ones((3, 2)))], QUERIES, 1)
+
+
+@dataclass
+class Counted(Vectors):
+    """A system that counts how often it scores passages."""
+
+    calls: int = 0
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        self.calls += 1
+        return super().scores_of(query, rows)
+
+
+@pytest.mark.parametrize("method", SCALES)
+def test_tuned_weights_are_those_of_a_brute_force(method: str, systems: tuple[BM25System, Vectors]) -> None:
+    """All weights, over all passages; a system computes its scores once, not once for each of the 21 weights."""
+    words, vectors = systems[0], Counted(systems[1].vectors)
+    pair: list[ScoringSystem] = [words, vectors]
+    every, queries = np.arange(200), QUERIES[:2]
+    relevant = {
+        query.id: np.argsort(-words.scores_of(query, every) - vectors.scores_of(query, every) / 4)[:9:2]
+        for query in queries
+    }
+    judgements = [Judgement(key, f"p{row}", 1) for key, rows in relevant.items() for row in rows]
+    values = {}
+    for weights in weights_to_try(2):
+        rankings = {}
+        for query in queries:
+            sums = np.zeros(200)
+            for system, weight in zip(pair, weights, strict=True):
+                scores = system.scores_of(query, every)
+                sums += weight * SCALES[method](np.sort(scores[scores != 0] if system is words else scores))(scores)
+            best = np.argsort(-sums, kind="stable")[:10]
+            rankings[query.id] = [(f"p{row}", float(sums[row])) for row in best]
+        values[weights] = evaluate(rankings, judgements, ["nDCG@10"]).mean["nDCG@10"]
+    vectors.calls = 0
+    assert tune_systems(pair, queries, judgements, "nDCG@10", method) == best_weights(values)
+    assert vectors.calls == len(queries)
+    assert len(set(values.values())) > 2, "control: weights matter"
