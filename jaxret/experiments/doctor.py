@@ -29,7 +29,9 @@ from jaxret.parallel.chips import find_chip
 from jaxret.parallel.events import emit
 from jaxret.search.backends.select import BACKENDS, select_backend
 from jaxret.search.self_check import self_check
+from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import cache_folder, temporary_path
+from jaxret.storage.working_copy import shown_path
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy")
 FAISS = ("faiss-cpu", "faiss-gpu")
@@ -256,7 +258,7 @@ def checks_of_machine(workdir: str = "", coordinator: str = "") -> Iterator[Chec
     yield from check_backends()
     yield from check_attention(backend)
     yield check_folder("caches", cache_folder(""))
-    yield check_folder("workdir", Path(workdir or "."))
+    yield check_folder("working copy" if is_bucket_address(shown_path(workdir)) else "workdir", Path(workdir or "."))
     if coordinator:
         yield check_coordinator(coordinator)
 

@@ -271,8 +271,8 @@ def check_bucket(address: str) -> Check:
         bucket.probe()
     except BucketError as error:
         problem = (
-            f"{error}; give the credentials that jobs have here rights to create, read, replace, list and delete "
-            "objects in this folder"
+            f"{error}; a bucket must exist, and the credentials that jobs have here need rights to create, read, "
+            "replace, list and delete objects in this folder"
         )
         return Check("bucket", address, problem, fatal=True)
     return Check("bucket", f"{address}: objects can be created, replaced if unchanged, and deleted")

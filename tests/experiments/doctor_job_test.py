@@ -190,7 +190,7 @@ assert "not the address of a folder in a bucket" in check_bucket("runs").problem
         server.buckets, server.RequestHandlerClass = ("bucket", "read-only"), _ReadOnly
         status, checks, _ = run_doctor("--bucket=gs://read-only/runs", variables=variables)
         assert (status, "no permission" in checks["bucket"]["problem"]) == (1, True)
-        assert "rights to create, read, replace, list and delete" in checks["bucket"]["problem"]
+        assert "need rights to create, read, replace, list and delete objects" in checks["bucket"]["problem"]
         values = environment() | variables
         done = subprocess.run([sys.executable, "-c", script], env=values, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
