@@ -158,14 +158,17 @@ def read_json_lines(
     """Yields (place, object) of a JSON-lines file; blank lines hold no record."""
     for location, line in read_lines(path, digest):
         try:
-            record = (
-                None if line.isspace() else require_object(_parse_json(decode_line(line, location), location), location)
-            )
+            record = None if line.isspace() else parse_json_object(line, location)
         except DataError as error:
             policy.reject(error)
             continue
         if record is not None:
             yield location, record
+
+
+def parse_json_object(line: bytes, location: Location) -> dict[str, Any]:
+    """Return the object of a line of JSON. Raises DataError for anything else."""
+    return require_object(_parse_json(decode_line(line, location), location), location)
 
 
 def _parse_json(text: str, location: Location) -> Any:

@@ -28,7 +28,7 @@ from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.libraries import named, tfds
 from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
 from jaxret.data.libraries.open_sets import open_named_set, open_table
-from jaxret.data.lines import PathLike, missing_file_error
+from jaxret.data.lines import PathLike, missing_file_error, parse_json_object, read_lines
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.working_copy import local_path, shown_path
@@ -213,10 +213,17 @@ def _describe_contents(path: Path, sample: FileSample) -> str:
 
 
 def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format], format_name: str) -> DataError:
+    location = Location(path)
+    if sample.container == "unreadable":
+        blank = b"\xef\xbb\xbf \t\r\n"
+        begun = ((place, line.strip(blank)) for place, line in read_lines(path) if line.strip(blank))
+        location, first = next(begun, (location, b""))
+        if first[:1] in (b"{", b"["):
+            parse_json_object(first, location)  # says where the first record breaks
     problem = f"this is no format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
     near = _nearest(sample, formats)
     remedy = f"the nearest is {near.title}: {near.description} ({near.name}:PATH forces it)" if near else _NONE_NEAR
-    return Location(path).error("unknown format", problem, remedy)
+    return location.error("unknown format", problem, remedy)
 
 
 _NONE_NEAR = "none is near; docs/data.md lists those that there are, and FORMAT:PATH forces one"

@@ -216,6 +216,6 @@ def _table(lines: list[str]) -> FileSample:
         return FileSample("unreadable")
     if "\t" not in lines[0] and "," in lines[0] and (records := _csv_records(lines)):
         return FileSample("csv", records)
-    if max(len(line.split()) for line in lines) < 2 or lines[0].lstrip()[0] in "{":
+    if max(len(line.split()) for line in lines) < 2 or lines[0].lstrip().startswith(("{", "[{")):
         return FileSample("unreadable")
     return FileSample("table", lines=tuple(lines))

@@ -32,6 +32,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats import (
     corpus as corpus_module,
 )
+from jaxret.data.formats.detect import detect_file
 from jaxret.data.record_checks import check_question
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.evaluation.metrics import evaluate
@@ -598,8 +599,14 @@ def test_missing_files_say_what_there_is(folder: Path) -> None:
         (lambda: read_run(folder / "a" / "b.trec"), r"b\.trec: this file does not exist; .*beir holds answers"),
         (
             lambda: read_corpus(lines(folder / "c.parquet", "neither", "one")),
-            r"c\.parquet: this is no format that is known: nothing in it can be read; none is near",
+            r"c\.parquet:1: this is no format that is known: nothing in it can be read; none is near",
         ),
+        (
+            lambda: read_corpus(lines(folder / "only", '{"_id": "a", "text": "x"')),
+            r"only:1: this is not JSON \(.*\); write one whole JSON value",
+        ),
+        (lambda: detect_file(lines(folder / "bare.jsonl", "", "", '{"_id": "a"')), r"bare\.jsonl:3: this is not JSON"),
+        (lambda: read_corpus(lines(folder / "list", '[{"_id": "a"')), r"list:1: this is not JSON"),
     ]
     for attempt, message in cases:
         with pytest.raises(DataError, match=message.replace(r"corpus\.jsonl \(", r"corpus\.jsonl: this file \(")):
