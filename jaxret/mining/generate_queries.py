@@ -26,7 +26,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.query_generator import QueryGenerator, open_query_generator
 from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, with_digest, write_json
-from jaxret.storage.folder_kinds import GENERATED, require_kind
+from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 
 PAUSE = 0.5  # seconds between two looks at what other jobs do
@@ -84,7 +84,7 @@ def generate_queries(
         raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
     if progress and (report := policy.report()):
         print_line(report)
-    require_kind(Path(out), GENERATED)
+    require_folder_kind(Path(out), GENERATED)
     with Leases(Path(out), options.lease) as leases:
         job = GenerationJob(Path(model), opened, scan, decoding, options, leases, progress)
         job.begin()

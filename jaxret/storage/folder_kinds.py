@@ -18,5 +18,5 @@ _MARKS = {  # a file that only this kind has, from the first write of consequenc
 def require_kind(folder: Path, kind: str) -> None:
     """Raise FileExistsError if a folder is of another kind than `kind`; one of no kind, or absent, is as good."""
     for other, mark in _MARKS.items():
-        if other != kind and (found := next(folder.glob(mark), None)):
-            raise FileExistsError(f"{folder} is {other} (it has {found.relative_to(folder)}); give another folder")
+        if other != kind and (path := next(folder.glob(mark), None)):
+            raise FileExistsError(f"{folder} is {other} (it has {path.relative_to(folder)}); give another folder")

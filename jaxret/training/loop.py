@@ -57,7 +57,7 @@ from jaxret.runs.run import base_of_run, create_run, open_checkpoints
 from jaxret.runs.run_warnings import keep_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
-from jaxret.storage.folder_kinds import RUN, require_kind
+from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.lockfile import LockedError
 from jaxret.storage.working_copy import copy_of, publish
 from jaxret.training.data_warnings import data_warnings
@@ -137,7 +137,7 @@ def train(
             f"{Workdir(workdir)}: a job of several processes writes its checkpoints together, to a folder that all of "
             "them share; give a workdir on a shared disk, and copy it to the bucket afterwards"
         )
-    require_kind(Workdir(workdir).path, RUN)
+    require_folder_kind(Workdir(workdir).path, RUN)
     job = prepare_job(config, Workdir(workdir), progress, explicit_keys, task or get_task(config))
     # Also fails on a read-only folder before there is work to lose.
     with contextlib.nullcontext() if is_held else hold_folder(job.workdir.path, "training"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.data.formats.build_data_set import build_data_set
-from jaxret.storage.folder_kinds import DATA_SET, GENERATED, RECIPE, RUN, SWEEP, require_kind
+from jaxret.storage.folder_kinds import DATA_SET, GENERATED, RECIPE, RUN, SWEEP, require_folder_kind
 from jaxret.training.loop import train
 from tests.pipeline import contents, tiny_config, write_data
 
@@ -25,16 +25,16 @@ MARKS = {
 @pytest.mark.parametrize("kind", MARKS)
 def test_a_folder_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "it[1]"
-    require_kind(folder, kind)  # one that is not there, and one that is empty
+    require_folder_kind(folder, kind)  # one that is not there, and one that is empty
     (folder / MARKS[kind]).parent.mkdir(parents=True)
-    require_kind(folder, kind)
+    require_folder_kind(folder, kind)
     (folder / MARKS[kind]).write_text("{}")
-    require_kind(folder, kind)
+    require_folder_kind(folder, kind)
     for other in MARKS.keys() - {kind}:
         with pytest.raises(
             FileExistsError, match=re.escape(f"{folder} is {kind} (it has {MARKS[kind]}); give another folder")
         ):
-            require_kind(folder, other)
+            require_folder_kind(folder, other)
 
 
 def test_a_data_set_and_a_run_are_not_made_in_each_other(tmp_path: Path) -> None:

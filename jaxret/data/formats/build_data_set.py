@@ -30,7 +30,7 @@ from jaxret.data.libraries import tfds
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.storage.atomic import storage_errors, sync, sync_tree
-from jaxret.storage.folder_kinds import DATA_SET, require_kind
+from jaxret.storage.folder_kinds import DATA_SET, require_folder_kind
 from jaxret.storage.lockfile import FolderLock
 from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
@@ -96,7 +96,7 @@ def _publish(built: Path, folder: Path, tables: list[str], version: str) -> None
 
 
 def _check(folder: Path, version: str) -> None:
-    require_kind(folder, DATA_SET)
+    require_folder_kind(folder, DATA_SET)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", folder.name):
         raise ValueError(f"{folder}: a data set of TFDS is called by small letters, digits and _; name the folder so")
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):

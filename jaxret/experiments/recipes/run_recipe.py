@@ -49,7 +49,7 @@ from jaxret.runs.mismatch import ContractError, flatten
 from jaxret.runs.run import config_json, open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json, write_json
-from jaxret.storage.folder_kinds import RECIPE, require_kind
+from jaxret.storage.folder_kinds import RECIPE, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.training.loop import train
 
@@ -89,7 +89,7 @@ def run_stages(
         log: takes a line for each step; None prints it.
     """
     folder = Workdir(workdir).path
-    require_kind(folder, RECIPE)
+    require_folder_kind(folder, RECIPE)
     check_recipe(stages, folder, evaluation)
     with hold_folder(folder, "a recipe"):
         for part in ("mined", "done"):  # only this process writes there

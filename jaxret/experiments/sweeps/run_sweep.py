@@ -33,7 +33,7 @@ from jaxret.runs.mismatch import flatten, require_equal
 from jaxret.runs.run import config_json
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
-from jaxret.storage.folder_kinds import SWEEP, require_kind
+from jaxret.storage.folder_kinds import SWEEP, require_folder_kind
 from jaxret.storage.leases import Leases
 from jaxret.storage.lockfile import LockedError
 
@@ -129,7 +129,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
         ValueError: settings that contradict each other, or that differ from those of the folder. Nothing has run then.
         LockedError: other jobs run some of the points; the others are done.
     """
-    require_kind(Workdir(workdir).path, SWEEP)
+    require_folder_kind(Workdir(workdir).path, SWEEP)
     runs = sweep_runs(setup, workdir)
     if not 0 <= index <= len(runs):
         raise ValueError(f"--index={index}: the sweep has the runs 1 to {len(runs)} (--list shows them)")

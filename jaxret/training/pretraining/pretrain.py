@@ -14,7 +14,7 @@ from jaxret.parallel.progress import job_log
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.run import open_model
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.folder_kinds import RUN, require_kind
+from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.transaction import new_folder
 from jaxret.training.config_check import check_config
 from jaxret.training.loop import TrainResult, train
@@ -40,7 +40,7 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
     log = job_log(progress)
     check_config(config)
     check_pretraining_config(config)
-    require_kind(folder.path, RUN)
+    require_folder_kind(folder.path, RUN)
     with hold_folder(folder.path, "pre-training"):
         if not config.encoder.checkpoint:
             config.encoder.checkpoint = str(write_scratch_encoder(config, folder, log))
