@@ -15,7 +15,7 @@ _MARKS = {  # a file that only this kind has, from the first write of consequenc
 }
 
 
-def require_kind(folder: Path, kind: str) -> None:
+def require_folder_kind(folder: Path, kind: str) -> None:
     """Raise FileExistsError if a folder is of another kind than `kind`; one of no kind, or absent, is as good."""
     for other, mark in _MARKS.items():
         if other != kind and (path := next(folder.glob(mark), None)):
