@@ -99,7 +99,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     _check_shared(job)
     if not job.queries:
         raise ValueError("folders of systems are searched: give --queries")
-    weights, tuned = tuple(job.weights) or (1.0,) * len(job.runs), {}
+    weights, tuned = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
     systems = open_systems(job.runs, job.corpus)
