@@ -1,7 +1,7 @@
 """Progress of long work on standard error, and the lines that a job prints: one process draws one bar at a time.
 
 On a terminal and in a notebook there is a bar, from a second on. In a file or a pipe there is a line every ten seconds,
-with the time.
+with the time; work inside other work has it while the other one stands still.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 DELAY = 1.0  # seconds of work that nothing is shown of
 INTERVAL = 10.0  # seconds between the lines of a file
+_PLURALS = {"batch": "batches", "query": "queries"}
 
 _settings = {"quiet": False}
-_shown: list[Progress] = []  # the one that is shown; work inside it shows nothing
+_shown: list[Progress] = []  # work that is shown, the outermost first; it alone has a bar
 
 
 def be_quiet() -> None:
@@ -81,11 +82,11 @@ class Progress:
         self._lines = 0
 
     def __enter__(self) -> Progress:
-        self._start_time = self._next = time.monotonic()
-        self._visible = self._visible and not _shown
+        self._start_time = self._next = self._updated = time.monotonic()
+        self._terminal = sys.stderr.isatty() or in_notebook()
+        self._visible = self._visible and not (self._terminal and _shown)
         if self._visible:
             _shown.append(self)
-            self._terminal = sys.stderr.isatty() or in_notebook()
             self._next += DELAY if self._terminal else INTERVAL
         return self
 
@@ -101,15 +102,19 @@ class Progress:
         """Add to the finished parts."""
         self.done += count
         report_progress(self.name, self.unit, self.done, self.total)
-        if not self._visible or (self._bar is None and time.monotonic() < self._next):
+        if not self._visible:
+            return
+        now = self._updated = time.monotonic()
+        if self._bar is None and now < self._next:
             return
         if self._bar is None and not is_first_process():
             self._visible = False
         elif self._terminal:
             self._draw(count)
         else:
-            self._next += INTERVAL * (1 + (time.monotonic() - self._next) // INTERVAL)
-            self._write_line("for")
+            self._next += INTERVAL * (1 + (now - self._next) // INTERVAL)
+            if all(now - outer._updated >= INTERVAL for outer in _shown[: _shown.index(self)]):
+                self._write_line("for")
 
     def note(self, text: str) -> None:
         """Set what stands behind the numbers, as the loss."""
@@ -135,7 +140,8 @@ class Progress:
         parts = [f"{self.name}: {self.done:,}"]
         if self.total:
             parts[0] += f" of {self.total:,}"
-        parts[0] += f" {self.unit}s" + (f" ({self.done / self.total:.0%})" if self.total else "")
+        parts[0] += f" {_PLURALS.get(self.unit, self.unit + 's')}"
+        parts[0] += f" ({self.done / self.total:.0%})" if self.total else ""
         parts[0] += f" {how} {tqdm.format_interval(seconds)}"
         parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 1000 else f"{rate:,.0f} {self.unit}/s")
         if self.total and rate and how == "for":

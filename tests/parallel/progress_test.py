@@ -55,15 +55,32 @@ def test_short_work_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "")
 
 
-def test_work_inside_other_work_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("train", 2, "step") as outer:
-        for _ in range(2):
-            for _ in with_progress(range(3), "validate"):
-                clock.seconds += 11
+def test_work_inside_other_work_has_lines_while_the_other_stands_still(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("train", 6, "step") as outer:
+        for seconds in (11, 4, 1):
+            for _ in with_progress(range(3), "validate", 3, "batch"):
+                clock.seconds += seconds
             outer.update()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert all(" train: " in line for line in lines)
+        for _ in with_progress(range(3), "read"):  # a line of its own would come every ten seconds, too
+            clock.seconds += 11
+            outer.update()
+    lines = [re.sub(r"^[0-9-]{10} [0-9:]{8} |,.*", "", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "validate: 1 of 3 batches (33%) for 00:11",
+        "validate: 2 of 3 batches (67%) for 00:22",
+        "validate: 3 of 3 batches (100%) for 00:33",
+        "validate: 3 of 3 batches (100%) in 00:33",
+        "train: 1 of 6 steps (17%) for 00:33",
+        "validate: 3 of 3 batches (100%) for 00:12",
+        "validate: 3 of 3 batches (100%) in 00:12",
+        "train: 2 of 6 steps (33%) for 00:45",
+        "train: 4 of 6 steps (67%) for 00:59",
+        "train: 5 of 6 steps (83%) for 01:10",
+        "train: 6 of 6 steps (100%) for 01:21",
+        "train: 6 of 6 steps (100%) in 01:21",
+    ]
     with Progress("search", 1, "step") as after:
         clock.seconds += 11
         after.update()

@@ -154,6 +154,7 @@ def layer_section(files: ReportFiles) -> Html:
 
 def _findings(results: dict[str, Any]) -> Html:
     header = ["chosen", "layers", "token", "scores", f"{PROBE_MEASURE}, held out", "difference", "p (Holm)", "vectors"]
+    header += ["bytes a passage"]
     rows = [
         [
             one["name"],
@@ -164,6 +165,7 @@ def _findings(results: dict[str, Any]) -> Html:
             value_cell(one.get("difference"), "+.4f"),
             Number(one.get("p_holm"), format_p_value(one.get("p_holm")) if "p_holm" in one else ""),
             value_cell(one["vectors"], ",.0f"),
+            value_cell(one.get("bytes_per_passage"), ",.0f"),
         ]
         for one in results["findings"]
     ]

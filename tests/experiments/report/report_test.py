@@ -91,6 +91,8 @@ def test_every_section_shows_its_numbers(page: Page, runs: Path) -> None:
     assert "Dev RR@10" in shown["training"]
     assert "Share of the time that devices wait for data" in shown["throughput"]
     assert "dual, data.test" in shown["layers"]
+    findings = read_json(runs / "dual" / "eval" / "data.test.probe.json")["findings"]
+    assert [f"{one['vectors']}{one['bytes_per_passage']:,}" in shown["layers"] for one in findings] == [True] * 5
     wins = read_json(runs / "layers" / "eval" / "data.test.diversity.json")["wins"]
     assert all(name in shown["winners"] for name in wins)
     assert "Quality against storage" in shown["cost"]
