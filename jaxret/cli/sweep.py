@@ -24,6 +24,9 @@ _GRID = flags.DEFINE_multi_string("grid", [], "KEY=VALUE,VALUE of the config, or
 _SEEDS = flags.DEFINE_list("seeds", [], "values of all keys of config.seed; default: one run with the config's own")
 _BASELINE = flags.DEFINE_string("baseline", "", "point that the others are tested against; default: the first")
 _STAGES = flags.DEFINE_boolean("stages", False, "run the stages of the config, as jaxret recipe does")
+_DIVERSITY = flags.DEFINE_string(
+    "diversity", "", "folder or file of judged pairs: also local variation and perplexity, as `jaxret diversity`"
+)
 _LIST = flags.DEFINE_boolean("list", False, "print the runs, and do nothing")
 _INDEX = flags.DEFINE_integer("index", 0, "number of the only run to do; 0: all, and the table", lower_bound=0)
 _CORPUS = shared_flags.corpus(_TRAIN_FOLDER)
@@ -52,7 +55,7 @@ def main() -> None:
     overrides = config_overrides(config, sys.argv)
     grid = read_grid(_GRID.value, _SEEDS.value, config, tuple(overrides))
     name = config_flags.get_config_filename(flags.FLAGS["config"])
-    setup = SweepSetup(name, overrides, grid, evaluation, _STAGES.value, _BASELINE.value)
+    setup = SweepSetup(name, overrides, grid, evaluation, _STAGES.value, _BASELINE.value, _DIVERSITY.value)
     if _LIST.value:
         text = list_sweep(setup, _WORKDIR.value)
         print(text)

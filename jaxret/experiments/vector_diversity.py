@@ -11,12 +11,27 @@ from jaxtyping import Float, Int
 from jaxret.data.formats import Policy, parse_source, read_corpus, read_judged_queries, source_path
 from jaxret.data.formats.readers import detect_judgements
 from jaxret.data.formats.trec import reject_unknown_ids
+from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.diversity import Diversity, diversity
 from jaxret.experiments.evaluation_queries import dataset_name, result_name
 from jaxret.models.pooling import POOLINGS
+from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
-from jaxret.storage.atomic import write_json
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json, write_json
+
+DIVERSITY_MEASURES = ("local_variation", "perplexity")
+LOCAL_VARIATION = "softmax"  # MVR's table 6 can only be of scores that are normalized so
+
+
+@dataclass(frozen=True)
+class JudgedTexts:
+    """Judged queries by id, their relevant passages, and the pairs of both."""
+
+    queries: dict[str, Query]
+    passages: list[Passage]
+    pairs: list[Judgement]
 
 
 @dataclass(frozen=True)
@@ -33,22 +48,49 @@ class JudgedPairs:
 def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) -> JudgedPairs:
     """Encode the judged queries of a folder or file and their relevant passages.
 
-    Training records, such as DPR's, are all that is read where they are the judgements: they have the texts.
-
     Args:
         run: a run with several vectors a passage, equally many for all passages.
-        data: folder with queries, judgements and corpus, or file of training records.
-        split: split of the queries, of a folder.
+        data, split: see `read_judged_texts`.
         progress: whether to show progress bars.
     Raises:
-        ValueError: the checkpoint has one vector a passage, or one for every token; a relevant passage is missing.
+        ValueError: the checkpoint has one vector a passage, or one for every token; as `read_judged_texts`.
     """
-    vectors = run.model.unpooled().vectors_per_passage
-    if vectors is None or vectors < 2:
+    if not has_several_vectors(run.model):
+        vectors = run.model.unpooled().vectors_per_passage
         raise ValueError(
             f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'} of a "
             "passage; diversity needs a head with several vectors, equally many for every passage"
         )
+    read = read_judged_texts(data, split)
+    row = {passage.id: i for i, passage in enumerate(read.passages)}
+    query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in read.pairs))}
+
+    texts = run.tokenizer.queries((read.queries[query_id] for query_id in query_rows), progress)
+    query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
+    texts = run.tokenizer.passages(read.passages, progress)
+    passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
+    left = np.array([query_rows[j.query_id] for j in read.pairs])
+    right = np.array([row[j.passage_id] for j in read.pairs])
+    names = [j.query_id for j in read.pairs], [j.passage_id for j in read.pairs]
+    return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right)
+
+
+def has_several_vectors(model: RetrieverModel) -> bool:
+    """Return whether a model has several vectors of a passage, equally many for every passage."""
+    return (model.unpooled().vectors_per_passage or 1) > 1
+
+
+def read_judged_texts(data: str | Path, split: str) -> JudgedTexts:
+    """Read the judged queries of a folder or file and their relevant passages.
+
+    Training records, such as DPR's, are all that is read where they are the judgements: they have the texts.
+
+    Args:
+        data: folder with queries, judgements and corpus, or file of training records.
+        split: split of the queries, of a folder.
+    Raises:
+        ValueError: no query has a relevant passage, or a relevant passage is missing.
+    """
     policy = Policy()
     source = _texts_and_judgements(data, split)
     query_list, located = read_judged_queries(source, source, split, policy)
@@ -61,17 +103,7 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
     missing = passage_ids.difference(passage.id for passage in passages)
     if missing:
         raise ValueError(f"{data}: {len(missing):,} relevant passages are not in its corpus, such as {min(missing)!r}")
-    row = {passage.id: i for i, passage in enumerate(passages)}
-    query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in pairs))}
-
-    texts = run.tokenizer.queries((queries[query_id] for query_id in query_rows), progress)
-    query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
-    texts = run.tokenizer.passages(passages, progress)
-    passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
-    left = np.array([query_rows[j.query_id] for j in pairs])
-    right = np.array([row[j.passage_id] for j in pairs])
-    names = [j.query_id for j in pairs], [j.passage_id for j in pairs]
-    return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right)
+    return JudgedTexts(queries, passages, pairs)
 
 
 def pooling_weights(run: Run) -> dict[str, float] | None:
@@ -101,17 +133,28 @@ def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = T
     return diversity(pairs.queries, pairs.passages, pairs.rows)
 
 
+def diversity_path(workdir: Workdir, data: str | Path, split: str) -> Path:
+    """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, of a file `eval/DATA.diversity.json`."""
+    name = dataset_name(data) if source_path(data).is_file() else result_name(str(data), str(data), split)
+    return workdir.evaluation(f"{name}.diversity")
+
+
+def read_diversity(path: Path) -> dict[str, float | None]:
+    """Return perplexity and local variation of a report, as MVR's table 6 has them."""
+    report = read_json(path)
+    values = report["local_variation"][LOCAL_VARIATION], report["perplexity"]
+    return dict(zip(DIVERSITY_MEASURES, values, strict=True))
+
+
 def report_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
-    """Measure diversity, write `eval/DATA.SPLIT.diversity.json` (of a file: `eval/DATA.diversity.json`), and return the
-    text to print.
+    """Measure diversity, write it to `diversity_path`, and return the text to print.
 
     Args:
         run, data, split, progress: see `judged_pairs`.
     """
     result = measure_diversity(run, data, split, progress)
     names = run.model.module.head.vector_names()
-    name = dataset_name(data) if source_path(data).is_file() else result_name(str(data), str(data), split)
-    path = run.workdir.evaluation(f"{name}.diversity")
+    path = diversity_path(run.workdir, data, split)
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}

@@ -48,9 +48,17 @@ from jaxret.mining.training_queries import (
 )
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
+from jaxret.runs.mismatch import require_equal
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import corpus_folder, text_files
-from jaxret.storage.atomic import require_other_file, require_writable, sha256_file, with_digest, write_json
+from jaxret.storage.atomic import (
+    read_with_digest,
+    require_other_file,
+    require_writable,
+    sha256_file,
+    with_digest,
+    write_json,
+)
 
 RANK_BLOCK = 4096  # queries whose rankings are in memory: 4,096 x 200 are about 120 MB
 TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passages are about 50 MB
@@ -104,10 +112,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     policy, path = Policy(job.on_error), Path(job.out)
     require_settings(job)
     require_writable(path.parent)
-    questions = read_training_queries(job.data, job.split, policy, job.judged)
-    if job.subset[0]:
-        ids = choose_ids((one.query.id for one in questions.queries), *job.subset)
-        questions = replace(questions, queries=tuple(one for one in questions.queries if one.query.id in ids))
+    questions = _read_queries(job, policy)
     check_answers((one.query for one in questions.queries), job.settings.match)
     log(f"{job.data}: {len(questions.queries):,} queries ({describe_queries(job)})")
     if job.settings.positives_from_retrieval:
@@ -136,6 +141,30 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     log(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
     emit("mining", path=path, parents=parents_path(path), audit=vars(audit))
     return MiningResult(path, chooser.tally, audit)
+
+
+def _read_queries(job: MiningJob, policy: Policy) -> TrainingQueries:
+    questions = read_training_queries(job.data, job.split, policy, job.judged)
+    if not job.subset[0]:
+        return questions
+    ids = choose_ids((one.query.id for one in questions.queries), *job.subset)
+    return replace(questions, queries=tuple(one for one in questions.queries if one.query.id in ids))
+
+
+def require_same_sources(job: MiningJob) -> None:
+    """Raise ContractError if the training file that an earlier command wrote was changed since, or was mined for other
+    queries, from another corpus or with other settings than those of `job`."""
+    record, policy = parents_path(Path(job.out)), Policy(job.on_error)
+    made = read_with_digest(record)
+    stored = {name: made[name]["sha256"] for name in ("file", "queries", "corpus")} | {"settings": made["settings"]}
+    current = {
+        "file": sha256_file(Path(job.out)),
+        "queries": _read_queries(job, policy).digest(),
+        "corpus": job.passages.scan(policy).sha256,
+        "settings": asdict(job.settings),
+    }
+    remedy = f"Name another output, or delete {job.out} to mine again."
+    require_equal(stored, current, str(record), f"mining from {job.data} and {job.corpus}", remedy)
 
 
 def require_settings(job: MiningJob) -> None:

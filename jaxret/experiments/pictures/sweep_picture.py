@@ -30,10 +30,10 @@ def sweep_picture(results: Mapping[str, Any], measure: str = "") -> Figure:
     Raises:
         ValueError: an unknown measure, more than three swept keys, or none.
     """
-    keys, points = list(results["keys"]), results["points"]
     name = measure or results["measures"][0]
     if name not in results["measures"]:
         raise ValueError(f"the sweep has no measure {name!r}; it has {', '.join(results['measures'])}")
+    keys, points = list(results["keys"]), [point for point in results["points"] if name in point["scores"]]
     if not 1 <= len(keys) <= 3:
         raise ValueError(f"a picture of a sweep has one to three keys, and this sweep has {len(keys)}")
     names = short_names(keys)
@@ -79,7 +79,9 @@ def _draw_line(
 def _draw_baseline(ax: Axes, results: Mapping[str, Any], measure: str) -> None:
     """Draw a dashed line at the mean of the baseline."""
     label = results["comparison"]["baseline"]
-    scores = next(point["scores"][measure] for point in results["points"] if point["label"] == label)
+    scores = next(point["scores"].get(measure) for point in results["points"] if point["label"] == label)
+    if scores is None:  # one vector has no local variation
+        return
     mean = float(np.mean(scores))
     ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.6, zorder=1)
     place: dict[str, Any] = {"xytext": (-2, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}

@@ -9,19 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
-from jaxret.experiments.evaluation_queries import dataset_name, result_name
+from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
-from jaxret.mining.mining_job import parents_path
+from jaxret.experiments.vector_diversity import diversity_path, read_diversity
+from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
+from jaxret.mining.mining_settings import MiningSettings
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
-
-LOCAL_VARIATION = "softmax"  # MVR's table 6 can only be of scores that are normalized so
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
                 print(f"== jaxret {' '.join(command)}", flush=True)
-                if mined := _mined_file(command):
-                    print(f"{mined} is kept; delete {parents_path(mined)} to mine again", flush=True)
+                if command[0] == "mine" and _is_mined(job := _mining_job(case, command)):
+                    require_same_sources(job)
+                    print(f"{job.out} is kept: it was mined from these files, with these settings", flush=True)
                     continue
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
@@ -88,12 +90,21 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
     return [measured for case in cases for measured in measure_case(case, places)]
 
 
-def _mined_file(command: Sequence[str]) -> Path | None:
-    """Return the training file of `jaxret mine` if an earlier run wrote all of it: its sources are written last."""
-    if command[0] != "mine":
-        return None
-    (out,) = [Path(word.removeprefix("--out=")) for word in command if word.startswith("--out=")]
-    return out if out.exists() and parents_path(out).exists() else None
+def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
+    """Return the job of a command `jaxret mine`."""
+    flags, mined = _flags(command), dict[str, Any](case.source.mined)
+    settings = MiningSettings(**mined)
+    return MiningJob(flags["data"], (flags["pool"],), flags["out"], corpus=flags["corpus"], settings=settings)
+
+
+def _is_mined(job: MiningJob) -> bool:
+    """Return whether an earlier command wrote all of the training file: the record of its sources is written last."""
+    return Path(job.out).exists() and parents_path(Path(job.out)).exists()
+
+
+def _flags(command: Sequence[str]) -> dict[str, str]:
+    """Return name -> value of a command's flags."""
+    return dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--"))
 
 
 def case_seeds(case: Case) -> list[int | None]:
@@ -138,14 +149,14 @@ def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
     the last layer; they have no standard error."""
     run, (_, command) = run_folder(case, places, case_seeds(case)[0]), case_commands(case, places)
     data = command[-1].removeprefix("--data=")
-    stored = read_json(Workdir(run).evaluation(f"{dataset_name(data)}.diversity"))
-    values = {"perplexity": stored["perplexity"], "local_variation": stored["local_variation"][LOCAL_VARIATION]}
+    path = diversity_path(Workdir(run), data, "")
+    values = read_diversity(path)
     if "last_layer_wins" in case.measures:  # the last layer is the first vector of MLR
-        wins = list(stored["wins"].values())
+        wins = list(read_json(path)["wins"].values())
         values["last_layer_wins"] = wins[0] / sum(wins)
     for measure, paper in zip(case.measures, case.numbers, strict=True):
-        if values[measure] is not None:
-            yield Measured(case, measure, values[measure], 0.0, paper)
+        if (value := values[measure]) is not None:
+            yield Measured(case, measure, value, 0.0, paper)
 
 
 def _error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> float:
@@ -171,7 +182,7 @@ def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
     paths: dict[Path, float] = {}
     parts = iter(case.target.folders(case.sets).values())
     for command in case_commands(case, places):
-        flags = dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--"))
+        flags = _flags(command)
         if command[0] == "beir":
             query, passage = (int(flags.get(name, 0)) or None for name in ("query_length", "passage_length"))
             job = BeirJob(str(run), command[1], query_length=query, passage_length=passage)

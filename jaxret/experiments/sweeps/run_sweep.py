@@ -10,13 +10,14 @@ WORKDIR/sweep.json        settings that all points share; a sweep with others is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config, load_config
+from jaxret.evaluation.comparison import Score
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.compare_runs import read_result
 from jaxret.experiments.evaluation_queries import result_name
@@ -27,10 +28,20 @@ from jaxret.experiments.recipes.run_recipe import run_stages
 from jaxret.experiments.recipes.stages import Stage, read_stages
 from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct_points
 from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_sweep
+from jaxret.experiments.vector_diversity import (
+    DIVERSITY_MEASURES,
+    diversity_path,
+    has_several_vectors,
+    read_diversity,
+    read_judged_texts,
+    report_diversity,
+)
+from jaxret.models.encoders.pretrained import resolve_encoder
+from jaxret.models.retriever import build_retriever_model, encoder_config
 from jaxret.parallel.events import emit
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
-from jaxret.runs.run import config_json
+from jaxret.runs.run import config_json, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.storage.folder_kinds import SWEEP, require_folder_kind
@@ -51,6 +62,7 @@ class SweepSetup:
         evaluation: data and measures; the tests of the table are of the first measure.
         stages: whether each point runs the stages of the config; else the config is trained once, on data.train.
         baseline: label of the point that others are tested against; "" for the first.
+        diversity: folder or file of judged pairs on which local variation and perplexity are measured; "" for none.
     """
 
     config: str
@@ -59,6 +71,7 @@ class SweepSetup:
     evaluation: EvaluationSetup
     stages: bool = False
     baseline: str = ""
+    diversity: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,7 @@ class SweepRun:
         seed: None for the config's own seeds.
         folder: of the run's recipe.
         stages: the stages of the recipe; the last one that searches is measured.
+        report: path of the report of diversity; None for none, and for a point with one vector a passage.
     """
 
     label: str
@@ -78,15 +92,21 @@ class SweepRun:
     seed: int | None
     folder: Path
     stages: tuple[Stage, ...]
+    report: Path | None = None
 
     @property
     def name(self) -> str:
         return self.label if self.seed is None else f"{self.label} seed={self.seed}"
 
     @property
+    def stage(self) -> Stage:
+        """The stage that is measured."""
+        return [stage for stage in self.stages if not stage.is_reranker][-1]
+
+    @property
     def measured(self) -> Workdir:
         """The folder of the stage that is measured."""
-        return Workdir(self.folder / [stage.name for stage in self.stages if not stage.is_reranker][-1])
+        return Workdir(self.folder / self.stage.name)
 
 
 def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
@@ -134,12 +154,19 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     if not 0 <= index <= len(runs):
         raise ValueError(f"--index={index}: the sweep has the runs 1 to {len(runs)} (--list shows them)")
     evaluation = _evaluation(setup, runs)
-    chosen = runs[index - 1 : index] if index else runs
-    _check_runs(chosen, evaluation)
+    part = slice(index - 1, index) if index else slice(None)
+    _check_runs(runs[part], evaluation)
+    if setup.diversity:
+        runs = _with_reports(runs, setup.diversity, evaluation.split)
+    chosen = runs[part]
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
     held: Sequence[SweepRun] = chosen
     for _ in range(2):  # again, because the other job may have completed a point while this one was at the rest
         held = [run for run in held if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)]
+    for run in (run for run in chosen if run not in held):
+        if run.report and not run.report.exists():
+            text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
+            print(f"{run.name}: {text}", flush=True)
     if held:
         names = " and at ".join(run.name for run in held)
         raise LockedError(f"another job is at {names}; start the same command again when it has ended, to compare")
@@ -148,7 +175,8 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     name = _result_name(evaluation)
     results = {run.label: [read_result(str(r.measured), name) for r in runs if r.label == run.label] for run in runs}
     points = {run.label: run.point for run in runs}
-    return compare_points(setup.grid, points, results, setup.baseline, evaluation.measures or ())
+    table = compare_points(setup.grid, points, results, setup.baseline, evaluation.measures or ())
+    return table.with_scores(_diversity_scores(runs))
 
 
 def _point_stages(setup: SweepSetup, label: str, changes: Mapping[str, Any]) -> tuple[Stage, ...]:
@@ -185,6 +213,40 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
             raise FileNotFoundError(f"{run.label}: {error}") from error
         except ValueError as error:
             raise ValueError(f"{run.label}: {error}") from error
+
+
+def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[SweepRun]:
+    """Return the runs with the paths of their reports. Raises ValueError for data that cannot be read, and where no
+    point has several vectors of a passage."""
+    reported = [
+        replace(run, report=diversity_path(run.measured, diversity, split)) if _has_several_vectors(run) else run
+        for run in runs
+    ]
+    if all(run.report is None for run in reported):
+        raise ValueError(
+            "--diversity: no point has several vectors of a passage, equally many for every passage, to compare"
+        )
+    if not all(run.report is None or run.report.exists() for run in reported):
+        read_judged_texts(diversity, split)
+    return reported
+
+
+def _has_several_vectors(run: SweepRun) -> bool:
+    config = run.stage.config
+    directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download, weights=False)
+    return has_several_vectors(build_retriever_model(config, encoder_config(config, directory)))
+
+
+def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:
+    """Return local variation and perplexity of each point where they are defined."""
+    scores = []
+    for label in dict.fromkeys(run.label for run in runs):
+        reports = [read_diversity(run.report) for run in runs if run.label == label and run.report]
+        for measure in DIVERSITY_MEASURES:
+            values = [report[measure] for report in reports]
+            if defined := [value for value in values if value is not None]:
+                scores.append(Score(label, measure, tuple(defined)))
+    return scores
 
 
 def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ class SweepResults:
     def baseline(self) -> str:
         return self.comparison.systems[0]
 
+    def with_scores(self, scores: Sequence[Score]) -> SweepResults:
+        """Return the results with scores of further measures, which need not be of all points."""
+        return replace(self, scores=(*self.scores, *scores))
+
     def to_text(self) -> str:
         return self._render(aligned_table)
 
@@ -91,8 +95,8 @@ class SweepResults:
 
     def _row(self, label: str) -> list[str]:
         values = [format_value(self.points[label][key]) for key in self.keys]
-        scores = [score for score in self.scores if score.system == label]
-        cells = [*values, str(len(scores[0].runs)), *map(str, scores)]
+        scores = {score.measure: score for score in self.scores if score.system == label}
+        cells = [*values, str(len(scores[self.measures[0]].runs)), *(str(scores.get(m, "-")) for m in self.measures)]
         for one in self.comparison.tests:
             if one.system == label:
                 paired = one.comparison

@@ -1,6 +1,6 @@
 """Every row's training step is built: the model with the checks of the start of training, and its abstract step.
 
-`make test` builds the model of every row, and traces one step of every kind: of few layers, a small batch, short texts.
+`make test` builds the model of every row, and traces a step of every kind: of few layers, a small batch, short texts.
 The exhaustive tests lower every distinct step as it is. Nothing is compiled; `make test-plan` does that.
 """
 
@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 from jaxret.configs import change_config, load_config
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce.papers import Case, PaperRow, paper_rows
+from jaxret.models.pooling import POOLINGS
 from jaxret.plan.config_folder import program_key
 from jaxret.plan.programs import (
     AbstractProgram,
-    checked_retriever,
     encoder_directory,
     longest_batch,
     retriever_of,
@@ -52,13 +52,12 @@ def trained(case: Case) -> Iterator[tuple[str, ConfigDict]]:
 
 
 def small(config: ConfigDict) -> ConfigDict:
-    """Return a config of the same operations: two layers or as many as have vectors, a small batch, short texts."""
-    chosen = sorted(config.head.mlr.chosen) if config.head.name == "mlr" else []
-    depth = max(len(chosen), 2)
-    numbers = {layer: depth - len(chosen) + rank for rank, layer in enumerate(chosen, 1)}
+    """Return a config of the same operations: one layer (MLR: two, and both are chosen), a small batch, short texts."""
     changes = {
-        "encoder.layers": depth,
-        "head.mlr.chosen": tuple(numbers[layer] for layer in config.head.mlr.chosen) if chosen else (),
+        "encoder.layers": 2 if config.head.name == "mlr" else 1,
+        "head.mlr.chosen": (1, 2),
+        "head.i3.reconstructor_layers": 1,
+        "head.i3.interactor_layers": 1,
         "train.batch_size": 4,
         "train.chunk_size": min(config.train.chunk_size, 2),
         "data.negatives": min(config.data.negatives, 2),
@@ -73,7 +72,7 @@ def directory(config: ConfigDict) -> Path:
 
 
 def step(config: ConfigDict) -> AbstractProgram:
-    shapes = longest_batch(config, checked_retriever(config, directory(config)))
+    shapes = longest_batch(config, retriever_of(config, directory(config)))
     return training_program(config, directory(config), shapes, jax.devices()[:1])
 
 
@@ -96,19 +95,21 @@ def test_a_layer_that_the_encoder_lacks_is_noticed() -> None:
 
 
 def test_a_step_of_every_kind_is_traced() -> None:
-    """Of every head with every pooling on every architecture."""
-    traced: set[tuple[str, ...]] = set()
+    """Of every head on every architecture, and of every pooling. `tests/families_test.py` runs all their pairs."""
+    traced: set[tuple[str, str]] = set()
     for row in TRAINED:
         for config in case_configs(row.id).values():
             if config.task == "retrieval":
                 architecture = json.loads((directory(config) / "config.json").read_text())["model_type"]
-                if (kind := (config.head.name, config.pooling, architecture)) not in traced:
-                    traced.add(kind)
+                kinds = {(config.head.name, architecture), ("pooling", config.pooling)}
+                if not kinds <= traced:
+                    traced |= kinds
                     program, arguments, state = step(small(config))
                     assert program.trace(*arguments).jaxpr.eqns, row.id
                     assert 0 < state["parameters"] < state["moments"], row.id
     heads = {"dual_encoder", "mlr", "me_bert", "colbert", "mvr", "aggretriever", "i3"}
-    assert {head for head, _, _ in traced} == heads
+    assert {kind for kind, _ in traced} == {*heads, "pooling"}
+    assert {name for kind, name in traced if kind == "pooling"} == set(POOLINGS)
 
 
 LOWERED: set[str] = set()

@@ -25,6 +25,7 @@ from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
 from jaxret.experiments.reproduce.run_row import Measured, case_seeds, measure_case, run_row
+from jaxret.runs.mismatch import ContractError
 from jaxret.storage.atomic import require_parent
 from jaxret.training.config_check import check_config
 from tests.pipeline import REPOSITORY, environment, write_data, write_encoder
@@ -165,16 +166,23 @@ def test_the_checkpoint_is_chosen_by_data_set() -> None:
     assert "--config.validation.best=metric" in case_commands(row.cases()[0], places)[0]
 
 
-def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Path) -> None:
-    """Queries without BM25's negatives in a file are queries of the papers too; a recipe that mines needs no file."""
-    data = tmp_path / "data" / "msmarco"
+def small_msmarco(folder: Path) -> Places:
+    """Write a folder msmarco of six passages, and return places of a model that is not there."""
+    data = folder / "data" / "msmarco"
     data.mkdir(parents=True)
     words = ["red fox", "blue whale", "green frog", "red whale", "blue frog", "green fox"]
     (data / "collection.tsv").write_text("".join(f"{n}\tA {text} was here.\n" for n, text in enumerate(words)))
-    (data / "queries.train.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(words)))
-    (data / "qrels.train.tsv").write_text("".join(f"{n}\t0\t{n}\t1\n" for n in range(5)) + "4\t0\t5\t1\n")
-    places = Places(tmp_path / "data", tmp_path / "runs")
-    places.workdir.mkdir()
+    for split in ("train", "dev.small"):
+        (data / f"queries.{split}.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(words)))
+        judgements = "".join(f"{n}\t0\t{n}\t1\n" for n in range(5)) + "4\t0\t5\t1\n"
+        (data / f"qrels.{split}.tsv").write_text(judgements)
+    (folder / "runs").mkdir()
+    return Places(folder / "data", folder / "runs", {"encoder.checkpoint": "no-such-encoder"})
+
+
+def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Path) -> None:
+    """Queries without BM25's negatives in a file are queries of the papers too; a recipe that mines needs no file."""
+    places = small_msmarco(tmp_path)
     mined: set[str] = set()
     for row in ("aggretriever/2/bert-agg", "aggretriever/6/distilbert-agg-hard", "i3/2/dpr", "mlr/5/mlr"):
         case = find_rows(row)[0].cases()[0]
@@ -195,26 +203,31 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
     assert all(record["negative_passages"] for record in records)
 
 
-def test_a_mined_file_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Mining for half a million queries is not repeated for the next row."""
-    monkeypatch.setattr(run_row_module, "missing_files", lambda *_: [])
-    started: list[str] = []
+@pytest.mark.slow
+def test_a_mined_file_is_kept_if_it_is_of_these_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Mining for half a million queries is not repeated for the next row. The training that follows has no encoder."""
+    places = small_msmarco(tmp_path)
+    data, mined = places.data / "msmarco", places.workdir / "bm25-negatives-msmarco.jsonl"
 
-    def fail(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
-        started.append(command[3])
-        return subprocess.CompletedProcess(command, 1)
+    def run() -> str:
+        with pytest.raises(RuntimeError, match="jaxret train ended with status 1"):
+            run_row(find_rows("i3/2/dpr")[0], places, "msmarco")
+        return capfd.readouterr().out
 
-    monkeypatch.setattr(run_row_module.subprocess, "run", fail)
-    places = Places(tmp_path / "data", tmp_path)
-    (tmp_path / "bm25-negatives-msmarco.jsonl").touch()
-    for expected in ("mine", "train"):
-        with pytest.raises(RuntimeError, match=f"jaxret {expected} ended with status 1"):
-            run_row(find_rows("i3/2/dpr")[0], places)
-        (tmp_path / "bm25-negatives-msmarco.parents.json").touch()
-    assert started == ["mine", "train"]
-    assert "bm25-negatives-msmarco.jsonl is kept" in capsys.readouterr().out
+    def refused(path: Path, more: str, message: str) -> None:
+        before = path.read_bytes()
+        path.write_bytes(before + more.encode())
+        with pytest.raises(ContractError, match=message):
+            run_row(find_rows("i3/2/dpr")[0], places, "msmarco")
+        path.write_bytes(before)
+
+    assert f"training file: {mined}" in run()
+    written = mined.stat()
+    refused(data / "qrels.train.tsv", "5\t0\t5\t1\n", "queries: ")
+    refused(data / "collection.tsv", "6\tA red frog was here.\n", "corpus: ")
+    refused(mined, "\n", "file: ")
+    assert f"{mined} is kept: it was mined from these files" in run()
+    assert mined.stat().st_ino == written.st_ino
 
 
 def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -131,3 +132,58 @@ def test_points_alone_and_a_kill_give_the_table_of_one_job(
     shutil.rmtree(folder / "temperature=1" / "seed-1" / "run" / "eval")
     remade = sweep(arguments(folder), *GRID)
     assert re.findall(r"^\[(\d)/4\].*== run.(\w+)", remade.stdout, re.MULTILINE) == [("1", "search")]
+
+
+def write_pairs(data: Path, path: Path) -> Path:
+    """Write DPR's records of two questions for each of six passages."""
+    passages = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()][:6]
+    records = [
+        {
+            "question": " ".join(words),
+            "answers": [],
+            "positive_ctxs": [{"title": passage["title"], "text": passage["text"], "passage_id": passage["_id"]}],
+            "negative_ctxs": [],
+            "hard_negative_ctxs": [],
+        }
+        for passage in passages
+        for words in (passage["text"].split()[:2], passage["text"].split()[-2:])
+    ]
+    path.write_text(json.dumps(records))
+    return path
+
+
+@pytest.mark.exhaustive
+def test_local_variation_and_perplexity_are_measured_at_every_point(
+    arguments: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    """They are those of `jaxret diversity`; a passage of one vector has none. A later command may add them."""
+    folder, pairs = tmp_path / "sweep", write_pairs(write_data(tmp_path / "data"), tmp_path / "pairs.json")
+    layers = ["--config.head.name=mlr", "--measures=RR@10", "--k=10"]
+    chosen = "--grid=head.mlr.chosen=(3);(1,3)"
+    refused = sweep(arguments(folder), *layers[1:], "--grid=loss.temperature=1,2", f"--diversity={pairs}")
+    assert "no point has several vectors of a passage" in refused.stderr
+    refused = sweep(arguments(folder), *layers, chosen, f"--diversity={tmp_path / 'other.json'}")
+    assert (refused.returncode, "other.json: this file does not exist" in refused.stderr) == (1, True), refused.stderr
+    assert not folder.exists()
+
+    assert sweep(arguments(folder), *layers, chosen, "--index=1").returncode == 0
+    report = folder / "chosen=1-3" / "run" / "eval" / "pairs.diversity.json"
+    alone = sweep(arguments(folder), *layers, chosen, f"--diversity={pairs}", "--index=2")
+    assert alone.returncode == 0, alone.stderr
+    before = report.stat()
+    done = sweep(arguments(folder), *layers, chosen, f"--diversity={pairs}")
+    assert done.returncode == 0, done.stderr
+    assert (report.stat().st_ino, "== run" in done.stdout) == (before.st_ino, False), "nothing is measured twice"
+
+    one, two = (point["scores"] for point in read_json(folder / "results.json")["points"])
+    assert (set(one), set(two)) == ({"RR@10"}, {"RR@10", "local_variation", "perplexity"})
+    assert 1 <= two["perplexity"][0] <= 2
+    apart = sweep(["diversity", f"--workdir={folder / 'chosen=1-3' / 'run'}", f"--data={pairs}"])
+    assert f"local variation (softmax): {two['local_variation'][0]:.4f}\n" in apart.stdout, apart.stdout
+    assert f"perplexity of the winner: {two['perplexity'][0]:.4f} " in apart.stdout
+    row = next(line for line in (folder / "results.md").read_text().splitlines() if line.startswith("| 3 |"))
+    assert [cell.strip() for cell in row.split("|")][4:6] == ["-", "-"]
+    pytest.importorskip("matplotlib")
+    drawn = sweep(["plot", "sweep", str(folder), "--measures=perplexity", f"--out={tmp_path / 'picture'}"])
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "picture.svg").exists()
