@@ -208,6 +208,8 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         be_quiet()
     if _PROMETHEUS.value:
         start_metrics_file(_PROMETHEUS.value, module.__name__.rpartition(".")[2].replace("_", " "))
+    if any(re.search(r"\b(gs|s3)://", argument) for argument in arguments):  # also within FORMAT:gs://...
+        sys.stdout, sys.stderr = _AddressStream(sys.stdout), _AddressStream(sys.stderr)
     positional = _fetch_addresses(module, positional)
     try:
         module.main(*positional)
@@ -239,15 +241,15 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
         for holder in _verb_flags(module)
         if holder.name not in _OTHER_ADDRESSES and isinstance(holder.value, str) and is_bucket_address(holder.value)
     }
-    opens = getattr(module, "OPENS_ADDRESSES", False)
-    if opens or (not values and not any(map(is_bucket_address, positional))):
+    addresses = [*values.values(), *filter(is_bucket_address, positional)]
+    if getattr(module, "OPENS_ADDRESSES", False) or not addresses:
         return positional
     from jaxret.storage.working_copy import local_path
 
-    sys.stdout, sys.stderr = _AddressStream(sys.stdout), _AddressStream(sys.stderr)
+    paths = {value: str(local_path(value)) for value in sorted(addresses, key=len)}  # a run before what is in it
     for name, value in values.items():
-        flags.FLAGS[name].value = str(local_path(value))
-    return [str(local_path(value)) if is_bucket_address(value) else value for value in positional]
+        flags.FLAGS[name].value = paths[value]
+    return [paths.get(value, value) for value in positional]
 
 
 def _with_addresses(message: str) -> str:

@@ -20,11 +20,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import tensorstore
+from typing import TYPE_CHECKING, Any
 
 from jaxret.storage.atomic import StorageError
+
+if TYPE_CHECKING:
+    import tensorstore
 
 SCHEMES = {"gs": "gcs", "s3": "s3"}  # TensorStore's drivers
 ADDRESS = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
@@ -87,13 +88,10 @@ class Bucket:
     def __str__(self) -> str:
         return self.address
 
-    def __truediv__(self, name: str) -> Bucket:
-        """Return the bucket's objects below a folder of this one."""
-        return Bucket(f"{self.address}/{name}")
+    @cached_property
+    def _store(self) -> tensorstore.KvStore:
+        import tensorstore
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        """TensorStore's description of this folder, for its arrays."""
         driver = {"driver": SCHEMES[self.scheme], "bucket": self.name, "path": f"{self.folder}/" if self.folder else ""}
         if self.scheme == "s3":
             driver["aws_region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -101,17 +99,9 @@ class Bucket:
                 driver["endpoint"] = endpoint.rstrip("/")
             if os.environ.get("AWS_ACCESS_KEY_ID"):
                 driver["aws_credentials"] = {"type": "environment"}  # the default asks an address of the cloud, too
-        return driver
-
-    @property
-    def context(self) -> dict[str, Any]:
-        """TensorStore's settings of the connection."""
-        return {f"{SCHEMES[self.scheme]}_request_retries": _RETRIES}
-
-    @cached_property
-    def _store(self) -> tensorstore.KvStore:
+        context = tensorstore.Context({f"{SCHEMES[self.scheme]}_request_retries": _RETRIES})
         with _errors(self.address):
-            return tensorstore.KvStore.open(self.spec, context=tensorstore.Context(self.context)).result()
+            return tensorstore.KvStore.open(driver, context=context).result()
 
     def get(self, key: str) -> BucketObject | None:
         """Return an object, or None if there is none."""
@@ -178,18 +168,13 @@ class Bucket:
 
     def put(self, key: str, body: bytes) -> None:
         """Write an object, whatever is there."""
-        self.put_several({key: body})
-
-    def put_several(self, objects: Mapping[str, bytes]) -> None:
-        """Write objects, several requests at a time."""
-        for batch in _batches(list(objects)):
-            futures = [(key, self._store.write(key, objects[key])) for key in batch]
-            for key, future in futures:
-                with _errors(f"{self.address}/{key}"):
-                    future.result()
+        with _errors(f"{self.address}/{key}"):
+            self._store.write(key, body).result()
 
     def list(self, folder: str = "") -> list[str]:
         """Return the keys of all objects below a folder, sorted."""
+        import tensorstore
+
         keys = tensorstore.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else tensorstore.KvStore.KeyRange()
         with _errors(f"{self.address}/{folder}"):
             return sorted(key.decode() for key in self._store.list(keys).result())

@@ -96,6 +96,10 @@ class BucketFolder:
             if key in self._groups
         }
 
+    def forget_groups(self) -> None:
+        """Read the groups again at the next look: one that was withdrawn may have come back with other bytes."""
+        self._groups.clear()
+
     def _manifest(self) -> _Manifest:
         stored = self.bucket.get(MANIFEST)
         return _Manifest(_parse(f"{self}/{MANIFEST}", stored.body), stored.version) if stored else _Manifest({}, b"")
@@ -106,14 +110,21 @@ class BucketFolder:
             return dict(zip(paths, pool.map(self._upload_file, paths.values()), strict=True))
 
     def _upload_file(self, path: Path) -> StoredFile:
-        digest, size, keys = sha256(), 0, []
         with open(path, "rb") as file:
-            while part := file.read(PART):
-                digest.update(part)
-                size += len(part)
-                keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
-                self.bucket.put(keys[-1], part)
+            return self._store(iter(lambda: file.read(PART), b""))
+
+    def _store(self, parts: Iterable[bytes]) -> StoredFile:
+        digest, size, keys = sha256(), 0, []
+        for part in parts:
+            digest.update(part)
+            size += len(part)
+            keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
+            self.bucket.put(keys[-1], part)
         return StoredFile(digest.hexdigest(), size, tuple(keys))
+
+    def discard(self, files: Iterable[StoredFile]) -> None:
+        """Delete the bytes of files that no manifest names and none will."""
+        self.bucket.delete(key for file in files for key in file.parts)
 
     def commit(
         self,
@@ -159,11 +170,12 @@ class BucketFolder:
         """Add files at once; return False, and delete their bytes, if another job has added a group of this name."""
         if self.bucket.create(f"{GROUPS}/{name}.json", _body(files)):
             return True
-        self.bucket.delete([key for file in files.values() for key in file.parts])
+        self.discard(files.values())
         return False
 
     def sweep_groups(self, folder: str) -> None:
-        """Remove the groups below a folder of names whose files the manifest has: a late job added them again."""
+        """Remove the groups below a folder of names whose files the manifest has: a job was killed before it did so, or
+        a late one added them again."""
         groups, files = self.groups(folder), self._manifest().files
         late = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
         self.remove_groups(late)
@@ -176,16 +188,20 @@ class BucketFolder:
         """Remove groups whose files are in the manifest, or no longer wanted."""
         self.bucket.delete(f"{GROUPS}/{name}.json" for name in names)
 
-    def download(self, files: Mapping[str, StoredFile], folder: Path) -> None:
+    def download(
+        self, files: Mapping[str, StoredFile], folder: Path, done: Callable[[str], None] = lambda name: None
+    ) -> None:
         """Write files of the folder, by name, into a folder on this host, through its cache.
 
-        Raises BucketError if bytes are gone or damaged.
+        `done` is called with the name of each when it is there, on any thread. Raises ChangedFolderError if bytes are
+        gone, BucketError if they are damaged.
         """
 
         def download(item: tuple[str, StoredFile]) -> None:
             name, file = item
             cached = CachedFile(file.sha256, file.sha256, f"{self}/{name}")
             fetch(cached, lambda: self._parts(name, file), folder / name)
+            done(name)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(download, files.items()))
@@ -203,14 +219,11 @@ class BucketFolder:
 
         Raises BucketError if they are gone or damaged.
         """
-        digest, keys = sha256(), []
-        for part in source._parts(name, file):
-            digest.update(part)
-            keys.append(f"{DATA}/{secrets.token_hex(8)}-{sha256(part).hexdigest()}")
-            self.bucket.put(keys[-1], part)
-        if digest.hexdigest() != file.sha256:
+        stored = self._store(source._parts(name, file))
+        if stored.sha256 != file.sha256:
+            self.discard([stored])
             raise BucketError(f"{source}/{name} is damaged in the bucket: its SHA-256 is not the one that was written")
-        return StoredFile(file.sha256, file.size, tuple(keys))
+        return stored
 
     def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
         for key, part in zip(file.parts, self.bucket.get_several(file.parts), strict=True):

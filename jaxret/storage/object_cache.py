@@ -49,11 +49,13 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
     cached = folder / file.name
     while True:
         if not cached.exists():
-            with FileLock(folder / f".{file.name}.lock", mode=0o664):
-                if not cached.exists():
-                    _store(cached, file, parts())
-            with contextlib.suppress(OSError):
-                (folder / f".{file.name}.lock").unlink()
+            try:
+                with FileLock(folder / f".{file.name}.lock", mode=0o664):
+                    if not cached.exists():
+                        _store(cached, file, parts())
+            finally:
+                with contextlib.suppress(OSError):
+                    (folder / f".{file.name}.lock").unlink()
             trim_cache(folder, "objects", {cached})
         with contextlib.suppress(OSError):
             os.utime(cached, (time.time(), cached.stat().st_mtime))

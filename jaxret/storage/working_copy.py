@@ -4,8 +4,8 @@
 those files that this process has changed; jobs call it where a run is whole: after a checkpoint, a shard, at the end.
 The address holds what was published last, so a job that dies loses what its next start makes again.
 
-A copy is a process's own. It is removed when the process ends, unless something in it could not be published; a line on
-stderr then has its path.
+A copy is a process's own, with a lock. It is removed when the process ends, unless something in it could not be
+published; a line on stderr then has its path. A killed process's copy is removed by the next process that makes one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import mkdtemp
+from typing import Any
 
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import cache_folder, storage_errors
+from jaxret.storage.atomic import StorageError, cache_folder, sha256_file, storage_errors
 from jaxret.storage.bucket import Bucket, BucketError
-from jaxret.storage.bucket_folder import BucketFolder, StoredFile
+from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
+from jaxret.storage.unfinished import lock, sweep, temporary_path
 
 # Results that any job writes as a whole; the last one stays.
 _REPLACED = ("encoding.json", "eval/", "runs/", "warnings/")
+_ATTEMPTS = 5  # to fetch files that another job replaces meanwhile
 _COPIES: dict[str, WorkingCopy] = {}
 _LOCK = threading.RLock()
 
@@ -36,36 +39,62 @@ _LOCK = threading.RLock()
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a path on this host for a path or for the address of a folder or file in a bucket.
 
-    An address is fetched when it is first used: the files of a folder that jaxret wrote; all objects below any other
-    one; an object. Where nothing is, the path is free, and what is made there is published.
+    An address is fetched when it is first used: the folder that jaxret wrote and that it is, or is in; else all objects
+    below it; else the object. Where nothing is, the path is free, and what is made there is published.
 
     Raises BucketError if the bucket cannot be read.
     """
     if not is_bucket_address(path):
         return Path(path)
-    address = Bucket(os.fspath(path)).address
+    bucket = Bucket(os.fspath(path))
     with _LOCK:
-        if not (copy := copy_of(address)):
-            copy = _COPIES[address] = WorkingCopy(address)
-        return copy.path_of(address)
+        if not (copy := copy_of(bucket.address)):
+            root = _folder_of(bucket)
+            copy = _COPIES[root] = WorkingCopy(root)
+        return copy.path_of(bucket.address)
+
+
+def _folder_of(bucket: Bucket) -> str:
+    """Return the address of the folder that jaxret wrote, if an address is one or in one; else the address."""
+    if bucket.get(MANIFEST):
+        return bucket.address
+    parts = bucket.folder.split("/")
+    for count in range(len(parts) - 1, 0, -1):
+        parent = Bucket(f"{bucket.scheme}://{bucket.name}/{'/'.join(parts[:count])}")
+        with contextlib.suppress(BucketError):  # rights may be those of the address alone
+            if parent.get(MANIFEST):
+                return parent.address
+    return bucket.address
 
 
 def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
     """Return the working copy that an address or a local path is in; None if there is none."""
-    text = os.fspath(path)
-    for copy in _COPIES.values():
-        if is_bucket_address(text):
-            if text == copy.address or text.startswith(f"{copy.address}/"):
-                return copy
-        elif copy.path == Path(text).absolute() or copy.path in Path(text).absolute().parents:
-            return copy
-    return None
+    if not _COPIES:
+        return None
+    if is_bucket_address(path):
+        address = Bucket(os.fspath(path)).address
+        copies = [copy for copy in _COPIES.values() if f"{address}/".startswith(f"{copy.address}/")]
+    else:
+        absolute = Path(path).absolute()
+        copies = [copy for copy in _COPIES.values() if absolute.is_relative_to(copy.path)]
+    return max(copies, key=lambda copy: len(copy.address), default=None)
+
+
+def require_one_process(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError if a path is in a working copy and this process is one of several of a job."""
+    jax: Any = sys.modules.get("jax")
+    if copy_of(path) and jax and jax.distributed.is_initialized() and jax.process_count() > 1:
+        raise ValueError(
+            f"{shown_path(path)}: the processes of one job write a folder together, and each would have its own copy "
+            "of this one; give a folder on a disk that all of them share, and copy it to the bucket afterwards"
+        )
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
     """Return a path as messages have it: the address of what is in a working copy."""
-    copy = copy_of(path)
-    if not copy or is_bucket_address(path):
+    if is_bucket_address(path):
+        return Bucket(os.fspath(path)).address
+    if not (copy := copy_of(path)):
         return os.fspath(path)
     rest = Path(path).absolute().relative_to(copy.path).as_posix()
     return copy.address if rest == "." else f"{copy.address}/{rest}"
@@ -88,12 +117,22 @@ def publish(path: str | os.PathLike[str]) -> None:
 
 
 def publish_all() -> None:
-    """Write back what this process has changed in any working copy, then remove the copies. Raises as `publish`."""
+    """Write back what this process has changed in any working copy, then remove the copies.
+
+    Raises the first error of `publish`, after all copies that could be published are.
+    """
+    first_error: StorageError | None = None
     with _LOCK:
         for copy in list(_COPIES.values()):
-            copy.publish()
-            copy.remove()
-            del _COPIES[copy.address]
+            try:
+                copy.publish()
+            except StorageError as error:
+                first_error = first_error or error
+            else:
+                copy.remove()
+                del _COPIES[copy.address]
+    if first_error:
+        raise first_error
 
 
 class WorkingCopy:
@@ -113,7 +152,11 @@ class WorkingCopy:
         root = cache_folder("working")
         with storage_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            self._parent = Path(mkdtemp(dir=root, prefix=f"{os.getpid()}-"))
+            sweep(root / "copy")
+            self._parent = temporary_path(root / "copy")
+            self._parent.mkdir()
+            self._lock = os.open(self._parent, os.O_RDONLY)
+        lock(self._lock)
         self.path = self._parent / bucket.folder.rpartition("/")[2]
         self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
         self._states: dict[str, FileState] = {}  # of these files in the copy
@@ -122,7 +165,7 @@ class WorkingCopy:
         try:
             self._fetch(bucket)
         except BaseException:
-            shutil.rmtree(self._parent, ignore_errors=True)
+            self.remove()
             raise
 
     def path_of(self, address: str) -> Path:
@@ -158,25 +201,36 @@ class WorkingCopy:
     def refresh(self, folder: str = "") -> None:
         """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
 
-        Files that this process has changed stay. Those that were removed in the bucket are removed.
+        Files that this process has changed stay. Those that were removed in the bucket are removed. Raises BucketError
+        if the bucket cannot be read, or if another job replaces files faster than they are fetched.
         """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._refresh(folder)
+            except ChangedFolderError:  # between the manifest and the bytes
+                self.folder.forget_groups()
+        return self._refresh(folder)
+
+    def _refresh(self, folder: str) -> None:
         inside = f"{folder}/" if folder else ""
         files = {name: file for name, file in self.folder.files().items() if name.startswith(inside)}
         for name in [name for name in self._files if name.startswith(inside) and name not in files]:
             if file_state(self.path / name) == self._states.get(name):
                 (self.path / name).unlink(missing_ok=True)
                 del self._files[name], self._states[name]
-        fetched = {}
+
+        def record(name: str) -> None:
+            self._files[name], self._states[name] = files[name], file_state(self.path / name)
+
+        changed = {}
         for name, file in files.items():
             path, seen = self._require_inside(name), self._files.get(name)
             if seen == file or (name in self._states and file_state(path) != self._states[name]):
                 continue
             if seen is None and path.exists():
                 continue  # this process has made one of the same name; publishing it compares them
-            fetched[name] = file
-        self.folder.download(fetched, self.path)
-        self._files |= fetched
-        self._states |= {name: file_state(self.path / name) for name in fetched}
+            changed[name] = file
+        self.folder.download(changed, self.path, record)
 
     def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
         """Return the files below a folder of names that this process has written, by name, and the names of those that
@@ -203,10 +257,17 @@ class WorkingCopy:
             Bucket(parent).put(name, self.path.read_bytes())
             self._states[""] = state
             return
-        stored, states = self._upload(changed)
-        new = {name: file for name, file in stored.items() if file.sha256 != _digest(self._files.get(name))}
-        self._commit({**new, **dict.fromkeys(removed)}, self._files)
+        if removed:  # else they would come back with a group that a killed job left
+            self.folder.sweep_groups("")
+        states = {name: file_state(path) for name, path in changed.items()}
+        stored = self.folder.upload({name: path for name, path in changed.items() if not self._is_same(name, path)})
+        self._commit(stored, {**stored, **dict.fromkeys(removed)}, self._files)
         self._states |= states
+
+    def _is_same(self, name: str, path: Path) -> bool:
+        """Return whether a file was only written again, with the bytes that the bucket has."""
+        file = self._files.get(name)
+        return bool(file and file.size == path.stat().st_size and file.sha256 == sha256_file(path))
 
     def publish_group(self, folder: str, group: str) -> bool:
         """Add the changed files below a folder of names as a group, at once.
@@ -229,13 +290,13 @@ class WorkingCopy:
 
     def publish_folder(self, folder: str) -> None:
         """Write back the changes below a folder of names, and move the groups there into the manifest."""
-        groups = self.folder.groups(folder)
+        groups = {name: files for name, files in self.folder.groups(folder).items() if self.has_seen(files)}
         members = {name: file for files in groups.values() for name, file in files.items()}
         changed, removed = self.changes(folder)
         stored, states = self._upload(changed)
         kept = {name: file for name, file in members.items() if name not in removed}
         base = {name: file for name, file in self._files.items() if name not in members}
-        self._commit({**kept, **stored, **{name: None for name in removed if name not in members}}, base)
+        self._commit(stored, {**kept, **stored, **{name: None for name in removed if name not in members}}, base)
         for name in removed:
             self._files.pop(name, None)
             self._states.pop(name, None)
@@ -247,6 +308,7 @@ class WorkingCopy:
         return any(self._files.get(name) == file for name, file in files.items())
 
     def _require_writable(self) -> None:
+        require_one_process(self.address)
         if not self._writable:
             self.folder.bucket.probe()
             self._writable = True
@@ -255,8 +317,18 @@ class WorkingCopy:
         states = {name: file_state(path) for name, path in paths.items()}  # before: what is written meanwhile counts
         return self.folder.upload(paths), states
 
-    def _commit(self, changes: Mapping[str, StoredFile | None], base: Mapping[str, StoredFile]) -> None:
-        self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
+    def _commit(
+        self,
+        stored: Mapping[str, StoredFile],
+        changes: Mapping[str, StoredFile | None],
+        base: Mapping[str, StoredFile],
+    ) -> None:
+        """Commit changes, and record them; `stored` are those of them that were uploaded for it."""
+        try:
+            self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
+        except ChangedFolderError:
+            self.folder.discard(stored.values())
+            raise
         for name, change in changes.items():
             if change:
                 self._files[name] = change
@@ -268,10 +340,13 @@ class WorkingCopy:
         """Delete the copy, if this is the process that made it."""
         if os.getpid() == self._process:
             shutil.rmtree(self._parent, ignore_errors=True)
+            os.close(self._lock)
 
-
-def _digest(file: StoredFile | None) -> str:
-    return file.sha256 if file else ""
+    def keep(self) -> Path:
+        """Keep the copy after the end of the process, and return its path."""
+        kept = self._parent.with_name(f"unpublished-{secrets.token_hex(4)}")
+        self._parent.rename(kept)
+        return kept / self.path.name
 
 
 def folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -295,7 +370,8 @@ def _end() -> None:
             changed, removed = copy.changes()
             if (changed or removed) and copy._process == os.getpid() and not copy._plain:
                 print(
-                    f"{copy.address}: {len(changed)} files were not published; they are in {copy.path}", file=sys.stderr
+                    f"{copy.address}: {len(changed)} files were not published; they are in {copy.keep()}",
+                    file=sys.stderr,
                 )
                 continue
         copy.remove()

@@ -59,7 +59,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.lockfile import LockedError
-from jaxret.storage.working_copy import copy_of, publish
+from jaxret.storage.working_copy import publish
 from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
@@ -132,11 +132,6 @@ def train(
         NotFiniteError: the loss breaks.
         LockedError: another job writes to the folder.
     """
-    if jax.process_count() > 1 and copy_of(Workdir(workdir)):
-        raise ValueError(
-            f"{Workdir(workdir)}: a job of several processes writes its checkpoints together, to a folder that all of "
-            "them share; give a workdir on a shared disk, and copy it to the bucket afterwards"
-        )
     require_folder_kind(Workdir(workdir).path, RUN)
     job = prepare_job(config, Workdir(workdir), progress, explicit_keys, task or get_task(config))
     # Also fails on a read-only folder before there is work to lose.

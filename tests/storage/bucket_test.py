@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import REPOSITORY
+from tests.pipeline import REPOSITORY, free_address
 from tests.storage.buckets import gcs_server, s3_server
 from tests.storage.fake_gcs import FakeGcs
 
@@ -102,7 +102,7 @@ for copy in (one, two, three):
     copy.remove()
 """
     run_script(script, gcs[1])
-    assert len(gcs[0].objects) == 4, "the manifest, two files, and what the refused job wrote"
+    assert len(gcs[0].objects) == 3, "the manifest and two files: nothing of what the refused job wrote"
 
 
 RACE = """
@@ -362,3 +362,196 @@ assert sorted(folder.files()) == [f"corpus/{number:02}" for number in range(1, 4
     names = [name for _, name in gcs[0].requests]
     look = names[names.index("run/first") + 1 : names.index("run/second")]
     assert len(look) == 2, "the list, and the manifest"
+
+
+def test_an_address_in_a_folder_that_jaxret_wrote_is_a_path_in_its_copy(gcs: Server) -> None:
+    script = """
+import json
+from pathlib import Path
+from jaxret.storage.working_copy import copy_of, local_path, publish_all, shown_path
+run = local_path("gs://bucket/runs/one")
+(run / "embeddings/x").mkdir(parents=True)
+(run / "embeddings/x/ids").write_text("1")
+publish_all()
+inner = local_path("gs://bucket/runs/one/embeddings/x")
+assert (inner / "ids").read_text() == "1"
+assert copy_of(inner) is copy_of("gs://bucket/runs/one") is copy_of(Path("gs://bucket/runs/one/embeddings"))
+assert copy_of("gs://bucket/runs/one-more") is None
+assert shown_path(Path("gs://bucket/runs/one")) == "gs://bucket/runs/one"
+(inner / "ids").write_text("12")
+publish_all()
+assert (local_path("gs://bucket/runs/one") / "embeddings/x/ids").read_text() == "12"
+"""
+    run_script(script, gcs[1])
+    assert {name.rpartition("/")[0] for _, name in gcs[0].objects} == {"runs/one", "runs/one/data"}
+
+
+def test_a_reader_takes_the_new_files_where_another_job_replaces_those_that_it_fetches(
+    gcs: Server, tmp_path: Path
+) -> None:
+    server, environment = gcs
+    run_script(WRITER, environment, "gs://bucket/run", "old")
+    reads = 0
+
+    def replace(_: int) -> None:
+        """Before the third read of data, let another job write; the server's lock is held by this request."""
+        nonlocal reads
+        method, name = server.requests[-1]
+        reads += method == "GET" and "/data/" in name
+        if reads == 3:
+            reads += 1
+            server.lock.release()
+            run_script(WRITER, environment, "gs://bucket/run", "new")
+            server.lock.acquire()
+
+    server.before = replace
+    assert run_script(READER, {**environment, "XDG_CACHE_HOME": str(tmp_path)}, "gs://bucket/run") == "new\n"
+    assert reads >= 4
+
+
+def test_what_a_failed_fetch_has_written_is_no_change(gcs: Server) -> None:
+    script = """
+from jaxret.storage.bucket import BucketError
+from jaxret.storage.working_copy import WorkingCopy
+reader, writer = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
+writer.path.mkdir()
+for number in range(10):
+    (writer.path / f"{number}.txt").write_text(f"text {number}")
+writer.publish()
+writer.folder.bucket.put(writer.folder.files()["7.txt"].parts[0], b"damage")
+try:
+    reader.refresh()
+except BucketError as error:
+    assert "7.txt is damaged" in str(error)
+assert len(list(reader.path.iterdir())) == 9
+assert reader.changes() == ({}, [])
+"""
+    run_script(script, gcs[1])
+
+
+def test_a_file_that_is_written_again_with_the_same_bytes_is_not_sent(gcs: Server) -> None:
+    script = """
+from jaxret.storage.working_copy import WorkingCopy
+copy = WorkingCopy("gs://bucket/run")
+copy.path.mkdir()
+for text in ("same", "same", "other"):
+    (copy.path / "file").write_text(text)
+    copy.publish()
+    assert copy.changes() == ({}, [])
+"""
+    run_script(script, gcs[1])
+    assert sum("data/" in name for method, name in gcs[0].requests if method == "POST") == 2
+
+
+def test_a_removed_folder_does_not_come_back_with_the_groups_that_a_killed_job_left(gcs: Server) -> None:
+    script = """
+import shutil
+from jaxret.storage.working_copy import WorkingCopy
+copy = WorkingCopy("gs://bucket/run")
+(copy.path / "x").mkdir(parents=True)
+(copy.path / "x/shard").write_text("vectors")
+assert copy.publish_group("x", "x/shard")
+files = copy.folder.groups("x")["x/shard"]
+copy.folder.commit(files, {})  # and here the job was killed, before it removed the group
+shutil.rmtree(copy.path / "x")
+copy.publish()
+assert copy.folder.files() == {}
+"""
+    run_script(script, gcs[1])
+    assert [name for _, name in gcs[0].objects] == ["run/files.json"]
+
+
+def test_only_groups_that_a_job_has_seen_become_part_of_the_folder(gcs: Server) -> None:
+    script = """
+from jaxret.storage.working_copy import WorkingCopy
+one, two = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
+for copy, name in ((one, "seen"), (two, "unseen")):
+    (copy.path / "x").mkdir(parents=True)
+    (copy.path / "x" / name).write_text(name)
+    assert copy.publish_group("x", f"x/{name}")
+one.publish_folder("x")
+assert one.folder._manifest().files.keys() == {"x/seen"}
+assert one.folder.files().keys() == {"x/seen", "x/unseen"}
+"""
+    run_script(script, gcs[1])
+
+
+def test_a_killed_process_leaves_a_copy_that_the_next_one_removes(gcs: Server, tmp_path: Path) -> None:
+    environment = {**gcs[1], "XDG_CACHE_HOME": str(tmp_path)}
+    script = """
+import time
+from jaxret.storage.working_copy import WorkingCopy
+copy = WorkingCopy("gs://bucket/run")
+print("open", flush=True)
+time.sleep(600)
+"""
+    jobs = [start_script(script, environment) for _ in range(2)]
+    for job in jobs:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "open\n"
+    copies = set((tmp_path / "jaxret" / "working").iterdir())
+    for path in copies:
+        os.utime(path, (1, 1))
+    jobs[0].kill()
+    jobs[0].communicate()
+    run_script(
+        "from jaxret.storage.working_copy import WorkingCopy; WorkingCopy('gs://bucket/run').remove()", environment
+    )
+    (living,) = (tmp_path / "jaxret" / "working").iterdir()
+    jobs[1].kill()
+    jobs[1].communicate()
+    assert living in copies, "of the process that lives"
+
+
+def test_a_copy_that_cannot_be_published_stays_and_the_others_are_published(gcs: Server, tmp_path: Path) -> None:
+    script = """
+from jaxret.storage.working_copy import WorkingCopy, local_path, publish_all
+one, two = local_path("gs://bucket/one"), local_path("gs://bucket/two")
+for folder in (one, two):
+    folder.mkdir()
+    (folder / "file").write_text(folder.name)
+other = WorkingCopy("gs://bucket/one")
+other.path.mkdir()
+(other.path / "file").write_text("another job's")
+other.publish()
+publish_all()
+"""
+    job = start_script(script, {**gcs[1], "XDG_CACHE_HOME": str(tmp_path)})
+    errors = job.communicate(timeout=240)[1]
+    assert job.returncode == 1
+    assert "gs://bucket/one/file: another job has written it" in errors
+    kept = errors.strip().splitlines()[-1]
+    assert kept.startswith("gs://bucket/one: 1 files were not published; they are in ")
+    assert (Path(kept.rpartition(" ")[2]) / "file").read_text() == "one"
+    assert any(body == b"two" for _, body in gcs[0].objects.values())
+
+
+def test_the_processes_of_one_job_do_not_write_to_copies_of_their_own(gcs: Server) -> None:
+    script = """
+import sys
+import jax
+from jaxret.runs.lock import hold_folder
+from jaxret.storage.working_copy import local_path
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+with hold_folder(local_path("gs://bucket/run"), "training"):
+    pass
+"""
+    address = free_address()
+    jobs = [start_script(script, gcs[1], address, str(number)) for number in range(2)]
+    for job in jobs:
+        assert "gs://bucket/run: the processes of one job write a folder together" in job.communicate(timeout=240)[1]
+
+
+def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> None:
+    gcs[0].objects["bucket", "data/corpus.jsonl"] = 1, b'{"_id": "a"\n'
+    job = subprocess.run(
+        [sys.executable, "-m", "jaxret", "data", "check", "beir:gs://bucket/data"],
+        env={**gcs[1], "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert job.returncode == 1
+    assert "gs://bucket/data/queries.jsonl: this file" in job.stdout + job.stderr
+    assert "/working/" not in job.stdout + job.stderr

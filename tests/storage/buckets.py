@@ -27,6 +27,14 @@ LOOPBACK = {
     "AWS_REGION": "us-east-1",
 }
 
+# One request at a time: moto compares and writes in two steps, so that threads of it let two jobs create one object.
+MOTO = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app))
+"""
+
 
 @contextmanager
 def gcs_server() -> Iterator[tuple[FakeGcs, dict[str, str]]]:
@@ -53,7 +61,7 @@ def s3_server(kind: str, folder: Path) -> Iterator[dict[str, str]]:
     port = _free_port()
     (folder / "bucket").mkdir(parents=True)
     arguments = {
-        "moto": ["moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        "moto": ["python", "-c", MOTO, str(port)],
         "rclone": ["rclone", "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret", str(folder)],
         "weed": [
             *("weed", "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-s3.port={port}"),
