@@ -543,7 +543,10 @@ with hold_folder(local_path("gs://bucket/run"), "training"):
 
 
 def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> None:
-    gcs[0].objects["bucket", "data/corpus.jsonl"] = 1, b'{"_id": "a"\n'
+    records = {"corpus": '{"_id": "a", "text": "x"}\n{"_id": \n', "queries": '{"_id": "q", "text": "y"}\n'}
+    for name, text in records.items():
+        gcs[0].objects["bucket", f"data/{name}.jsonl"] = 1, text.encode()
+    gcs[0].objects["bucket", "data/qrels/test.tsv"] = 1, b"query-id\tcorpus-id\tscore\nq\ta\t1\n"
     job = subprocess.run(
         [sys.executable, "-m", "jaxret", "data", "check", "beir:gs://bucket/data"],
         env={**gcs[1], "PYTHONPATH": str(REPOSITORY)},
@@ -553,5 +556,5 @@ def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> 
         check=False,
     )
     assert job.returncode == 1
-    assert "gs://bucket/data/queries.jsonl: this file" in job.stdout + job.stderr
+    assert "bad: gs://bucket/data/corpus.jsonl:2" in job.stdout + job.stderr
     assert "/working/" not in job.stdout + job.stderr

@@ -152,6 +152,8 @@ def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
         raise missing_file_error(path)
     sample = read_sample(path)
     formats = [one for one in FORMATS if not format_name or format_name in (one.name, one.name.partition(".")[0])]
+    if format_name == "beir":
+        formats.append(FORMATS_BY_NAME["trec.qrels"])  # which reads qrels/SPLIT.tsv of a BEIR folder
 
     def as_format(match: Format, contents: str = "", unread_keys: tuple[str, ...] = ()) -> DataFile:
         return DataFile(path, match, sample.container, role, contents, unread_keys)

@@ -264,6 +264,12 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
         list(read_corpus(f"msmarco.texts:{path}"))
 
 
+def test_a_beir_folder_can_be_forced_with_its_judgements(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
+    assert read_judgements(f"beir:{tmp_path}", "dev") == [Judgement("q", "a", 1)]
+
+
 def test_ids_are_strings_and_rows_keep_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(table("007 | x", "7 | y"))
