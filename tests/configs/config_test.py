@@ -369,7 +369,7 @@ def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
     assert logged[-1]["reconstruction_loss"] < logged[0]["reconstruction_loss"]
     assert logged[0]["loss"] > logged[0]["reconstruction_loss"], "both losses of eq. 11"
     begun = run("warm_up", tmp_path / "begun", **{"train.steps": 0})
-    for part in ("reconstructor_layers", "interactor_layers"):
+    for part in ("pseudo_inputs", "reconstructor_layers", "interactor_layers"):
         moved = [
             float(np.abs(after - before).max())
             for before, after in zip(
