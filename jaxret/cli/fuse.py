@@ -16,7 +16,7 @@ ARGUMENTS = {
     "RUN...": "two or more run files of the same queries, TREC or a format of docs/data.md; or folders of runs and BM25"
 }
 
-_OUT = shared_flags.out("run to write")
+_OUT = shared_flags.out_file("run to write")
 _METHOD = flags.DEFINE_enum(
     "method",
     None,

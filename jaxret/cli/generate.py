@@ -18,7 +18,7 @@ _MODEL = flags.DEFINE_string(
     "model", None, "folder of a T5 with its decoder: config.json, safetensors, tokenizer.json", required=True
 )
 _CORPUS = shared_flags.corpus(required=True)
-_OUT = shared_flags.out("folder to write")
+_OUT = shared_flags.out_folder("folder to write")
 _DECODING = OptionFlags(DecodingOptions)
 _OPTIONS = OptionFlags(GenerationOptions)
 _PLATFORM = shared_flags.platform()

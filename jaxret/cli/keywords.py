@@ -8,7 +8,7 @@ from absl import flags
 from jaxret.cli import shared_flags
 
 _CORPUS = shared_flags.corpus(required=True)
-_OUT = shared_flags.out("file to write; data.pseudo_queries reads it")
+_OUT = shared_flags.out_file("file to write; data.pseudo_queries reads it")
 _COUNT = flags.DEFINE_integer("count", 8, "words for each passage", lower_bound=1)
 
 

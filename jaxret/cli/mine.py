@@ -20,7 +20,7 @@ _SPLIT = shared_flags.split("train")
 _POOL = flags.DEFINE_multi_string(
     "pool", [], "bm25, the folder of a run, or a file of rankings; may be repeated: a record has negatives of all pools"
 )
-_OUT = shared_flags.out("training file to write, JSON lines (.gz, .zst)")
+_OUT = shared_flags.out_file("training file to write, JSON lines (.gz, .zst)")
 _CORPUS = shared_flags.corpus("the corpus that the run encoded")
 _ENCODED = flags.DEFINE_string("encoded", "", "name of the run's encoded corpus; needed if there are several")
 _TEACHER = flags.DEFINE_string(

@@ -15,7 +15,7 @@ _MODEL = flags.DEFINE_string(
     "model", "", "instead of --workdir: folder or hub name of a cross-encoder in transformers' files (one label)"
 )
 _DOWNLOAD = shared_flags.download()
-_OUT = shared_flags.out("file to write")
+_OUT = shared_flags.out_file("file to write")
 _RUN = flags.DEFINE_string("run", "", "run to rerank: a TREC run, or results in a format of docs/data.md")
 _QUERIES = shared_flags.queries()
 _CORPUS = shared_flags.corpus()

@@ -6,10 +6,12 @@ a verb needs that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from absl import flags
 from ml_collections import config_flags
 
-from jaxret.storage.atomic import require_parent
+from jaxret.storage.atomic import require_file_path, require_folder_path
 
 flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
@@ -25,19 +27,28 @@ def optional_config(role: str) -> flags.FlagHolder:
     return config_flags.DEFINE_config_file("config", None, f"{role}: NAME of a shipped config or FILE.py, also :SUFFIX")
 
 
-def out(role: str) -> flags.FlagHolder:
-    """--out, required: a file or folder to write, in a folder that exists."""
+def out_file(role: str) -> flags.FlagHolder:
+    """--out, required: a file to write, in a folder that exists."""
+    return _out(role, require_file_path)
+
+
+def out_folder(role: str) -> flags.FlagHolder:
+    """--out, required: a folder to write, in a folder that exists."""
+    return _out(role, require_folder_path)
+
+
+def _out(role: str, require: Callable[[str, str], None]) -> flags.FlagHolder:
+    def is_free(path: str | None) -> bool:
+        try:
+            if path is not None:  # the error of a missing flag is another's
+                require(path, "--out")
+        except ValueError as error:
+            raise flags.ValidationError(str(error)) from error
+        return True
+
     holder = flags.DEFINE_string("out", None, role, required=True)
-    flags.register_validator("out", _is_in_a_folder)
+    flags.register_validator("out", is_free)
     return holder
-
-
-def _is_in_a_folder(path: str | None) -> bool:
-    try:
-        require_parent(path or ".", "--out")  # without a value: the error of a missing flag is another's
-    except ValueError as error:
-        raise flags.ValidationError(str(error)) from error
-    return True
 
 
 def workdir(role: str = "folder of the run") -> flags.FlagHolder:

@@ -11,6 +11,7 @@ from jaxret.data.formats.readers import detect_judgements, read_judgements
 from jaxret.data.records import Judgement
 from jaxret.parallel.events import emit
 from jaxret.storage.atomic import atomic_write, require_other_file
+from jaxret.storage.folder_kinds import JUDGEMENTS, require_folder_kind
 
 SETS = ("set0", "set1")
 
@@ -55,8 +56,10 @@ def write_judgement_sets(
 
     Raises:
         DataError: a bad record.
+        FileExistsError: the folder is of another kind.
         ValueError: no training query has a relevant passage, a set is empty, or an output is an input.
     """
+    require_folder_kind(Path(out), JUDGEMENTS)
     paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
     for path in paths:
         for source, split in zip((train, qrels), splits, strict=True):

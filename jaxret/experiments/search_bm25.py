@@ -19,6 +19,7 @@ from jaxret.search.bm25_index import keep_bm25_index
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.latency import measurement_conditions, spread_evenly, time_phases
 from jaxret.storage.atomic import sha256_json
+from jaxret.storage.folder_kinds import BM25_RESULTS, require_folder_kind
 
 
 def search_bm25(
@@ -43,12 +44,12 @@ def search_bm25(
 
     Raises:
         ContractError: the index in the folder is of another corpus, or has other settings.
-        ValueError: as `plan_evaluation` says; the folder is a run of a model; the index is damaged.
+        ValueError: as `plan_evaluation` says; the index is damaged.
+        FileExistsError: the folder is of another kind.
         DataError: a bad record.
     """
     run = Workdir(workdir)
-    if run.contract.exists():
-        raise ValueError(f"{run} is the run of a model; give another --workdir for BM25")
+    require_folder_kind(run.path, BM25_RESULTS)
     plan = plan_evaluation(run, *sources, evaluation)
     queries, policy = plan.dataset.queries, Policy(evaluation.on_error)
     folder = bm25_folder(run, corpus)

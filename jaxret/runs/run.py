@@ -39,6 +39,7 @@ from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, tree_digest
+from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -234,9 +235,11 @@ def make_embedder(
 def stored_config(workdir: Workdir) -> ConfigDict:
     """Return the config of a run, completed with keys that were added since.
 
-    Raises FileNotFoundError if the folder is no run, ContractError if one of its files is damaged or was edited.
+    Raises FileNotFoundError if the folder is no run, FileExistsError if it is of another kind, ContractError if one of
+    its files is damaged or was edited.
     """
     if not workdir.config.exists():
+        require_folder_kind(workdir.path, RUN)
         raise FileNotFoundError(
             f"{workdir} is no run (it has no config.json); jaxret train --workdir={workdir} makes one"
         )

@@ -144,6 +144,20 @@ def require_parent(path: str | os.PathLike[str], name: str) -> None:
         raise ValueError(f"{name}={os.fspath(path)}: there is no folder {parent}; make it, or correct the path")
 
 
+def require_file_path(path: str | os.PathLike[str], name: str) -> None:
+    """Raise ValueError as `require_parent`, and for a folder where a file is to be written."""
+    require_parent(path, name)
+    if os.path.isdir(path):
+        raise ValueError(f"{name}={os.fspath(path)} is a folder; give the name of a file")
+
+
+def require_folder_path(path: str | os.PathLike[str], name: str) -> None:
+    """Raise ValueError as `require_parent`, and for a file where a folder is to be written."""
+    require_parent(path, name)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"{name}={os.fspath(path)} is a file; give the name of a folder")
+
+
 def require_other_file(out: str | os.PathLike[str], files: Iterable[Path], description: str) -> None:
     """Raise ValueError if `out`, which is to be written, is the same file as one of `files`, which are read.
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import atomic_write, require_parent, sha256_file
+from jaxret.storage.atomic import atomic_write, require_folder_path, sha256_file
 from jaxret.storage.bucket import BucketError
 from jaxret.storage.bucket_folder import BucketFolder, StoredFile
 from jaxret.storage.file_state import file_state
+from jaxret.storage.folder_kinds import require_same_kind
 from jaxret.storage.lockfile import HOLDER
 from jaxret.storage.working_copy import folder_files, local_path
 
@@ -41,6 +42,7 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
         show: Called with the bytes of each file that is done.
 
     Raises:
+        FileExistsError: The destination is of another kind than the source.
         ValueError: The source is no folder or is in use, or the destination is in a folder that does not exist.
         BucketError: A bucket cannot be read or written, or bytes are damaged.
     """
@@ -48,9 +50,8 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
     names = sorted(origin.names(source), key=lambda name: ("/" not in name, name))
     if is_bucket_address(destination):
         return _to_bucket(source, BucketFolder(destination), origin, names, show)
-    require_parent(destination, "DST")
-    if Path(destination).exists() and not Path(destination).is_dir():
-        raise ValueError(f"DST={destination} is a file; a folder is copied to a folder")
+    require_folder_path(destination, "DST")
+    require_same_kind(names, (name for name, _ in folder_files(Path(destination))), destination)
     copied, size = 0, 0
     for name in names:
         path = Path(destination, name)
@@ -107,6 +108,7 @@ def _to_bucket(
     if not target.exists() and (others := target.bucket.list()):
         raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
     stored, pending = target.files(), dict[str, StoredFile]()
+    require_same_kind(names, stored, str(target))
     copied, size = 0, 0
 
     def commit() -> None:

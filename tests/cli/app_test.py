@@ -90,6 +90,13 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
             ("jaxret", "keywords", "--corpus=x", "--out=no/where/x"),
             "error: --out=no/where/x: there is no folder /",
         ),
+        ("-m", ("jaxret", "mine", "--data=x", "--out=/"), "error: --out=/ is a folder; give the name of a file"),
+        ("-m", ("jaxret", "report", "x", "--out=/"), "error: --out=/ is a folder; give the name of a file"),
+        (
+            "-m",
+            ("jaxret", "generate", "--model=x", "--corpus=x", f"--out={__file__}"),
+            "app_test.py is a file; give the name of a folder",
+        ),
         ("-m", ("jaxret", "data", "convert", "x", "no/where/x", "--to=beir"), "DST=no/where/x: there is no folder /"),
         (
             "-m",

@@ -9,17 +9,47 @@ from pathlib import Path
 import pytest
 
 from jaxret.data.formats.build_data_set import build_data_set
-from jaxret.storage.folder_kinds import DATA_SET, GENERATED, RECIPE, RUN, SWEEP, require_folder_kind
+from jaxret.data.formats.convert import convert_data
+from jaxret.data.split_judgements import write_judgement_sets
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.export.export import export
+from jaxret.export.import_model import import_model
+from jaxret.runs.run import open_run
+from jaxret.search.bm25_settings import BM25Settings
+from jaxret.storage.copy_folder import copy_folder
+from jaxret.storage.folder_kinds import (
+    BM25_RESULTS,
+    DATA_SET,
+    GENERATED,
+    JUDGEMENTS,
+    MTEB,
+    RECIPE,
+    RUN,
+    SWEEP,
+    require_folder_kind,
+    require_same_kind,
+)
 from jaxret.training.loop import train
-from tests.pipeline import contents, tiny_config, write_data
+from tests.pipeline import contents, tiny_config, untrained_run, write_data, write_encoder
 
 MARKS = {
     RUN: "contract.json",
     SWEEP: "sweep.json",
     RECIPE: "done/encode.json",
+    BM25_RESULTS: "bm25/data/manifest.json",
     DATA_SET: "passages/1.0.0/dataset_info.json",
     GENERATED: "generation.json",
+    JUDGEMENTS: "qrels.set0.tsv",
+    MTEB: "results/model/revision/SciFact.json",
 }
+
+
+def mark(folder: Path, kind: str) -> Path:
+    """Return a folder, made of a kind."""
+    (folder / MARKS[kind]).parent.mkdir(parents=True, exist_ok=True)
+    (folder / MARKS[kind]).write_text("{}")
+    return folder
 
 
 @pytest.mark.parametrize("kind", MARKS)
@@ -28,26 +58,59 @@ def test_a_folder_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
     require_folder_kind(folder, kind)  # one that is not there, and one that is empty
     (folder / MARKS[kind]).parent.mkdir(parents=True)
     require_folder_kind(folder, kind)
-    (folder / MARKS[kind]).write_text("{}")
+    mark(folder, kind)
     require_folder_kind(folder, kind)
+    names = [MARKS[kind], "deeper/contract.json"]
+    require_same_kind(names, names, "it")
+    require_same_kind(names, ["deeper/contract.json"], "it")
+    refusal = f" is {kind} (it has {MARKS[kind]}); give another folder"
     for other in MARKS.keys() - {kind}:
-        with pytest.raises(
-            FileExistsError, match=re.escape(f"{folder} is {kind} (it has {MARKS[kind]}); give another folder")
-        ):
+        with pytest.raises(FileExistsError, match=re.escape(f"{folder}{refusal}")):
             require_folder_kind(folder, other)
+        with pytest.raises(FileExistsError, match=re.escape(f"it{refusal}")):
+            require_same_kind([MARKS[other]], names, "it")
 
 
-def test_a_data_set_and_a_run_are_not_made_in_each_other(tmp_path: Path) -> None:
-    write_data(tmp_path / "data")
-    config = tiny_config(tmp_path / "encoder", tmp_path / "data")
-    makers: dict[str, Callable[[Path], object]] = {
-        RUN: lambda folder: build_data_set(tmp_path / "data", folder, "1.0.0"),
-        DATA_SET: lambda folder: train(config, folder, progress=False),
-    }
-    for number, (kind, make) in enumerate(makers.items()):
-        folder = tmp_path / f"it{number}"
-        (folder / MARKS[kind]).parent.mkdir(parents=True)
-        (folder / MARKS[kind]).write_text("{}")
-        with pytest.raises(FileExistsError, match=f"it{number} is "):
-            make(folder)
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kinds")
+    untrained_run(folder / "run", write_encoder(folder / "encoder"), write_data(folder / "data"))
+    return folder
+
+
+MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it makes, and how
+    "train": (RUN, lambda root, it: train(tiny_config(root / "encoder", root / "data"), it, progress=False)),
+    "data build": (DATA_SET, lambda root, it: build_data_set(root / "data", it, "1.0.0")),
+    "data convert": ("", lambda root, it: convert_data(root / "data", it, "dpr")),
+    "data split": (
+        JUDGEMENTS,
+        lambda root, it: write_judgement_sets(str(root / "data"), str(root / "data"), ("train", "test"), str(it)),
+    ),
+    "bm25": (
+        BM25_RESULTS,
+        lambda root, it: search_bm25(
+            str(it), str(root / "data"), (str(root / "data"), ""), BM25Settings(), EvaluationOptions(), False
+        ),
+    ),
+    "export": ("", lambda root, it: export(root / "run", "sentence-transformers", it)),
+    "open": ("", lambda root, it: import_model(str(root / "encoder"), it)),
+    "copy": (RUN, lambda root, it: copy_folder(str(root / "run"), str(it))),
+    "encode, search, index, beir, probe": (RUN, lambda root, it: open_run(it)),
+}
+
+
+@pytest.mark.parametrize("verb", MAKERS)
+def test_a_command_leaves_a_folder_of_another_kind_as_it_is(verb: str, root: Path, tmp_path: Path) -> None:
+    makes, make = MAKERS[verb]
+    for number, kind in enumerate(MARKS.keys() - {makes}):
+        folder = mark(tmp_path / f"it{number}", kind)
+        with pytest.raises(FileExistsError, match=rf"it{number} (is|exists) "):
+            make(root, folder)
         assert contents(folder) == {MARKS[kind]: b"{}"}
+
+
+def test_a_copy_goes_on_in_a_folder_of_its_kind(root: Path, tmp_path: Path) -> None:
+    copy_folder(str(root / "run"), str(tmp_path / "copy"))
+    (tmp_path / "copy" / "data.json").unlink()
+    copy_folder(str(root / "run"), str(tmp_path / "copy"))
+    assert contents(tmp_path / "copy").keys() == {n for n in contents(root / "run") if not n.startswith(".")}

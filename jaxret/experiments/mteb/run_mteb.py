@@ -15,6 +15,7 @@ from jaxret.experiments.mteb.mteb_options import MtebOptions
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import atomic_write
+from jaxret.storage.folder_kinds import MTEB, require_folder_kind
 
 
 def require_mteb() -> None:
@@ -38,8 +39,10 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
         ValueError: mteb is not installed, no task, two folders of one name, a name that mteb does not have, a task that
             is no retrieval, data that are not here, or a card that mteb does not take.
         FileNotFoundError: there is no such card.
+        FileExistsError: the folder is of another kind.
     """
     require_mteb()
+    require_folder_kind(out, MTEB)
     if not options.tasks:
         raise ValueError("--tasks names no task; give names of mteb or folders in BEIR's layout, with commas")
     if not options.download:  # before mteb is imported

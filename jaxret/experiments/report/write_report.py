@@ -19,7 +19,7 @@ from jaxret.experiments.report.run_sections import (
     training_section,
 )
 from jaxret.experiments.report.warning_section import warning_section
-from jaxret.storage.atomic import atomic_write, require_parent
+from jaxret.storage.atomic import atomic_write, require_file_path
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def write_report(arguments: Sequence[str], out: str | Path, options: ReportOptio
         ValueError: a run is there twice.
     """
     options = options or ReportOptions()
-    require_parent(out, "--out")
+    require_file_path(out, "--out")
     files = ReportFiles(tuple(arguments), options.data, options.measures)
     page = render_report(files, options)
     with atomic_write(out) as file:
