@@ -3,6 +3,7 @@ that names the file, never anything else."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run
+from jaxret.data.formats.detect import FORMATS
+from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.writers import WRITERS
 from jaxret.data.records import Example, Judgement, Passage, Query
 from tests.fuzz.refusal import refusal
@@ -148,4 +151,42 @@ def test_a_damaged_file_is_read_or_named(
     written(path, name, role, data.draw(records(role)))
     path.write_bytes(data.draw(damage(path.read_bytes())))
     message = refusal(lambda: READERS[role](f"{name}:{path}" if forced else str(path)), DataError)
+    assert message is None or str(path.parent) in message
+
+
+PIECES = [
+    "q1",
+    "d1",
+    "0",
+    "1",
+    "Q0",
+    "0.5",
+    "-1",
+    "9" * 5000,
+    "river stone",
+    "[1, 2]",
+    "{}",
+    "null",
+    '"',
+    "x" * 300,
+    " ",
+    "",
+]
+KEYS = sorted({key for form in FORMATS for key in form.keys})
+values = st.sampled_from(PIECES) | st.integers(-1, 2) | st.none() | st.lists(st.sampled_from(PIECES), max_size=2)
+objects = st.dictionaries(st.sampled_from(KEYS), values | st.lists(st.dictionaries(st.sampled_from(KEYS), values)))
+ANY_LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("\t".join) | objects.map(json.dumps) | texts
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [(form.name, role) for form in FORMATS for role in ROLES if form.gives(role)]
+)
+@hypothesis.given(lines=st.lists(ANY_LINES, max_size=6), an_array=st.booleans())
+def test_any_text_in_any_format_is_read_or_named(
+    name: str, role: str, lines: list[str], an_array: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also in formats that are read and not written."""
+    path = tmp_path_factory.mktemp("any") / "file.txt"
+    path.write_text(f"[{','.join(lines)}]" if an_array else "\n".join(lines))
+    message = refusal(lambda: READERS[role](f"{name}:{path}"), DataError)
     assert message is None or str(path.parent) in message

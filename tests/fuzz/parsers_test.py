@@ -17,9 +17,13 @@ from jaxret.evaluation.metrics import parse_measure
 from jaxret.experiments.compare_runs import split_argument
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.search_sizes import parse_sizes
+from jaxret.experiments.sweeps.grid import read_grid
 from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
 from jaxret.index.shards import ShardError
 from jaxret.parallel.chips import parse_topology
+from jaxret.plan.workload import parse_lengths
+from jaxret.runs.contract import VERSION, require_same_contract
+from jaxret.runs.mismatch import ContractError, flatten
 from jaxret.search.approximate.candidates import parse_candidates
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, parse_settings
 from jaxret.storage.atomic import read_with_digest, with_digest, write_json
@@ -33,6 +37,11 @@ PARSERS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
     "source": (parse_source, ["beir.texts:corpus.jsonl", "tfds:a/b", "hf:a/b"]),
     "argument": (split_argument, ["name=runs/a,runs/b", "runs/a"]),
     "seismic": (lambda text: parse_settings(text, SEARCH_SETTINGS), ["query_cut=10,heap_factor=0.7"]),
+    "grid": (
+        lambda text: read_grid([text], [], load_config("base"), []),
+        ["loss.temperature=0.5,1", "train.batch_size=8,16", "head.mlr.chosen=(4,),(4,6)"],
+    ),
+    "lengths": (lambda text: parse_lengths(text.split(",")), ["10,80", "1.5,2"]),
     "config": (locate_config, ["base", "minilm:mlr", "recipes/mlr_mined"]),
 }
 
@@ -130,6 +139,33 @@ def test_a_list_of_parts_is_whole_or_refused(content: st.DataObject, tmp_path_fa
     path.write_text(json.dumps(stored if content.draw(st.booleans()) else with_digest(stored)))
     message = refusal(lambda: require_equal(read_parts(folder), parts), ShardError, ValueError)
     assert message is None or str(path) in message
+
+
+CONTRACT = {
+    "version": VERSION,
+    "special_ids": {"pad": 0, "cls": 2},
+    "tokenizer": {"vocabulary": "0" * 64},
+    "query_length": 32,
+    "passage_length": 128,
+    "head": {"name": "mlr", "chosen": [4, 6]},
+}
+
+
+@hypothesis.given(content=st.data())
+def test_contracts_are_equal_or_the_key_is_named(content: st.DataObject) -> None:
+    """A value that is changed or added, of any type and at any depth, is refused with its key and value."""
+    changed: dict[str, Any] = json.loads(json.dumps(CONTRACT))
+    require_same_contract(CONTRACT, changed, "the file", "the model", "Remedy.")
+    key = content.draw(st.sampled_from(sorted(set(flatten(CONTRACT)) - {"version"})) | st.just("head.added"))
+    *groups, last = key.split(".")
+    tree = changed[groups[0]] if groups else changed
+    value = content.draw(st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers()))
+    hypothesis.assume(last not in tree or value != tree[last])
+    tree[last] = value
+    message = refusal(lambda: require_same_contract(CONTRACT, changed, "a file", "a model", "Remedy."), ContractError)
+    assert message is not None
+    assert f"{key}: " in message
+    assert repr(value) in message
 
 
 def require_equal(content: object, written: object) -> None:

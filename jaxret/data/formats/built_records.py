@@ -14,7 +14,7 @@ from jaxret.data.formats.containers import Record, read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, has_keys
 from jaxret.data.formats.texts import parse_passage, parse_query, record_list
-from jaxret.data.libraries.named import NamedSet, Table
+from jaxret.data.libraries.named import NamedSet, Table, is_named
 from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.record_checks import check_query
 from jaxret.data.records import Example, Passage
@@ -58,7 +58,11 @@ class _Passages:
 
 
 def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a record; each passage is read once, and shared."""
+    """One example a record; each passage is read once, and shared. Raises DataError for a file, which no set has."""
+    if not is_named(file.path):
+        raise Location(file.path).error(
+            "no table", "this is a file, not a table of a built set", "give the folder that jaxret data build wrote"
+        )
     records = []
     for location, record in read_records(file, policy):
         try:

@@ -115,8 +115,12 @@ def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Pa
     queries: dict[str, Query] = {}
     for location, record in read_records(file, policy):
         try:
-            first, second, *_ = (require_key(record, key, str, location) for key in text_columns(record))
-            key = next(key for key in LABELS if record.get(key) is not None)
+            columns, labels = text_columns(record), [key for key in LABELS if record.get(key) is not None]
+            if len(columns) < 2 or not labels:
+                problem = f"two texts and a score are expected, and the keys are {shorten(list(record))}"
+                raise location.error("missing keys", problem, f"the score is called {' or '.join(LABELS)}")
+            first, second = (require_key(record, key, str, location) for key in columns[:2])
+            key = labels[0]
             question = normalise_question(first)
             query = queries.setdefault(question, check_query(Query(id_from_location(location), question), location))
             passage = check_passage(Passage(content_id(second), second), location, policy)
