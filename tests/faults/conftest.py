@@ -21,6 +21,7 @@ from tests.pipeline import (
     write_encoder,
     write_generator,
 )
+from tests.training.pretraining.run_test import SMALL as PRETRAINING
 
 INJECTIONS = {
     1: "kill -9 while encoding",
@@ -52,6 +53,7 @@ INJECTIONS = {
     27: "folders of any name, long paths",
     28: "power cut while training",
     29: "two jobs that make one folder",
+    30: "power cut, EIO in every verb that writes",
 }
 
 
@@ -156,6 +158,12 @@ class Tiny:
     def training(self, workdir: Path, **overrides: Any) -> list[str]:
         """The flags of train.py for `config`."""
         return train_arguments(self.encoder, self.data, workdir, **SMALL | overrides)
+
+    def pretraining(self, workdir: Path) -> list[str]:
+        """The flags of `jaxret pretrain` for two steps, each saved, from nothing."""
+        keys = PRETRAINING | {"data.train": str(self.data), "train.steps": 2, "train.checkpoint_every": 1}
+        settings = [f"--config.{key}={value}" for key, value in keys.items() if key != "task"]
+        return ["--config=pretraining/mlm", f"--workdir={workdir}", *settings]
 
 
 @pytest.fixture(scope="session")

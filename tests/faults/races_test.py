@@ -20,7 +20,6 @@ from tests.faults.kills_test import leftovers
 from tests.faults.names_test import commands, verb_words
 from tests.faults.scripts import Script, refusal, run, start
 from tests.pipeline import REPOSITORY, command, environment
-from tests.training.pretraining.run_test import SMALL
 
 FRACTIONS = (0.0, 0.3, 0.5, 0.7, 0.9)  # of the time that one job needs alone
 Begin = Callable[[], Script]
@@ -56,10 +55,7 @@ def _seconds(script: Script) -> float:
 @pytest.mark.faults(29)
 def test_pretraining(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     def begin(folder: Path) -> Script:
-        keys = SMALL | {"data.train": str(tiny.data), "train.steps": 2, "train.checkpoint_every": 1}
-        keys.pop("task")
-        flags = [f"--config.{key}={value}" for key, value in keys.items()]
-        return start("jaxret/__main__.py", "pretrain", "--config=pretraining/mlm", f"--workdir={folder}", *flags)
+        return start("jaxret/__main__.py", "pretrain", *tiny.pretraining(folder))
 
     def check(folder: Path) -> Script:
         again = begin(folder)

@@ -75,7 +75,7 @@ class Script:
             os.close(self._status)
         return self.returncode
 
-    def wait(self, patience: float = 120) -> int:
+    def wait(self, patience: float = 300) -> int:
         """Its exit status; one that does not end in that many seconds is killed, and an error."""
         if self.poll(patience) is None:
             self.kill()

@@ -4,10 +4,12 @@
                 W path    opened for writing       S path       fsync or fdatasync
                 R old new renamed                  U path       unlinked or removed
    $SHIM_ROOT   only paths that begin with this are logged
-   $SHIM_KILL   number of the operation before which the process is killed; 0 or absent: none */
+   $SHIM_KILL   number of the operation before which the process is killed; 0 or absent: none
+   $SHIM_FAIL   number of the operation that fails with EIO; 0 or absent: none */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -48,11 +50,23 @@ static void locate(int folder, const char *path, char *out) {
         snprintf(out, PATH_MAX, "%s", base);
 }
 
-static void note(char kind, const char *one, const char *two) {
-    const char *root = getenv("SHIM_ROOT"), *log = getenv("SHIM_LOG"), *kill_at = getenv("SHIM_KILL");
-    if (!root || !log || (strncmp(one, root, strlen(root)) && (!two || strncmp(two, root, strlen(root))))) return;
+static int is(long number, const char *variable) {
+    const char *value = getenv(variable);
+    return value && number == atol(value);
+}
+
+/* Log an operation; return whether it must fail. */
+static int note(char kind, const char *one, const char *two) {
+    const char *root = getenv("SHIM_ROOT"), *log = getenv("SHIM_LOG");
+    if (!root || !log || (strncmp(one, root, strlen(root)) && (!two || strncmp(two, root, strlen(root))))) return 0;
     pthread_mutex_lock(&mutex);
-    if (kill_at && ++count == atol(kill_at)) kill(getpid(), SIGKILL);
+    count++;
+    if (is(count, "SHIM_KILL")) kill(getpid(), SIGKILL);
+    if (is(count, "SHIM_FAIL")) {
+        pthread_mutex_unlock(&mutex);
+        errno = EIO;
+        return 1;
+    }
     int file = NEXT(open)(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (file >= 0) {
         char line[2 * PATH_MAX + 8];
@@ -63,6 +77,7 @@ static void note(char kind, const char *one, const char *two) {
         NEXT(close)(file);
     }
     pthread_mutex_unlock(&mutex);
+    return 0;
 }
 
 static int writes(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
@@ -74,7 +89,7 @@ static int writes(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
         mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0; \
         va_end(more);                                                         \
         char at[PATH_MAX];                                                    \
-        if (writes(flags)) locate(AT_FDCWD, path, at), note('W', at, NULL);   \
+        if (writes(flags) && (locate(AT_FDCWD, path, at), note('W', at, NULL))) return -1; \
         return NEXT(name)(path, flags, mode);                                 \
     }
 #define OPENAT(name)                                                          \
@@ -84,22 +99,20 @@ static int writes(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
         mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0; \
         va_end(more);                                                         \
         char at[PATH_MAX];                                                    \
-        if (writes(flags)) locate(folder, path, at), note('W', at, NULL);     \
+        if (writes(flags) && (locate(folder, path, at), note('W', at, NULL))) return -1; \
         return NEXT(name)(folder, path, flags, mode);                         \
     }
 #define FOPEN(name)                                                           \
     FILE *name(const char *path, const char *mode) {                          \
         char at[PATH_MAX];                                                    \
-        if (strpbrk(mode, "wa+")) locate(AT_FDCWD, path, at), note('W', at, NULL); \
+        if (strpbrk(mode, "wa+") && (locate(AT_FDCWD, path, at), note('W', at, NULL))) return NULL; \
         return NEXT(name)(path, mode);                                        \
     }
 #define SYNC(name)                                                            \
     int name(int descriptor) {                                                \
         char at[PATH_MAX];                                                    \
-        int result = NEXT(name)(descriptor);                                  \
         locate(descriptor, NULL, at);                                         \
-        if (!result) note('S', at, NULL);                                     \
-        return result;                                                        \
+        return note('S', at, NULL) ? -1 : NEXT(name)(descriptor);             \
     }
 
 OPEN(open)
@@ -114,41 +127,41 @@ SYNC(fdatasync)
 int rename(const char *old, const char *new) {
     char one[PATH_MAX], two[PATH_MAX];
     locate(AT_FDCWD, old, one), locate(AT_FDCWD, new, two);
-    note('R', one, two);
+    if (note('R', one, two)) return -1;
     return NEXT(rename)(old, new);
 }
 
 int renameat(int from, const char *old, int to, const char *new) {
     char one[PATH_MAX], two[PATH_MAX];
     locate(from, old, one), locate(to, new, two);
-    note('R', one, two);
+    if (note('R', one, two)) return -1;
     return NEXT(renameat)(from, old, to, new);
 }
 
 int renameat2(int from, const char *old, int to, const char *new, unsigned flags) {
     char one[PATH_MAX], two[PATH_MAX];
     locate(from, old, one), locate(to, new, two);
-    note('R', one, two);
+    if (note('R', one, two)) return -1;
     return NEXT(renameat2)(from, old, to, new, flags);
 }
 
 int unlink(const char *path) {
     char at[PATH_MAX];
     locate(AT_FDCWD, path, at);
-    note('U', at, NULL);
+    if (note('U', at, NULL)) return -1;
     return NEXT(unlink)(path);
 }
 
 int unlinkat(int folder, const char *path, int flags) {
     char at[PATH_MAX];
     locate(folder, path, at);
-    note('U', at, NULL);
+    if (note('U', at, NULL)) return -1;
     return NEXT(unlinkat)(folder, path, flags);
 }
 
 int rmdir(const char *path) {
     char at[PATH_MAX];
     locate(AT_FDCWD, path, at);
-    note('U', at, NULL);
+    if (note('U', at, NULL)) return -1;
     return NEXT(rmdir)(path);
 }
