@@ -3,7 +3,8 @@
 jaxret probe DATA --workdir=runs/mlr --split=dev
 jaxret probe DATA --workdir=runs/new --model=DIRECTORY      makes the run of a pre-trained model first, as jaxret open
 
-DATA has queries, judgements and a corpus. Writes eval/DATA.SPLIT.probe.json and a picture of quality over layers.
+DATA has queries, judgements and a corpus. Writes eval/DATA.SPLIT.probe.json and a picture of quality over layers; for a
+trained run with several vectors a passage also which of them wins, as jaxret diversity does.
 """
 
 from absl import flags

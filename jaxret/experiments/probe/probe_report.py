@@ -23,6 +23,7 @@ from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
 from jaxret.experiments.probe.layer_vectors import TOKENS
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
+from jaxret.experiments.vector_diversity import report_diversity
 from jaxret.models.heads.head import TOKENS as HEAD_TOKENS
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
@@ -60,8 +61,20 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
         *_advice(run, probe),
         f"written to {path}",
         picture,
+        *_winners(run, data, options.split, progress),
     ]
     return "\n".join(lines)
+
+
+def _winners(run: Run, data: str, split: str, progress: bool) -> list[str]:
+    """Return which vector of a passage wins, for a trained run with several; the probe is written already."""
+    if not run.checkpoint["step"] or (run.model.unpooled().vectors_per_passage or 1) < 2:
+        return []
+    try:
+        report = report_diversity(run, data, split, progress)
+    except ValueError as error:  # stricter than a probe: every relevant passage must be in the corpus
+        report = f"not measured: {error}"
+    return ["", "Which vector of a relevant passage wins (jaxret diversity):", "", report]
 
 
 def probe_json(probe: Probe, corpus_size: int) -> dict[str, Any]:
@@ -177,9 +190,12 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     keys = trained_keys(choice, run.config)
     flags = " ".join(f"--config.{key}={value}" for key, value in keys.items())
     score = "maximum" if choice.pooling == "none" else choice.pooling
+    step = run.checkpoint["step"]
     return [
         f"weights of the mixture: {shown}",
-        "These numbers say what the layers contain before training, not what they learn.",
+        f"These numbers are of the encoder after {step:,} steps of training, in which the layers that were read learned."
+        if step
+        else "These numbers say what the layers contain before training, not what they learn.",
         f"The best pair on all {len(probe.data.relevance):,} queries ({_describe(choice)}; {score}) is trained by:",
         f"  jaxret train --config=mlr {flags} --config.data.train=... --workdir=...",
     ]

@@ -154,7 +154,7 @@ def layer_section(files: ReportFiles) -> Html:
 
 def _findings(results: dict[str, Any]) -> Html:
     header = ["chosen", "layers", "token", "scores", f"{PROBE_MEASURE}, held out", "difference", "p (Holm)", "vectors"]
-    header += ["bytes a passage"]
+    header += ["bytes"]
     rows = [
         [
             one["name"],
@@ -170,6 +170,7 @@ def _findings(results: dict[str, Any]) -> Html:
         for one in results["findings"]
     ]
     caption = f"Chosen on some queries, measured on the other {results['held_out']:,} of {results['queries']:,}"
+    caption += "; bytes of a passage's vectors in float32"
     return data_table(caption, header, rows)
 
 

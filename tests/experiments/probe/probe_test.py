@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,22 @@ from jaxret.experiments.probe.layer_quality import (
 )
 from jaxret.experiments.probe.layer_vectors import TOKENS, LayerVectors, encode_layers, pool_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
-from jaxret.experiments.probe.probe_report import trained_keys
+from jaxret.experiments.probe.probe_report import report_probe, trained_keys
 from jaxret.experiments.probe.run_probe import choose, probe_layers
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
+from jaxret.training.loop import train
 from jaxret.types import HiddenStates
-from tests.pipeline import REPOSITORY, environment, run_script, untrained_run, write_data, write_encoder, write_t5
+from tests.pipeline import (
+    REPOSITORY,
+    environment,
+    run_script,
+    tiny_config,
+    untrained_run,
+    write_data,
+    write_encoder,
+    write_t5,
+)
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +209,22 @@ def test_a_model_that_becomes_a_run_is_an_event_and_no_training(root: Path, tmp_
     assert (run, probe["event"]) == (opened, "probe")
     stem = f"{tmp_path}/run/eval/data.dev.probe"
     assert [one["path"] for one in (svg, png, probe)] == [f"{stem}.svg", f"{stem}.png", f"{stem}.json"]
+
+
+def test_a_trained_run_says_which_vector_wins(root: Path, tmp_path: Path) -> None:
+    config = tiny_config(root / "encoder", root / "data", head__name="mlr", head__mlr__chosen=(2, 3), train__steps=1)
+    train(config, tmp_path / "run", progress=False)
+    options = ProbeOptions(queries=6, passages=20)
+    text = report_probe(open_run(tmp_path / "run"), str(root / "data"), options, progress=False)
+    assert "after 1 steps of training" in text
+    probe, _, winners = text.partition("Which vector of a relevant passage wins")
+    assert "local variation (cosine): " in winners
+    assert "perplexity of the winner: " in winners
+    assert re.search(r"layer 2 +\d+\.\d%", winners)
+    assert (tmp_path / "run/eval/data.dev.diversity.json").exists()
+    before = report_probe(open_run(root / "run"), str(root / "data"), options, progress=False)
+    assert "before training" in before
+    assert "wins" not in before
 
 
 def test_what_a_probe_cannot_read_is_an_error(root: Path, tmp_path: Path) -> None:
