@@ -37,6 +37,7 @@ _SIDES: dict[str, Side] = {
     "search_document": "passage",
 }
 _HIT_NUMBERS = 30  # that take the time of a hit
+_SHORT = 1000  # characters of texts whose tokens take less than a millisecond
 
 
 class Routes:
@@ -117,7 +118,7 @@ class Routes:
             raise RefusalError(
                 400, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
             )
-        tokens = await run_in_threadpool(model.tokens, texts, side)
+        tokens = await self._tokens(model, texts, side)
         self._allow(len(texts) * dimensions, "numbers")
         vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
 
@@ -179,7 +180,7 @@ class Routes:
         dimensions = body.get("dimensions", int, model.dimension)
         model.cut([], dimensions)
         body.choice("truncation_direction", ("right", "Right"), "right")
-        tokens = await run_in_threadpool(model.tokens, texts, side, body.get("truncate", bool, True))
+        tokens = await self._tokens(model, texts, side, body.get("truncate", bool, True))
         if not model.run.model.sparse:
             self._allow(model.vectors_of(tokens, side) * dimensions, "numbers")
         vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
@@ -239,7 +240,7 @@ class Routes:
             filters = await asyncio.get_running_loop().run_in_executor(
                 self._filters, model.filtered, body.get("filter", dict, {})
             )
-        tokens = await run_in_threadpool(model.tokens, questions, "query")
+        tokens = await self._tokens(model, questions, "query")
         operation = Operation(model.search, (model.count(k), filters, texts))
         with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
             answers = await self._compute(operation, tokens)
@@ -310,6 +311,12 @@ class Routes:
         if not self._ready:
             raise RefusalError(503, "the server is starting: /health says when it is ready", "starting")
         return await asyncio.wrap_future(self._device.submit(operation, items))
+
+    async def _tokens(self, model: ServedRetriever, texts: Sequence[str], *arguments: Any) -> list[np.ndarray]:
+        """Return the token ids of texts; of long ones in a thread, since they would hold up other requests."""
+        if sum(map(len, texts)) <= _SHORT:  # takes less time than to wake a thread
+            return model.tokens(texts, *arguments)
+        return await run_in_threadpool(model.tokens, texts, *arguments)
 
     def _allow(self, count: int, what: str) -> None:
         """Raise `RefusalError` for an answer with more hits or numbers than one may have."""

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxret.api import Retriever
@@ -22,8 +23,10 @@ from jaxret.experiments.explain import explain, vector_labels
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.metadata import matching_rows, read_fields
 from jaxret.index.shards import ShardError
+from jaxret.models.encoders.stack import split_layers
 from jaxret.models.heads.head import Side
 from jaxret.runs.cut_vectors import cut_vectors
+from jaxret.runs.embedder import Embedder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, stored_config
 from jaxret.runs.workdir import Workdir
@@ -39,6 +42,8 @@ COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k
 CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files that are gone, changed or damaged since the start
 _FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
 _MOST_VALUES = 50  # of a field, as the page offers them
+_SHORT = 64  # tokens of a text that is computed without a loop over layers, if it is alone
+_COPIED_BYTES = 2**30  # of a model that is in memory twice for it
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class ServedRetriever:
         self.searcher = Searcher(run, folder, search, many=True) if folder else None
         self.run = self.searcher.run if self.searcher else run  # vectors may be cut, as those of the corpus
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
+        self._alone = embedder_of_one(self.embedder)
         self.corpus = folder.name if folder else ""
         self._filtered: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
         if self.searcher and options.texts:
@@ -307,7 +313,8 @@ class ServedRetriever:
             yield part, self._vectors([items[row] for row in part], side)
 
     def _vectors(self, ids: Sequence[np.ndarray], side: Side) -> TextVectors:
-        return self.embedder(Ragged.from_lists([row.tolist() for row in ids]), side)
+        alone = self._alone if len(ids) == 1 and len(ids[0]) <= _SHORT else None
+        return (alone or self.embedder)(Ragged.from_lists([row.tolist() for row in ids]), side)
 
     def _hit(self, passage: Passage, score: float, vectors: tuple[int, ...]) -> SearchHit:
         names = self._names(passage)
@@ -372,6 +379,15 @@ def open_served(
         else:
             opened.append(ServedRetriever(workdir, corpus, checkpoint, options, search))
     return opened
+
+
+def embedder_of_one(embedder: Embedder) -> Embedder | None:
+    """Return an embedder of one short text at a time, whose time on a CPU is that of reading the layers once; None for
+    other devices, and for a model whose layers should not be in memory twice."""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(embedder.params))
+    if embedder.mesh.size > 1 or jax.default_backend() != "cpu" or size > _COPIED_BYTES:
+        return None
+    return replace(embedder, params=split_layers(embedder.params), compiled={})
 
 
 def _require_texts(searcher: Searcher) -> None:

@@ -13,6 +13,7 @@ import pytest
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.selection import Selection
+from jaxret.models.encoders.stack import split_layers
 from jaxret.types import HiddenStates, Tokens
 from tests import tiny
 
@@ -69,6 +70,18 @@ def test_what_is_kept_is_as_if_all_were_computed(kind: str, selection: Selection
         short = Tokens(TOKENS.ids[:, :count], TOKENS.mask[:, :count])
         alone = states(encoder, params, everything, short)
         assert np.abs(alone[-1] - states(encoder, params, everything)[-1, :, :count]).max() > 1e-3
+
+
+@pytest.mark.parametrize("selection", [Selection(1, layers="last"), Selection(3), Selection()], ids=str)
+@pytest.mark.parametrize("kind", ["deep", "modernbert", "t5"])
+def test_layers_apart_have_the_same_states_without_a_loop(kind: str, selection: Selection) -> None:
+    """Eleven layers: in a tree the names 0, 1, 10, 2 stand in this order."""
+    encoder = dataclasses.replace(ENCODERS["bert"], num_layers=11) if kind == "deep" else ENCODERS[kind]
+    params = parameters(encoder)
+    program = jax.jit(lambda p: states(encoder, p, selection))
+    np.testing.assert_allclose(program(split_layers(params)), program(params), atol=2e-6)
+    assert "while" in program.lower(params).as_text()
+    assert "while" not in program.lower(split_layers(params)).as_text()
 
 
 def shapes(program: Any) -> set[tuple[int, ...]]:

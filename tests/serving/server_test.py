@@ -21,13 +21,15 @@ import pytest
 
 from jaxret.api import Index, Passage, Retriever, SearchOptions
 from jaxret.data.records import Query
+from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.reranker import open_reranker
 from jaxret.serving.refusal import RefusalError
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import ServedRetriever
+from jaxret.serving.served import ServedRetriever, embedder_of_one
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_lengths
+from jaxret.types import Ragged
 from tests.pipeline import untrained_run
 from tests.serving.servers import PASSAGES, Running, refused, running
 
@@ -557,6 +559,22 @@ def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert served.embedder.programs == compiled
     assert not compilations
+
+
+def test_a_text_alone_has_the_vectors_that_it_has_among_others(
+    served: ServedRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = served.tokens(["silver castle bridge"], "query")
+    run = served.run
+    one = replace(run, mesh=make_mesh(devices=jax.devices()[:1]), compiled={}).embedder()
+    alone = embedder_of_one(one)
+    assert alone is not None
+    assert "0" in alone.params["encoder"]["layers"]
+    texts = Ragged.from_lists([tokens[0].tolist()])
+    np.testing.assert_allclose(alone(texts, "query").flat, served.embed(tokens * 2, "query")[0], atol=2e-6)
+    assert embedder_of_one(served.embedder) is None, "eight devices"
+    monkeypatch.setattr("jaxret.serving.served._COPIED_BYTES", 1000)
+    assert embedder_of_one(one) is None, "a model that is too large to be in memory twice"
 
 
 @pytest.mark.parametrize("between", [0, 1])

@@ -193,7 +193,7 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     step = run.checkpoint["step"]
     return [
         f"weights of the mixture: {shown}",
-        f"These numbers are of the encoder after {step:,} steps of training, in which the layers that were read learned."
+        f"These numbers are of the encoder after {step:,} steps of training, which change the layers that it reads."
         if step
         else "These numbers say what the layers contain before training, not what they learn.",
         f"The best pair on all {len(probe.data.relevance):,} queries ({_describe(choice)}; {score}) is trained by:",

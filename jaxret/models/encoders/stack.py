@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.parallel.mesh import LAYERS
 
 Tree = Any
+_FIRST = "0"  # name of the first layer, where layers are apart
 
 
 class Stack(nn.Module):
@@ -56,6 +58,8 @@ class Stack(nn.Module):
         """
         if self.is_initializing():
             self._initialize(hidden, per_layer, shared)
+        if _FIRST in self.variables["params"]:
+            return self._apart(hidden, per_layer, shared, first)
         # The gradient of the stack goes backward through the layers as one carry, into which each layer writes its row.
         # The loop can end before the last layer, and neither the stack nor its gradient is copied to be sliced.
         stack, gradient = jax.lax.stop_gradient(self.variables["params"]), _gradient(self.variables["params"])
@@ -84,6 +88,23 @@ class Stack(nn.Module):
         (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], inputs), first)
         return hidden, states
 
+    def _apart(
+        self, hidden: jax.Array, per_layer: Tree, shared: tuple[Any, ...], first: int | None
+    ) -> tuple[jax.Array, Tree]:
+        """Return what `__call__` returns, for parameters of `split_layers`: no loop, and no layer is copied."""
+        inputs, states = (per_layer, self._keys("dropout")), []
+        for index in range(self.length):
+            params = self.variables["params"][str(index)]
+            if self.compute.read is not None:
+                params = self.compute.read.gather_layer(params)
+            row, rngs = jax.tree.map(itemgetter(index), inputs)
+            last = first if index == self.length - 1 else None
+            hidden, state = self._apply(params, rngs, hidden, row, shared, last)
+            states.append(state)
+        below = states if first is None else states[:-1]
+        stacked = jax.tree.map(lambda *each: jnp.stack(each), *below) if below else None
+        return hidden, stacked if first is not None else jax.tree.map(lambda x: x[:-1], stacked)
+
     def _recomputed(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
         """Return the function with the recompute policy. Gathered parameters, read inside, are never saved."""
         names = RECOMPUTE[self.compute.recompute]
@@ -109,6 +130,24 @@ class Stack(nn.Module):
         layers = jax.vmap(lambda rngs: self.layer(parent=None).init(rngs, hidden, *arguments)["params"])
         for name, value in layers(self._keys("params") | self._keys("dropout")).items():
             self.put_variable("params", name, value)
+
+
+def split_layers(params: Tree) -> Tree:
+    """Return parameters with the layers of every stack apart, which a Stack computes one after another without a loop.
+
+    The loop copies the parameters of each layer, which takes longer than to compute a short text on a CPU. Without it,
+    compile time grows with depth. It is for inference: parameters are stored and trained as a stack.
+    """
+    if not isinstance(params, dict):
+        return params
+    split = {}
+    for name, own in params.items():
+        if re.search(LAYERS, f"{name}/"):
+            depth = len(jax.tree.leaves(own)[0])
+            split[name] = {str(index): jax.tree.map(itemgetter(index), own) for index in range(depth)}
+        else:
+            split[name] = split_layers(own)
+    return split
 
 
 @jax.custom_vjp
