@@ -240,7 +240,7 @@ def open_pools(
         if name == BM25_NAME:
             pools.append(BM25Pool(job.passages.read(policy), progress))
         elif is_run_folder(name):
-            pools.append(RunPool(name, job.encoded, positives))
+            pools.append(RunPool(name, job.encoded, positives, progress=progress))
         else:
             pools.append(RankingFilePool(name, policy))
     unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]

@@ -63,10 +63,10 @@ class BM25Pool:
 
     def __init__(self, passages: Iterable[Passage], progress: bool) -> None:
         self.name = BM25_NAME
-        self._index = BM25.of(passages, BM25Settings(), progress)
+        self._index, self._progress = BM25.of(passages, BM25Settings(), progress), progress
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
-        rankings = self._index.search(queries, depth)
+        rankings = self._index.search(queries, depth, self._progress)
         results = []
         for query, ids in zip(queries, positives, strict=True):
             scores = dict(rankings[query.id])
@@ -86,7 +86,9 @@ class RunPool:
     interaction, one for each token).
     """
 
-    def __init__(self, workdir: str, corpus: str, positives: set[str], backend: str = "auto") -> None:
+    def __init__(
+        self, workdir: str, corpus: str, positives: set[str], backend: str = "auto", progress: bool = False
+    ) -> None:
         """Open a run and its encoded corpus.
 
         Args:
@@ -94,9 +96,10 @@ class RunPool:
             corpus: name of the encoded corpus, "" for the only one.
             positives: ids of the passages that `scores` and `missing` may be called with.
             backend: of the search.
+            progress: show progress bars.
         """
         run = open_run(workdir)
-        self.name = run.workdir.name
+        self.name, self._progress = run.workdir.name, progress
         self.bounded: bool | None = bool(run.config.normalize)
         self.searcher = Searcher(
             run, corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(backend), many=True
@@ -110,7 +113,7 @@ class RunPool:
         require_encoded(self.searcher.shards, corpus, sha256, "give that, or leave the corpus out")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
-        retrieved = self.searcher.search(queries, depth)
+        retrieved = self.searcher.search(queries, depth, self._progress)
         scores = self._scores(retrieved.vectors, positives)
         return [PoolResult(retrieved.rankings[query.id], row) for query, row in zip(queries, scores, strict=True)]
 
