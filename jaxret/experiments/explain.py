@@ -86,7 +86,7 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
         if head.word_values(side):
             parts += [f"{side}: {head.word_values(side)}", word_table(run, text, side, texts.get("query"), top)]
             if run.checkpoint["step"] == 0:
-                parts.append("this checkpoint is untrained: the values of its new layers have no meaning yet")
+                parts.append("no step was trained: layers that the files of the encoder do not have are random")
     if question and passage:
         parts += score_parts(run, texts["query"], texts["passage"], top)
     if not parts:

@@ -96,6 +96,7 @@ def test_i3_shows_the_words_it_imagines(make: Callable[..., Run]) -> None:
     printed = next(line for line in explanation.splitlines() if line.startswith("score "))
     assert float(printed.split()[1]) == pytest.approx(score, abs=2e-4)  # one computation of several
     assert explanation.endswith("their dot product has no parts")
+    assert "no step was trained: layers that the files of the encoder do not have are random" in explanation
     alone = explain(run, passage=passage, top=3)
     assert rows(alone, "rank") == [row[:4] for row in table[:3]]
     assert np.isfinite(values).all()
