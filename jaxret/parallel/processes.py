@@ -178,6 +178,18 @@ def from_first_process(text: str) -> str:
     return received.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
+def gather_texts(text: str) -> list[str]:
+    """Return the texts of all processes; all of them must call this."""
+    if jax.process_count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.array(len(data)))).reshape(-1)
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(data)] = data
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [row[:size].astype(np.uint8).tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
 def wait_for_all() -> None:
     """Wait until every process has called this."""
     if jax.process_count() > 1:

@@ -14,7 +14,6 @@ from jaxret.storage.atomic import storage_errors
 from jaxret.storage.lockfile import FolderLock, LockedError
 from jaxret.storage.mounted_bucket import describe_mounted_bucket
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.storage.working_copy import require_one_process
 
 
 @contextlib.contextmanager
@@ -23,11 +22,9 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
 
     The processes of one jax.distributed job hold the lock together: process 0 takes it, so all of them must call this,
     in the same order, and they leave the block together. Raises LockedError (in every process) if another job holds
-    the lock, StorageError if the folder cannot be written, and ValueError if it is in a bucket and there are several
-    processes.
+    the lock, and StorageError if the folder cannot be written.
     """
     folder = Path(folder)
-    require_one_process(folder)
     lock, problem, made = None, None, not folder.exists()
     if jax.process_index() == 0:
         if warning := describe_mounted_bucket(folder):

@@ -1,21 +1,20 @@
-"""Save and restore with Orbax; the only file that imports it.
+"""Save and restore: with Orbax on disks, in files of each process's own in buckets (`array_files`).
 
 A checkpoint holds `params`, `progress` (optimiser state, step) and, in its metadata, a digest of every leaf: Orbax does
 not detect a flipped byte in a data file, so restored arrays are verified by these digests. A seal over digests, step
 and metrics detects changes of the numbers that choose the best checkpoint. The best checkpoint (by a validation metric)
 and the last one are preserved.
 
-Orbax saves into `<directory>/.unfinished/<step>`. Only when that is flushed to disk and a sample of it was read back,
-it is renamed to `<directory>/<step>`, and older checkpoints are deleted.
+A save goes into `<directory>/.unfinished/<step>`. Only when that is flushed to disk and a sample of it was read back,
+it is renamed to `<directory>/<step>`, and older checkpoints are deleted. In a bucket, each process writes its files to
+the bucket in the background, and process 0 then makes those of all processes a part of the run at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import os
+import json
 import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tensorstore
-from orbax.checkpoint import v1 as ocp
 
 from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import path_name
+from jaxret.parallel.processes import any_process, gather_texts, wait_for_all
+from jaxret.storage.array_files import ArrayFiles, ArrayWriter, has_array_files
 from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
-from jaxret.storage.working_copy import publish
+from jaxret.storage.bucket_folder import StoredFile
+from jaxret.storage.orbax_files import OrbaxAlias, OrbaxFiles, OrbaxWriter
+from jaxret.storage.working_copy import copy_of, publish
 
 Tree = Any
 
@@ -122,9 +123,17 @@ class Checkpoints:
     ) -> None:
         self.directory = Path(directory).absolute()
         self._metric, self._less_is_better = best_metric, less_is_better
-        self._alias = _Alias(self.directory)
-        self._saver: ocp.training.Checkpointer | None = None
+        self._copy = copy_of(self.directory)
+        if self._copy and writing and jax.process_count() > 1:
+            wait_for_all()  # until process 0 has published
+            self._copy.refresh()
+        try:
+            self._alias = OrbaxAlias(self.directory)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        self._saver: OrbaxWriter | ArrayWriter | None = None
         self._saving: _Save | None = None  # the save that runs in the background
+        self._uploaded: dict[str, StoredFile] = {}  # files of that save, in the bucket
         unfinished = [*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob(f"{_UNFINISHED}/*")]
         self.half_written = sorted(path.name for path in unfinished)
         if writing and jax.process_index() == 0:
@@ -249,28 +258,49 @@ class Checkpoints:
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
         sample = {name: leaves[name] for tree in items for name in _sample(tree, items[tree])}
         with self._reported(step):
-            response = self._open_saver().save_checkpointables_async(
-                step, items, metrics=values, custom_metadata=custom, force=True
-            )
-        self._saving = _Save(step, values, sample, response)
+            self._open_saver().save(step, items, values, custom)
+        self._saving = _Save(step, values, sample)
 
-    def _open_saver(self) -> ocp.training.Checkpointer:
+    def _open_saver(self) -> OrbaxWriter | ArrayWriter:
         if self._saver is None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._saver = ocp.training.Checkpointer(
-                self._alias.path / _UNFINISHED,
-                preservation_policy=ocp.training.preservation_policies.PreserveAll(),  # `prune` deletes
-            )
+            if self._copy:
+                self._saver = ArrayWriter(self.directory / _UNFINISHED, self._upload)
+            else:
+                self._saver = OrbaxWriter(self._alias.path / _UNFINISHED)
         return self._saver
+
+    def _upload(self, step: int, files: Mapping[str, Path]) -> None:
+        """Write this process's files of a save to the bucket."""
+        assert self._copy
+        folder = (self.directory / str(step)).relative_to(self._copy.path).as_posix()
+        self._uploaded = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
+
+    def _files(self, step: int) -> OrbaxFiles | ArrayFiles:
+        """Open the arrays of a checkpoint."""
+        folder = self._alias.path / str(step)
+        return ArrayFiles(folder) if has_array_files(folder) else OrbaxFiles(folder)
 
     def holds(self, step: int, name: str) -> bool:
         """Return whether a checkpoint has an array of this name, e.g. "progress/step"."""
         return name in self._saved_digests(step)
 
-    def poll(self) -> None:
-        """Raise CheckpointError if the current save has failed, without waiting for it."""
-        if self._saving is not None and self._saver is not None and not self._saver.is_saving_in_progress():
+    def poll(self, together: bool) -> None:
+        """Finish the current save if it is done; raise CheckpointError if it has failed. Without waiting for it.
+
+        together: whether every process of the job calls this now. In a bucket they finish a save together.
+        """
+        if self._saving is None or self._saver is None:
+            return
+        done = not self._saver.is_saving()
+        if not self._copy or jax.process_count() == 1:
+            if done:
+                self.wait()
+        elif together and not any_process(not done):
             self.wait()
+        elif done:
+            with self._reported(self._saving.step):
+                self._saver.wait()
 
     @contextlib.contextmanager
     def _reported(self, step: int) -> Iterator[None]:
@@ -300,11 +330,7 @@ class Checkpoints:
         """Read every array of a step. Raises CheckpointError naming the arrays that fail verification."""
         device_sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         with self._damages(step, "is damaged: its metadata cannot be read"):
-            stored = dict(ocp.checkpointables_metadata(self._alias.path / str(step)).metadata)
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device_sharding),
-                {name: tree for name, tree in stored.items() if name in ("params", "progress")},
-            )
+            abstract = self._files(step).abstract(device_sharding)
         self._load(step, abstract, self._saved_digests(step))
 
     def _saved_digests(self, step: int) -> Mapping[str, str]:
@@ -316,7 +342,7 @@ class Checkpoints:
         """Return the arrays of a step. Raises CheckpointError naming arrays whose digests are not the saved ones."""
         folder = self.directory / str(step)
         with self._damages(step, "cannot be read"):
-            restored = ocp.load_checkpointables(self._alias.path / str(step), abstract)
+            restored = self._files(step).load(abstract)
         damaged = [name for name, value in leaf_digests(restored).items() if saved.get(name) != value]
         if damaged:
             raise DamagedCheckpointError(
@@ -335,23 +361,13 @@ class Checkpoints:
             raise DamagedCheckpointError(f"{self.directory / str(step)} {problem} ({cause}); {REMEDY}") from error
 
     def _require_same_shapes(self, step: int, abstract: Tree, digests: Mapping[str, str]) -> None:
-        """Raise CheckpointError unless the items of a step have the arrays of abstract trees, in their shapes.
-
-        TensorStore reads the shapes: Orbax's reader of metadata keeps some kilobytes for each array for as long as the
-        process lives, of the optimiser's arrays, too.
-        """
+        """Raise CheckpointError unless the items of a step have the arrays of abstract trees, in their shapes."""
         need = {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
-        have: dict[str, tuple[int, ...]] = {}
-        folder, context = self.directory / str(step), tensorstore.Context()
-        for name in digests:
-            item = name.partition("/")[0]
-            if item in abstract:
-                try:
-                    have[name] = _open_leaf(self._alias.path / str(step), name, context).shape
-                except ValueError as error:  # all of TensorStore's
-                    raise DamagedCheckpointError(
-                        f"{folder} is damaged: {folder}/{item} cannot be read; {REMEDY}"
-                    ) from error
+        folder = self.directory / str(step)
+        try:
+            have = self._files(step).shapes([name for name in digests if name.partition("/")[0] in abstract])
+        except (ValueError, OSError) as error:
+            raise DamagedCheckpointError(f"{folder} is damaged: {folder}/{error}; {REMEDY}") from error
         problems = [
             f"{name} is {have.get(name, 'absent')} there and {need.get(name, 'absent')} in this model"
             for name in sorted(need.keys() | have.keys())
@@ -370,17 +386,31 @@ class Checkpoints:
         if save is None or self._saver is None:
             return
         with self._reported(save.step):
-            try:
-                self._saver.wait()
-            finally:  # ends the thread and the event loop that Orbax begins for each save; raises what `wait` raises
-                with contextlib.suppress(Exception):
-                    save.response.result()
+            self._saver.wait()
+            if self._copy:
+                self._include_files()
             if jax.process_index() == 0:
                 self._publish(save)
+            elif self._copy:
+                shutil.rmtree(self.directory / _UNFINISHED / str(save.step))  # process 0 has made it a checkpoint
         self._metrics[save.step] = save.metrics
         emit("checkpoint", path=self.directory / str(save.step), step=save.step, best=self.best() == save.step)
         self.prune()
         publish(self.directory)
+
+    def _include_files(self) -> None:
+        """Let process 0 publish what all processes have uploaded."""
+        assert self._copy
+        texts = gather_texts(json.dumps({name: vars(file) for name, file in self._uploaded.items()}))
+        self._uploaded = {}
+        if jax.process_index() == 0:
+            for text in texts:
+                self._copy.include(
+                    {
+                        name: StoredFile(file["sha256"], file["size"], tuple(file["parts"]))
+                        for name, file in json.loads(text).items()
+                    }
+                )
 
     def _publish(self, save: _Save) -> None:
         """Give a finished save its number, after it is on disk and was read back."""
@@ -388,8 +418,8 @@ class Checkpoints:
         sync_tree(folder)
         if self._sealed_metrics(folder) != save.metrics:
             raise ValueError("its metrics, read back, are not what was written")
-        for name, digest in save.sample.items():
-            if leaf_digests({name: _open_leaf(folder, name, tensorstore.Context()).read().result()}) != {name: digest}:
+        for name, digest in save.sample.items() if not self._copy else ():  # ArrayWriter has read all of its file
+            if leaf_digests({name: OrbaxFiles(folder).read(name)}) != {name: digest}:
                 raise ValueError(f"{name}, read back, is not what was written")
         folder.rename(self.directory / str(save.step))
         sync(self.directory)
@@ -419,7 +449,6 @@ class _Save:
     step: int
     metrics: dict[str, Any] | None
     sample: Mapping[str, str]
-    response: Any
 
 
 def _sample(item: str, tree: Tree) -> set[str]:
@@ -428,44 +457,3 @@ def _sample(item: str, tree: Tree) -> set[str]:
     names = sorted(sizes, key=lambda name: (sizes[name], name))
     ends = [*names[:1], *[name for name in names if sizes[name] <= _SAMPLE_BYTES][-1:]]
     return {f"{item}/{name}" for name in ends}
-
-
-def _open_leaf(folder: Path, name: str, context: tensorstore.Context) -> tensorstore.TensorStore:
-    """Open an array of a checkpoint without Orbax, whose readers all processes would have to call."""
-    item, _, leaf = name.partition("/")
-    base = {"driver": "file", "path": f"{folder / item}/"}
-    store = {"driver": "ocdbt", "base": base, "path": f"{leaf.replace('/', '.')}/"}
-    return tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True, context=context).result()
-
-
-class _Alias:
-    """A path of a folder without *, ? and [, which Orbax's search for files takes for a pattern.
-
-    It goes through an open descriptor of the folder, so that it ends with the process. Raises CheckpointError where the
-    system has no such paths.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._descriptor = folder, -1
-        self._plain = glob.escape(str(folder)) == str(folder)
-        if not self._plain and sys.platform != "linux":
-            raise CheckpointError(f"{folder} holds one of * ? [, which Orbax cannot read here; choose another folder")
-
-    @property
-    def path(self) -> Path:
-        """The path, which the open folder must have."""
-        if self._plain:
-            return self._folder
-        if self._descriptor < 0:
-            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        return Path(f"/proc/self/fd/{self._descriptor}")
-
-    def restored(self, message: object) -> str:
-        """Return a message with the folder's own path."""
-        text = str(message)
-        return text if self._descriptor < 0 else text.replace(str(self.path), str(self._folder))
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1

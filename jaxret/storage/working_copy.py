@@ -6,6 +6,9 @@ The address holds what was published last, so a job that dies loses what its nex
 
 A copy is a process's own, with a lock. It is removed when the process ends, unless something in it could not be
 published; a line on stderr then has its path. A killed process's copy is removed by the next process that makes one.
+
+Of the processes of one job the first publishes. What the others write, such as their parts of checkpoints, they upload,
+and it makes that a part of the folder (`include`).
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxret.parallel.progress import is_first_process
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import StorageError, cache_folder, sha256_file, storage_errors
 from jaxret.storage.bucket import Bucket, BucketError
 from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile
-from jaxret.storage.file_state import FileState, file_state
+from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
 
@@ -160,6 +164,8 @@ class WorkingCopy:
         self.path = self._parent / bucket.folder.rpartition("/")[2]
         self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
         self._states: dict[str, FileState] = {}  # of these files in the copy
+        self._included: dict[str, StoredFile] = {}  # uploaded already, for the next `publish`
+        self._elsewhere: set[str] = set()  # names of files that were included, and are not in this copy
         self._writable = False  # whether `probe` has passed
         self._plain = False  # whether the address holds objects of others, which are read alone
         try:
@@ -215,17 +221,22 @@ class WorkingCopy:
         inside = f"{folder}/" if folder else ""
         files = {name: file for name, file in self.folder.files().items() if name.startswith(inside)}
         for name in [name for name in self._files if name.startswith(inside) and name not in files]:
-            if file_state(self.path / name) == self._states.get(name):
+            if file_state(self.path / name) == self._states.get(name, MISSING):
                 (self.path / name).unlink(missing_ok=True)
-                del self._files[name], self._states[name]
+                del self._files[name]
+                self._states.pop(name, None)
+                self._elsewhere.discard(name)
 
         def record(name: str) -> None:
             self._files[name], self._states[name] = files[name], file_state(self.path / name)
+            self._elsewhere.discard(name)
 
         changed = {}
         for name, file in files.items():
             path, seen = self._require_inside(name), self._files.get(name)
-            if seen == file or (name in self._states and file_state(path) != self._states[name]):
+            if (seen == file and name not in self._elsewhere) or (
+                name in self._states and file_state(path) != self._states[name]
+            ):
                 continue
             if seen is None and path.exists():
                 continue  # this process has made one of the same name; publishing it compares them
@@ -242,8 +253,11 @@ class WorkingCopy:
 
     def publish(self) -> None:
         """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
+        if not is_first_process():
+            return
         changed, removed = self.changes()
-        if not changed and not removed:
+        removed += [name for name in self._elsewhere if not (self.path / name).parent.exists()]
+        if not changed and not removed and not self._included:
             return
         if self._plain and self.path.is_dir():
             raise BucketError(
@@ -260,9 +274,18 @@ class WorkingCopy:
         if removed:  # else they would come back with a group that a killed job left
             self.folder.sweep_groups("")
         states = {name: file_state(path) for name, path in changed.items()}
-        stored = self.folder.upload({name: path for name, path in changed.items() if not self._is_same(name, path)})
+        new = {name: path for name, path in changed.items() if name not in self._included}
+        stored = self.folder.upload({name: path for name, path in new.items() if not self._is_same(name, path)})
+        stored |= self._included
         self._commit(stored, {**stored, **dict.fromkeys(removed)}, self._files)
         self._states |= states
+        self._elsewhere = (self._elsewhere - set(removed)) | (self._included.keys() - changed.keys())
+        self._included = {}
+
+    def include(self, files: Mapping[str, StoredFile]) -> None:
+        """Make files that processes of this job have uploaded, and do not change any more, a part of the folder with
+        the next `publish`."""
+        self._included |= files
 
     def _is_same(self, name: str, path: Path) -> bool:
         """Return whether a file was only written again, with the bytes that the bucket has."""
@@ -308,7 +331,6 @@ class WorkingCopy:
         return any(self._files.get(name) == file for name, file in files.items())
 
     def _require_writable(self) -> None:
-        require_one_process(self.address)
         if not self._writable:
             self.folder.bucket.probe()
             self._writable = True

@@ -351,9 +351,10 @@ class Trainer:
                 self.meter.add(batch, values.pop("real_tokens"))
                 step += 1
                 profiler.end(step, state)
-                recorder.checkpoints.poll()
-                # Read once a step: a signal in between waits for the next. Several processes agree where they log.
-                stopping = (single_process or step % log_every == 0) and any_process(stop.requested)
+                together = single_process or step % log_every == 0  # several processes agree where they log
+                recorder.checkpoints.poll(together)
+                # Read once a step: a signal in between waits for the next.
+                stopping = together and any_process(stop.requested)
                 bar.update()
                 if step % log_every == 0 or step == total:
                     recorder.inspector.require_healthy(state)

@@ -4,17 +4,15 @@ fake of GCS on loopback."""
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline import REPOSITORY, command, environment, train_arguments, write_data, write_encoder
-from tests.storage.buckets import gcs_server, s3_server
+from tests.pipeline import train_arguments, write_data, write_encoder
+from tests.storage.buckets import finish, gcs_server, s3_server, start
 from tests.storage.fake_gcs import FakeGcs
 
 RUN = "gs://bucket/runs/tiny"
@@ -25,24 +23,6 @@ Server = tuple[FakeGcs, dict[str, str]]
 def gcs() -> Iterator[Server]:
     with gcs_server() as server:
         yield server
-
-
-def start(script: str, clients: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """Start a script with the environment of a server's clients."""
-    return subprocess.Popen(
-        command(script, *arguments),
-        cwd=REPOSITORY,
-        env=clients | environment() | {name: value for name, value in clients.items() if os.environ.get(name) != value},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(job: subprocess.Popen[str]) -> str:
-    output = job.communicate(timeout=240)[0]
-    assert job.returncode == 0, output
-    return output
 
 
 def fetch(gcs: Server, folder: Path) -> Path:

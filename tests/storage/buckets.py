@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.pipeline import free_address
+from tests.pipeline import REPOSITORY, command, environment, free_address
 from tests.storage.fake_gcs import FakeGcs
 
 # Clients look for credentials at addresses of the cloud unless they are told not to.
@@ -83,6 +83,25 @@ def s3_server(kind: str, folder: Path) -> Iterator[dict[str, str]]:
     finally:
         server.kill()
         server.wait()
+
+
+def start(script: str, clients: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    """Start a script with the environment of a server's clients."""
+    return subprocess.Popen(
+        command(script, *arguments),
+        cwd=REPOSITORY,
+        env=clients | environment() | {name: value for name, value in clients.items() if os.environ.get(name) != value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(job: subprocess.Popen[str]) -> str:
+    """Return the output of a script that `start` has started, which must succeed."""
+    output = job.communicate(timeout=240)[0]
+    assert job.returncode == 0, output
+    return output
 
 
 def _free_port() -> int:

@@ -246,7 +246,7 @@ def save_and_step(opened: Checkpoints) -> None:
     opened.save(1, placed(HOST), placed(PROGRESS))
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        opened.poll()
+        opened.poll(together=True)
         time.sleep(0.01)
 
 

@@ -1,0 +1,198 @@
+"""Checkpoints in files of which each process of a job writes its own, for folders in buckets, which processes do not
+share as they do a disk.
+
+<folder>/arrays-<process>.bin    the parts of the arrays that the process has, one after another
+<folder>/arrays-<process>.json   {name: [dtype, shape, [offset, start, shape of a part], ...]}
+         _CHECKPOINT_METADATA    as Orbax writes it (process 0)
+         metrics/metrics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxret.parallel.mesh import path_name
+from jaxret.storage.atomic import read_json, sha256_file, storage_errors, write_json
+
+Tree = Any
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of an array: its bytes in a file, and where it is in the array."""
+
+    path: Path
+    offset: int  # in bytes
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def copy_into(self, target: np.ndarray, index: Index) -> int:
+        """Copy what the part has of `index` of its array into `target`, and return the number of elements."""
+        bounds = [
+            (max(begin, span.start), min(begin + size, span.stop))
+            for begin, size, span in zip(self.start, self.shape, index, strict=True)
+        ]
+        if any(low >= high for low, high in bounds):
+            return 0
+        here = tuple(slice(low - begin, high - begin) for (low, high), begin in zip(bounds, self.start, strict=True))
+        there = tuple(
+            slice(low - span.start, high - span.start) for (low, high), span in zip(bounds, index, strict=True)
+        )
+        data = np.memmap(self.path, target.dtype, "r", self.offset, self.shape or (1,)).reshape(self.shape)
+        target[there] = data[here]
+        return target[there].size
+
+
+@dataclass(frozen=True)
+class _Array:
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    parts: list[_Part]
+
+
+def has_array_files(folder: Path) -> bool:
+    """Return whether a checkpoint is in files of this format."""
+    return (folder / "arrays-0.json").exists()
+
+
+class ArrayFiles:
+    """The arrays of a checkpoint; opening reads the lists of them.
+
+    Raises ValueError or OSError for a damaged list.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._arrays: dict[str, _Array] = {}
+        for path in sorted(folder.glob("arrays-*.json")):
+            for name, (dtype, shape, *parts) in read_json(path).items():
+                array = self._arrays.setdefault(name, _Array(jax.numpy.dtype(dtype), tuple(shape), []))
+                array.parts.extend(
+                    _Part(path.with_suffix(".bin"), offset, tuple(start), tuple(size)) for offset, start, size in parts
+                )
+
+    def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of arrays by their names. Raises ValueError naming one that is not there."""
+        if missing := [name for name in names if name not in self._arrays]:
+            raise ValueError(f"{missing[0]} is missing")
+        return {name: self._arrays[name].shape for name in names}
+
+    def abstract(self, sharding: jax.sharding.Sharding) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+        """Return shapes and types of all arrays, as a tree of items of names."""
+        tree: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}
+        for name, array in self._arrays.items():
+            item, _, leaf = name.partition("/")
+            tree.setdefault(item, {})[leaf] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+        return tree
+
+    def load(self, abstract: Tree) -> Tree:
+        """Return arrays with the shapes, types and shardings of an abstract tree; each device's part is read alone."""
+
+        def read(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            name = path_name(path)
+            return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: self._read(name, index or ()))
+
+        return jax.tree_util.tree_map_with_path(read, abstract)
+
+    def _read(self, name: str, index: Index) -> np.ndarray:
+        array = self._arrays[name]
+        index = tuple(slice(*span.indices(size)[:2]) for span, size in zip(index, array.shape, strict=True))
+        values = np.empty([span.stop - span.start for span in index], array.dtype)
+        if sum(part.copy_into(values, index) for part in array.parts) != values.size:
+            raise ValueError(f"{self._folder}: parts of {name} are missing")
+        return values
+
+
+@dataclass(frozen=True)
+class _HostPart:
+    """A part of an array that is to be written."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of the array
+    start: list[int]
+    data: np.ndarray
+
+
+class ArrayWriter:
+    """Writes checkpoints in the background, one at a time, into folders of their steps.
+
+    Args:
+        folder: The folder of these.
+        share: Called in the background with the step and the files of a save, by their names in its folder.
+    """
+
+    def __init__(self, folder: Path, share: Callable[[int, Mapping[str, Path]], None]) -> None:
+        self._folder, self._share = folder, share
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._saving: Future[None] | None = None
+
+    def save(self, step: int, items: Tree, metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]) -> None:
+        """Start a save of the parts that this process has; they are copied to the host before it returns."""
+        copies = [
+            _HostPart(name, leaf.dtype, leaf.shape, [span.start or 0 for span in shard.index], np.array(shard.data))
+            for name, leaf, shard in _own_parts(items)
+        ]
+        self._saving = self._thread.submit(self._write, step, copies, metrics, custom)
+
+    def is_saving(self) -> bool:
+        """Return whether the last save is not done."""
+        return self._saving is not None and not self._saving.done()
+
+    def wait(self) -> None:
+        """Wait for the save; raises its error."""
+        if self._saving:
+            self._saving.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _write(
+        self, step: int, copies: Sequence[_HostPart], metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]
+    ) -> None:
+        folder = self._folder / str(step)
+        process, table, digest, offset = jax.process_index(), dict[str, list[Any]](), sha256(), 0
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"arrays-{process}.bin"
+        with storage_errors(path), open(path, "wb") as file:
+            for part in copies:
+                entry = table.setdefault(part.name, [str(part.dtype), list(part.shape)])
+                entry.append([offset, part.start, list(part.data.shape)])
+                view = np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data
+                file.write(view)
+                digest.update(view)
+                padding = -(offset + len(view)) % 16  # so that a mapped array is aligned
+                file.write(bytes(padding))
+                digest.update(bytes(padding))
+                offset += len(view) + padding
+        if sha256_file(path) != digest.hexdigest():
+            raise ValueError(f"{path}, read back, is not what was written")
+        write_json(path.with_suffix(".json"), table)
+        names = [path.name, f"arrays-{process}.json"]
+        if process == 0:
+            if metrics:
+                (folder / "metrics").mkdir(exist_ok=True)
+                write_json(folder / "metrics" / "metrics", metrics)
+                names.append("metrics/metrics")
+            write_json(folder / "_CHECKPOINT_METADATA", {"custom_metadata": custom})
+            names.append("_CHECKPOINT_METADATA")
+        self._share(step, {name: folder / name for name in names})
+
+
+def _own_parts(items: Tree) -> Iterator[tuple[str, jax.Array, Any]]:
+    """Yield the parts of arrays on the devices of this process, each once over all processes."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(items):
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                yield path_name(path), leaf, shard

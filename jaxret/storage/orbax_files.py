@@ -1,0 +1,134 @@
+"""Checkpoints in Orbax's files; the only module that imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import tensorstore
+from orbax.checkpoint import v1 as ocp
+
+Tree = Any
+
+
+class OrbaxFiles:
+    """The arrays of a checkpoint.
+
+    Args:
+        folder: Its path, which `OrbaxAlias` gives.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of arrays by their names. Raises ValueError naming one that cannot be read.
+
+        TensorStore reads them: Orbax's reader of metadata keeps some kilobytes for each array for as long as the
+        process lives.
+        """
+        context, shapes = tensorstore.Context(), {}
+        for name in names:
+            try:
+                shapes[name] = self._open(name, context).shape
+            except ValueError as error:  # all of TensorStore's
+                raise ValueError(f"{name.partition('/')[0]} cannot be read") from error
+        return shapes
+
+    def read(self, name: str) -> Any:
+        """Return an array, without Orbax, whose readers all processes would have to call."""
+        return self._open(name, tensorstore.Context()).read().result()
+
+    def _open(self, name: str, context: tensorstore.Context) -> tensorstore.TensorStore:
+        item, _, leaf = name.partition("/")
+        base = {"driver": "file", "path": f"{self._folder / item}/"}
+        store = {"driver": "ocdbt", "base": base, "path": f"{leaf.replace('/', '.')}/"}
+        return tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True, context=context).result()
+
+    def abstract(self, sharding: jax.sharding.Sharding) -> Tree:
+        """Return shapes and types of all arrays, as a tree of items."""
+        stored = dict(ocp.checkpointables_metadata(self._folder).metadata)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            {name: tree for name, tree in stored.items() if name in ("params", "progress")},
+        )
+
+    def load(self, abstract: Tree) -> Tree:
+        """Return arrays with the shapes, types and shardings of an abstract tree."""
+        return ocp.load_checkpointables(self._folder, abstract)
+
+
+class OrbaxWriter:
+    """Writes checkpoints in the background, one at a time, into folders of their steps.
+
+    Args:
+        folder: The folder of these, which `OrbaxAlias` gives.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._checkpointer = ocp.training.Checkpointer(
+            folder, preservation_policy=ocp.training.preservation_policies.PreserveAll()
+        )
+        self._response: Any = None
+
+    def save(self, step: int, items: Tree, metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]) -> None:
+        """Start a save; the arrays are copied to the host before it returns."""
+        self._response = self._checkpointer.save_checkpointables_async(
+            step, items, metrics=metrics, custom_metadata=custom, force=True
+        )
+
+    def is_saving(self) -> bool:
+        """Return whether the last save is not done."""
+        return self._checkpointer.is_saving_in_progress()
+
+    def wait(self) -> None:
+        """Wait for the save; raises its error."""
+        try:
+            self._checkpointer.wait()
+        finally:  # ends the thread and the event loop that Orbax begins for each save; raises what `wait` raises
+            with contextlib.suppress(Exception):
+                self._response.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._checkpointer.close()
+
+
+class OrbaxAlias:
+    """A path of a folder without *, ? and [, which Orbax's search for files takes for a pattern.
+
+    It goes through an open descriptor of the folder, so that it ends with the process. Raises ValueError where the
+    system has no such paths.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._descriptor = folder, -1
+        self._plain = glob.escape(str(folder)) == str(folder)
+        if not self._plain and sys.platform != "linux":
+            raise ValueError(f"{folder} holds one of * ? [, which Orbax cannot read here; choose another folder")
+
+    @property
+    def path(self) -> Path:
+        """The path, which the open folder must have."""
+        if self._plain:
+            return self._folder
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
+    def restored(self, message: object) -> str:
+        """Return a message with the folder's own path."""
+        text = str(message)
+        return text if self._descriptor < 0 else text.replace(str(self.path), str(self._folder))
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
