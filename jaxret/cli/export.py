@@ -18,7 +18,7 @@ _WORKDIR = shared_flags.workdir("folder of a trained run")
 _TO = flags.DEFINE_enum(
     "to",
     None,
-    ["hf", "sentence-transformers", "onnx", "pylate", "peft", "pyserini", "anserini", *STORES],
+    ["hf", "sentence-transformers", "onnx", "pylate", "peft", "orbax", "pyserini", "anserini", *STORES],
     "library or store to export to",
     required=True,
 )

@@ -14,6 +14,7 @@ from jaxret.export.to_anserini import write_anserini
 from jaxret.export.to_hf import write_hf, write_sentence_transformers
 from jaxret.export.to_hf_cross_encoder import export_cross_encoder
 from jaxret.export.to_onnx import write_onnx
+from jaxret.export.to_orbax import export_orbax
 from jaxret.export.to_peft import write_peft
 from jaxret.export.to_pylate import write_pylate
 from jaxret.export.to_pyserini import write_pyserini
@@ -31,7 +32,7 @@ WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "peft": write_peft,
 }
 OF_CORPORA = ("pyserini", "anserini", *STORES)  # they hold an encoded corpus
-KINDS = (*WRITERS, *OF_CORPORA)
+KINDS = (*WRITERS, "orbax", *OF_CORPORA)
 
 
 def export(
@@ -79,6 +80,8 @@ def export(
         return export_to_store(open_run(workdir, checkpoint, attention="plain"), kind, out, corpus, queries, options)
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new folder")
+    if kind == "orbax":
+        return export_orbax(workdir, out, checkpoint)
     if stored_config(Workdir(workdir)).task == "reranking":
         if kind != "hf":
             raise ValueError(

@@ -86,12 +86,15 @@ class ArrayFiles:
             raise ValueError(f"{missing[0]} is missing")
         return {name: self._arrays[name].shape for name in names}
 
-    def abstract(self, sharding: jax.sharding.Sharding) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
-        """Return shapes and types of all arrays, as a tree of items of names."""
-        tree: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}
+    def abstract(self, sharding: jax.sharding.Sharding) -> dict[str, Any]:
+        """Return shapes and types of all arrays, as a tree of dicts."""
+        tree: dict[str, Any] = {}
         for name, array in self._arrays.items():
-            item, _, leaf = name.partition("/")
-            tree.setdefault(item, {})[leaf] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+            *parents, last = name.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
         return tree
 
     def load(self, abstract: Tree) -> Tree:

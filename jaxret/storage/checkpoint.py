@@ -318,20 +318,41 @@ class Checkpoints:
         another shape, or fails verification.
         """
         abstract = {"params": params} if progress is None else {"params": params, "progress": progress}
-        if step not in self._metrics:
-            have = ", ".join(map(str, self.steps())) or "none"
-            raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
+        self._require_step(step)
         digests = self._saved_digests(step)
         self._require_same_shapes(step, abstract, digests)
         restored = self._load(step, abstract, digests)
         return restored["params"], restored.get("progress")
 
+    def _require_step(self, step: int) -> None:
+        if step not in self._metrics:
+            have = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"{self.directory} has no checkpoint of step {step}; it has: {have}")
+
     def check(self, step: int) -> None:
         """Read every array of a step. Raises CheckpointError naming the arrays that fail verification."""
+        self._load_all(step)
+
+    def _load_all(self, step: int) -> Tree:
+        """Return all arrays of a step on one device. Raises CheckpointError naming those that fail verification."""
         device_sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         with self._damages(step, "is damaged: its metadata cannot be read"):
             abstract = self._files(step).abstract(device_sharding)
-        self._load(step, abstract, self._saved_digests(step))
+        return self._load(step, abstract, self._saved_digests(step))
+
+    def write_orbax(self, step: int, folder: Path) -> None:
+        """Write a checkpoint to `folder`/`step` in Orbax's files, and read it back.
+
+        Raises CheckpointError if it is damaged, or if what was written is not what was read.
+        """
+        self._require_step(step)
+        arrays, digests, metrics = self._load_all(step), self._saved_digests(step), self._metrics[step]
+        writer = OrbaxWriter(folder)
+        with self._reported(step):
+            writer.save(step, arrays, metrics, {"digests": digests, "seal": _seal(step, metrics, digests)})
+            writer.wait()
+        writer.close()
+        Checkpoints(folder, writing=False).check(step)
 
     def _saved_digests(self, step: int) -> Mapping[str, str]:
         """Return the digest of every array of a step. Raises DamagedCheckpointError."""

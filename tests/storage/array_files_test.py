@@ -18,7 +18,7 @@ from jaxret.storage.array_files import ArrayFiles, ArrayWriter
 from jaxret.storage.atomic import read_json, write_json
 
 
-def arrays() -> dict[str, dict[str, jax.Array]]:
+def arrays() -> dict[str, Any]:
     """Arrays of several types, whole on each device, split by rows, by columns, and by both."""
     mesh = make_mesh(fsdp=2)
     values: dict[str, tuple[Any, P]] = {
@@ -30,7 +30,7 @@ def arrays() -> dict[str, dict[str, jax.Array]]:
         "empty": (np.zeros((0, 4), np.float32), P()),
     }
     placed = {name: jax.device_put(value, NamedSharding(mesh, spec)) for name, (value, spec) in values.items()}
-    return {"params": placed, "progress": {"deep/step": placed["scalar"]}}
+    return {"params": placed, "progress": {"deep": {"step": placed["scalar"]}}}
 
 
 def save(folder: Path, items: Any) -> dict[str, Path]:
@@ -69,7 +69,7 @@ def test_arrays_come_back_on_another_mesh(tmp_path: Path, spec: P) -> None:
         assert new.dtype == old.dtype
         np.testing.assert_array_equal(np.asarray(new), np.asarray(old))
     everything = stored.abstract(SingleDeviceSharding(jax.devices()[0]))
-    assert everything["progress"]["deep/step"].shape == ()
+    assert everything["progress"]["deep"]["step"].shape == ()
 
 
 def test_parts_of_several_processes_come_together_and_a_missing_one_is_an_error(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def start(script: str, clients: dict[str, str], *arguments: str) -> subprocess.P
 
 def finish(job: subprocess.Popen[str]) -> str:
     """Return the output of a script that `start` has started, which must succeed."""
-    output = job.communicate(timeout=240)[0]
+    output = job.communicate(timeout=480)[0]
     assert job.returncode == 0, output
     return output
 

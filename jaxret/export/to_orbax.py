@@ -1,0 +1,30 @@
+"""Write a checkpoint in Orbax's files (`jaxret export --to=orbax`), which those of runs in buckets are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxret.runs.run import choose_checkpoint, open_checkpoints, stored_config
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.transaction import new_folder
+
+
+def export_orbax(workdir: str | Path, out: Path, checkpoint: str) -> str:
+    """Write parameters and optimiser state of a checkpoint to `out`/STEP, read them back, and return a sentence.
+
+    Args:
+        workdir: folder of the run, of any kind.
+        out: new folder to write.
+        checkpoint: "best", "last", or a step.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is damaged, or what was written is not what was read.
+    """
+    folder = Workdir(workdir)
+    with open_checkpoints(folder, stored_config(folder)) as checkpoints:
+        step = choose_checkpoint(checkpoints, checkpoint, folder)
+        with new_folder(out) as temporary:
+            checkpoints.write_orbax(step, temporary)
+    return (
+        f"{out / str(step)}: parameters and optimiser state of step {step} in Orbax's files; read back, they are equal"
+    )
