@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,17 @@ NUMBERS = 2**25  # of vectors that are held; a sparse vector is held whole
 
 
 def collapse_warning(shards: ShardSet) -> str:
-    """Return a sentence if the vectors of a finished folder have collapsed, else "". It samples PASSAGES of them,
-    evenly spread, the same ones every time."""
+    """Return a sentence if the vectors of a finished folder have collapsed, else "".
+
+    It samples PASSAGES of them, evenly spread, the same ones every time; of a corpus in a bucket, where a job has only
+    the shards that it wrote, of these.
+    """
     sample = max(2, min(PASSAGES, NUMBERS // shards.dimension))
-    rows = np.unique(np.linspace(0, shards.total_rows - 1, sample).astype(np.int64))
-    cosine = mean_cosine(list(_vectors(shards, rows)))
+    local = shards.local()
+    if not (total := sum(rows for rows, _ in local)):
+        return ""
+    rows = np.unique(np.linspace(0, total - 1, sample).astype(np.int64))
+    cosine = mean_cosine(list(_vectors(local, rows)))
     if cosine <= LIMIT:
         return ""
     return (
@@ -27,11 +34,16 @@ def collapse_warning(shards: ShardSet) -> str:
     )
 
 
-def _vectors(shards: ShardSet, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield [V,D] of each of the rows, ascending."""
-    for first, shard in shards:
-        for row in rows[(rows >= first) & (rows < first + len(shard))]:
-            yield np.asarray(shard[int(row) - first])
+def _vectors(shards: list[tuple[int, Any]], rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield [V,D] of each of the rows, ascending, of shards one after another."""
+    first = 0
+    for count, open_vectors in shards:
+        inside = rows[(rows >= first) & (rows < first + count)]
+        if len(inside):
+            vectors = open_vectors()
+            for row in inside:
+                yield np.asarray(vectors[int(row) - first])
+        first += count
 
 
 def mean_cosine(passages: list[np.ndarray]) -> float:

@@ -8,6 +8,7 @@ import resource
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import numpy as np
 from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.parallel.progress import with_progress
 from jaxret.storage.file_state import FileState, file_state
+from jaxret.storage.working_copy import fetch_files, stored_file
 from jaxret.types import Ragged, SparseRows, word_dtype
 
 FEW = 64  # shards, for which there is room
@@ -70,6 +72,12 @@ class ShardSet:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         for shard in self.shards:
             yield shard.start, self._map(shard)
+
+    def local(self) -> list[tuple[int, Any]]:
+        """Return, for each shard whose vectors are on this host, its number of rows and a function that opens them."""
+        layout = self.manifest.layout
+        here = (shard for shard in self.shards if not any(map(stored_file, shard.files(self.folder, layout).values())))
+        return [(shard.rows, partial(self._map, shard)) for shard in here]
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""
@@ -156,6 +164,7 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
     Raises ShardError naming the file that is missing or damaged.
     """
     folder = Path(folder)
+    fetch_files(folder)
     path = folder / "manifest.json"
     if not path.is_file():
         state = "encoding is not finished" if any(folder.glob("shard-*.json")) else "nothing was encoded here"

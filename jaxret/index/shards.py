@@ -26,6 +26,7 @@ import numpy as np
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage import atomic
 from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_json
+from jaxret.storage.working_copy import stored_file
 from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 BEGUN = "begun.json"
@@ -374,11 +375,13 @@ def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: 
             yield ShardError(
                 f"{folder}: the entry of shard {shard.suffix} ({shard}) says nothing of its {kind}; run encode again"
             )
-        elif not path.is_file():
+            continue
+        stored = None if path.is_file() else stored_file(path)  # another job's, whose digest the bucket's list has
+        if not stored and not path.is_file():
             yield ShardError(f"{path} ({shard}) does not exist; run encode again")
-        elif (size := path.stat().st_size) != expected["bytes"]:
+        elif (size := stored.size if stored else path.stat().st_size) != expected["bytes"]:
             yield ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
-        elif verify and sha256_file(path) != expected["sha256"]:
+        elif verify and (stored.sha256 if stored else sha256_file(path)) != expected["sha256"]:
             yield ShardError(
                 f"{path} ({shard}): damaged (its SHA-256 is not the one that was written); run encode again"
             )

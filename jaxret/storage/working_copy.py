@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -35,6 +36,8 @@ from jaxret.storage.unfinished import lock, sweep, temporary_path
 
 # Results that any job writes as a whole; the last one stays.
 _REPLACED = ("encoding.json", "eval/", "runs/", "warnings/")
+# Arrays of shards: fetched when a corpus is opened, as an encoding job needs none of another's.
+_VECTORS = re.compile(r"-\d+-of-\d+\.npy$")
 _ATTEMPTS = 5  # to fetch files that another job replaces meanwhile
 _COPIES: dict[str, WorkingCopy] = {}
 _LOCK = threading.RLock()
@@ -92,6 +95,21 @@ def require_one_process(path: str | os.PathLike[str]) -> None:
             f"{shown_path(path)}: the processes of one job write a folder together, and each would have its own copy "
             "of this one; give a folder on a disk that all of them share, and copy it to the bucket afterwards"
         )
+
+
+def stored_file(path: str | os.PathLike[str]) -> StoredFile | None:
+    """Return digest and size of a file of a working copy whose bytes are in the bucket alone; None for any other."""
+    copy = copy_of(path)
+    return copy.stored_file(Path(path)) if copy else None
+
+
+def fetch_files(folder: str | os.PathLike[str]) -> None:
+    """Fetch those files of a folder in a working copy whose bytes are in the bucket alone.
+
+    Raises BucketError if the bucket cannot be read.
+    """
+    if copy := copy_of(folder):
+        copy.fetch_files(Path(folder))
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
@@ -165,7 +183,7 @@ class WorkingCopy:
         self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
         self._states: dict[str, FileState] = {}  # of these files in the copy
         self._included: dict[str, StoredFile] = {}  # uploaded already, for the next `publish`
-        self._elsewhere: set[str] = set()  # names of files that were included, and are not in this copy
+        self._elsewhere: set[str] = set()  # names of files of `_files` whose bytes are in the bucket alone
         self._writable = False  # whether `probe` has passed
         self._plain = False  # whether the address holds objects of others, which are read alone
         try:
@@ -204,20 +222,35 @@ class WorkingCopy:
             raise BucketError(f"{self.address}: it has an object with the name {name!r}, which is no file in a folder")
         return self.path / name if name else self.path
 
-    def refresh(self, folder: str = "") -> None:
+    def stored_file(self, path: Path) -> StoredFile | None:
+        """Return digest and size of a file whose bytes are in the bucket alone; None for any other path."""
+        name = path.absolute().relative_to(self.path).as_posix()
+        return self._files[name] if name in self._elsewhere else None
+
+    def fetch_files(self, folder: Path) -> None:
+        """Fetch the files of a folder whose bytes are in the bucket alone."""
+        inside = folder.absolute().relative_to(self.path).as_posix()
+        if any(name.startswith(f"{inside}/") for name in self._elsewhere):
+            self.refresh(inside, vectors=True)
+
+    def refresh(self, folder: str = "", vectors: bool = False) -> None:
         """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
 
         Files that this process has changed stay. Those that were removed in the bucket are removed. Raises BucketError
         if the bucket cannot be read, or if another job replaces files faster than they are fetched.
+
+        Args:
+            folder: names of files begin with it; "": all.
+            vectors: fetch the arrays of shards, too; else only their digests and sizes (`stored_file`).
         """
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._refresh(folder)
+                return self._refresh(folder, vectors)
             except ChangedFolderError:  # between the manifest and the bytes
                 self.folder.forget_groups()
-        return self._refresh(folder)
+        return self._refresh(folder, vectors)
 
-    def _refresh(self, folder: str) -> None:
+    def _refresh(self, folder: str, vectors: bool) -> None:
         inside = f"{folder}/" if folder else ""
         files = {name: file for name, file in self.folder.files().items() if name.startswith(inside)}
         for name in [name for name in self._files if name.startswith(inside) and name not in files]:
@@ -233,14 +266,18 @@ class WorkingCopy:
 
         changed = {}
         for name, file in files.items():
-            path, seen = self._require_inside(name), self._files.get(name)
-            if (seen == file and name not in self._elsewhere) or (
-                name in self._states and file_state(path) != self._states[name]
-            ):
+            path, left = self._require_inside(name), bool(_VECTORS.search(name)) and not vectors
+            if file_state(path) != self._states.get(name, MISSING):
+                continue  # this process has changed it; publishing compares them
+            if self._files.get(name) == file and (left or name not in self._elsewhere):
                 continue
-            if seen is None and path.exists():
-                continue  # this process has made one of the same name; publishing it compares them
-            changed[name] = file
+            if left:
+                path.unlink(missing_ok=True)
+                self._states.pop(name, None)
+                self._files[name] = file
+                self._elsewhere.add(name)
+            else:
+                changed[name] = file
         self.folder.download(changed, self.path, record)
 
     def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
@@ -295,7 +332,8 @@ class WorkingCopy:
     def publish_group(self, folder: str, group: str) -> bool:
         """Add the changed files below a folder of names as a group, at once.
 
-        Returns False if another job has added that group: its files then replace this process's.
+        Returns False if another job has added that group: its files then replace this process's, as `refresh`
+        fetches them.
         """
         self._require_writable()
         stored, states = self._upload(self.changes(folder)[0])

@@ -27,11 +27,16 @@ def gcs() -> Iterator[Server]:
 
 def fetch(gcs: Server, folder: Path) -> Path:
     """Copy the run in the bucket to a folder."""
-    script = "import shutil, sys; from jaxret.storage.working_copy import local_path; " + (
-        "shutil.copytree(local_path(sys.argv[1]), sys.argv[2])"
-    )
-    finish(start("-c", gcs[1], script, RUN, str(folder)))
+    finish(start("-m", gcs[1], "jaxret", "copy", RUN, str(folder)))
     return folder
+
+
+def read_since(server: FakeGcs, before: int, suffix: str) -> list[str]:
+    """The objects of files of the run with a suffix that were read since a request."""
+    manifest = json.loads(server.objects["bucket", "runs/tiny/files.json"][1])["files"]
+    keys = {f"runs/tiny/{key}" for name, (_, _, *parts) in manifest.items() if name.endswith(suffix) for key in parts}
+    assert keys
+    return [name for method, name in server.requests[before:] if method == "GET" and name in keys]
 
 
 LISTED = "import sys; from jaxret.storage.bucket import Bucket; print(*Bucket(sys.argv[1]).list('groups'), sep='\\n')"
@@ -79,6 +84,7 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs: Server, tmp_path: Path) -> 
         assert all("6 of 6" in output or steps == 3 for output in map(finish, trained))
     encode = ("encode.py", gcs[1], f"--corpus={data}", "--shard_rows=4", "--lease=3")
     finish(start(*encode, f"--workdir={local}"))
+    before = len(gcs[0].requests)
     jobs = [start(*encode, f"--workdir={RUN}") for _ in range(3)]
     deadline = time.monotonic() + 120
     while not any("/groups/embeddings" in name and "-of-" in name for _, name in list(gcs[0].objects)):
@@ -88,6 +94,7 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs: Server, tmp_path: Path) -> 
     jobs[0].communicate()
     for job in jobs[1:]:
         assert f"{RUN}/embeddings/data" in finish(job)
+    assert not read_since(gcs[0], before, ".npy"), "a job needs no vectors of others"
     search = ("search.py", gcs[1], f"--queries={data}", f"--qrels={data}", "--split=dev")
     finish(start(*search, f"--workdir={local}"))
     before, files = len(gcs[0].requests), sum("/data/" in name for _, name in gcs[0].objects)

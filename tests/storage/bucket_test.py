@@ -526,15 +526,13 @@ publish_all()
     assert any(body == b"two" for _, body in gcs[0].objects.values())
 
 
-def test_the_processes_of_one_job_do_not_write_to_copies_of_their_own(gcs: Server) -> None:
+def test_the_processes_of_one_job_are_refused_where_each_would_write_to_a_copy_of_its_own(gcs: Server) -> None:
     script = """
 import sys
 import jax
-from jaxret.runs.lock import hold_folder
-from jaxret.storage.working_copy import local_path
+from jaxret.storage.working_copy import local_path, require_one_process
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-with hold_folder(local_path("gs://bucket/run"), "training"):
-    pass
+require_one_process(local_path("gs://bucket/run"))
 """
     address = free_address()
     jobs = [start_script(script, gcs[1], address, str(number)) for number in range(2)]

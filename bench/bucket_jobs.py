@@ -1,0 +1,98 @@
+"""Simulates encoding jobs that share a corpus in a bucket: requests, bytes, time, and which bound is met first.
+
+    python bench/bucket_jobs.py --passages=1000000000 --jobs=1000
+
+No server is contacted. The requests of a claim, a look, a shard and the end are those of jaxret.storage.bucket_leases
+and bucket_folder; bounds are those that the stores publish for one bucket or prefix before it has grown.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+
+PAGE = 1000  # keys of a list
+PART = 32 << 20  # bytes of an object
+ENTRY = 190  # bytes of a file in files.json: name, digest, size, one object's key
+ID = 11  # bytes of a passage's id; vectors of other jobs are not fetched
+FILES = 3  # of a shard: vectors, ids, sidecar
+CLAIM, RELEASE, BEAT = 3, 1, 2  # requests of a lease: read, write, read back; write; write, read back
+LEASES = 2  # of a shard: the wish, and the shard itself
+BOUNDS = {"reads": 5000, "writes": 1000}  # requests a second: GCS; S3's are 5,500 and 3,500
+
+
+@dataclass
+class Outcome:
+    """What a simulated run has taken."""
+
+    seconds: float
+    encoding: float  # seconds of it in which a job encodes
+    reads: int
+    writes: int
+    fetched: float  # bytes by each job
+    manifest: float  # bytes of files.json
+    peaks: dict[str, float]  # requests a second, of all jobs
+
+
+def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
+    """Return what a run takes whose jobs encode one shard after another, side by side."""
+    shards = math.ceil(options.passages / shard_rows)
+    encode = shard_rows / options.rate
+    size = shard_rows * options.dimension * options.bytes
+    parts = math.ceil(size / PART) + FILES - 1
+    outcome = Outcome(0.0, 0.0, 0, 0, 0.0, shards * FILES * ENTRY, {"reads": 0.0, "writes": 0.0})
+    done = 0
+    while done < shards:
+        active = min(options.jobs, shards - done)
+        # A look: lists of groups and leases, the manifest, and each group that is new, 32 at a time.
+        pages = math.ceil(done / PAGE) + math.ceil(LEASES * done / PAGE) + 2
+        new = min(done, options.jobs)
+        reads = pages + 1 + 3 * new + LEASES * (CLAIM - 1)
+        writes = parts + 1 + LEASES * (1 + RELEASE)
+        beats = encode / (options.lease / 10)
+        reads, writes = reads + int(beats), writes + int(beats)
+        waiting = options.latency * (pages + 1 + math.ceil(3 * new / 32) + LEASES * (CLAIM + RELEASE) + parts / 8 + 1)
+        fetching = new * shard_rows * ID / options.bandwidth  # while the next shard is encoded
+        bounded = max(active * reads / BOUNDS["reads"], active * writes / BOUNDS["writes"])
+        seconds = max(encode + waiting, fetching, bounded)
+        outcome.seconds += seconds
+        outcome.encoding += encode
+        outcome.reads += active * reads
+        outcome.writes += active * writes
+        outcome.fetched += new * shard_rows * ID
+        for kind, count in (("reads", reads), ("writes", writes)):
+            outcome.peaks[kind] = max(outcome.peaks[kind], active * count / (encode + waiting))
+        done += active
+    rest = options.passages * ID - outcome.fetched  # a job ends when it has seen all
+    outcome.fetched += rest
+    outcome.seconds += rest / options.bandwidth
+    deletes = math.ceil((1 + LEASES) * shards / 32) * options.latency  # groups and leases, by the last job
+    outcome.seconds += deletes
+    outcome.writes += (1 + LEASES) * shards
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=1_000_000_000)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=2000.0, help="passages a second of a job")
+    parser.add_argument("--dimension", type=int, default=768)
+    parser.add_argument("--bytes", type=int, default=2, help="of a number: float16")
+    parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
+    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a job")
+    parser.add_argument("--lease", type=float, default=300.0, help="seconds")
+    parser.add_argument("--shard_rows", type=int, nargs="*", default=[8192, 65536, 262144, 1_000_000])
+    options = parser.parse_args()
+    print("shard_rows | shards | hours | encoding | requests | reads/s | writes/s | files.json | fetched by each job")
+    for rows in options.shard_rows:
+        run = simulate(options, rows)
+        hours, encoding, millions = run.seconds / 3600, run.encoding / 3600, (run.reads + run.writes) / 1e6
+        rates = f"{run.peaks['reads']:,.0f} | {run.peaks['writes']:,.0f}"
+        print(
+            f"{rows:,} | {math.ceil(options.passages / rows):,} | {hours:.2f} | {encoding:.2f} | "
+            f"{millions:.1f} M | {rates} | {run.manifest / 1e6:.1f} MB | {run.fetched / 1e9:,.0f} GB"
+        )
+
+
+if __name__ == "__main__":
+    main()
