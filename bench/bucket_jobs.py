@@ -22,7 +22,7 @@ BOUNDS = {"reads": 5000, "writes": 1000}  # requests a second: GCS; S3's are 5,5
 
 @dataclass
 class Outcome:
-    """What a simulated run has taken."""
+    """Time, requests and bytes of a simulated run."""
 
     seconds: float
     encoding: float  # seconds of it in which a job encodes

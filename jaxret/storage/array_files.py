@@ -43,13 +43,13 @@ class _Part:
         ]
         if any(low >= high for low, high in bounds):
             return 0
-        here = tuple(slice(low - begin, high - begin) for (low, high), begin in zip(bounds, self.start, strict=True))
-        there = tuple(
+        own = tuple(slice(low - begin, high - begin) for (low, high), begin in zip(bounds, self.start, strict=True))
+        placed = tuple(
             slice(low - span.start, high - span.start) for (low, high), span in zip(bounds, index, strict=True)
         )
         data = np.memmap(self.path, target.dtype, "r", self.offset, self.shape or (1,)).reshape(self.shape)
-        target[there] = data[here]
-        return target[there].size
+        target[placed] = data[own]
+        return target[placed].size
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,14 @@ class ArrayWriter:
         self._saving: Future[None] | None = None
 
     def save(self, step: int, items: Tree, metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]) -> None:
-        """Start a save of the parts that this process has; they are copied to the host before it returns."""
+        """Start a save of the parts that this process has; they are copied to the host before it returns.
+
+        Args:
+            step: of the checkpoint.
+            items: arrays, by the name of the item.
+            metrics: of validation, if there are any.
+            custom: digests and seal, for the metadata.
+        """
         copies = [
             _HostPart(name, leaf.dtype, leaf.shape, [span.start or 0 for span in shard.index], np.array(shard.data))
             for name, leaf, shard in _own_parts(items)
