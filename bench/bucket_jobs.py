@@ -46,11 +46,14 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
         # A look: lists of groups and leases, the manifest, and each group that is new, 32 at a time.
         pages = math.ceil(done / PAGE) + math.ceil(LEASES * done / PAGE) + 2
         new = min(done, options.jobs)
-        reads = pages + 1 + 3 * new + LEASES * (CLAIM - 1)
+        # Each job passes the shards that others hold, half of them on average, with two reads each.
+        reads = pages + 1 + 3 * new + LEASES * (CLAIM - 1) + active
         writes = parts + 1 + LEASES * (1 + RELEASE)
         beats = encode / (options.lease / 10)
         reads, writes = reads + int(beats), writes + int(beats)
-        waiting = options.latency * (pages + 1 + math.ceil(3 * new / 32) + LEASES * (CLAIM + RELEASE) + parts / 8 + 1)
+        waiting = options.latency * (
+            active + pages + 1 + math.ceil(3 * new / 32) + LEASES * (CLAIM + RELEASE) + parts / 8 + 1
+        )
         fetching = new * shard_rows * ID / options.bandwidth  # while the next shard is encoded
         bounded = max(active * reads / BOUNDS["reads"], active * writes / BOUNDS["writes"])
         seconds = max(encode + waiting, fetching, bounded)
@@ -81,6 +84,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes a second of a job")
     parser.add_argument("--lease", type=float, default=300.0, help="seconds")
+    # Rows above 41,666 need --shard_mb, too, which is 64 by default.
     parser.add_argument("--shard_rows", type=int, nargs="*", default=[8192, 65536, 262144, 1_000_000])
     options = parser.parse_args()
     print("shard_rows | shards | hours | encoding | requests | reads/s | writes/s | files.json | fetched by each job")

@@ -31,7 +31,7 @@ from jaxret.search.approximate.index_files import check_index_file, identity_of,
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.checkpoint import CheckpointError
 from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
-from jaxret.storage.working_copy import copy_of
+from jaxret.storage.working_copy import copy_of, fetch_files
 
 
 class Verification(NamedTuple):
@@ -153,6 +153,7 @@ def _shards(folder: Path) -> Iterator[Verification]:
             yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]
             yield _verify(shard.sidecar(folder), lambda: _same_model(shard.sidecar(folder), stored))  # noqa: B023
         if not damaged:
+            fetch_files(folder)  # of a run in a bucket
             yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, stored)))
     yield _verify(folder / "corpus.json", lambda: unchanged_corpus(folder))
     if (folder / "passages.json").exists():

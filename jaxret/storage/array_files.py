@@ -67,18 +67,24 @@ def has_array_files(folder: Path) -> bool:
 class ArrayFiles:
     """The arrays of a checkpoint; opening reads the lists of them.
 
-    Raises ValueError or OSError for a damaged list.
+    Raises ValueError or OSError for a damaged list of them.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._arrays: dict[str, _Array] = {}
         for path in sorted(folder.glob("arrays-*.json")):
-            for name, (dtype, shape, *parts) in read_json(path).items():
-                array = self._arrays.setdefault(name, _Array(jax.numpy.dtype(dtype), tuple(shape), []))
-                array.parts.extend(
-                    _Part(path.with_suffix(".bin"), offset, tuple(start), tuple(size)) for offset, start, size in parts
-                )
+            try:
+                self._add(path)
+            except (TypeError, AttributeError) as error:  # JSON of another shape, or no type of an array
+                raise ValueError(f"{path.name} is damaged ({error})") from error
+
+    def _add(self, path: Path) -> None:
+        for name, (dtype, shape, *parts) in read_json(path).items():
+            array = self._arrays.setdefault(name, _Array(jax.numpy.dtype(dtype), tuple(shape), []))
+            array.parts.extend(
+                _Part(path.with_suffix(".bin"), offset, tuple(start), tuple(size)) for offset, start, size in parts
+            )
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of arrays by their names. Raises ValueError naming one that is not there."""
@@ -102,6 +108,8 @@ class ArrayFiles:
 
         def read(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
             name = path_name(path)
+            if self._arrays[name].dtype != leaf.dtype:
+                raise ValueError(f"{name} is {self._arrays[name].dtype} there, and {leaf.dtype} in this model")
             return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: self._read(name, index or ()))
 
         return jax.tree_util.tree_map_with_path(read, abstract)

@@ -31,7 +31,7 @@ from jaxret.storage.array_files import ArrayFiles, ArrayWriter, has_array_files
 from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
 from jaxret.storage.bucket_folder import StoredFile
 from jaxret.storage.orbax_files import OrbaxAlias, OrbaxFiles, OrbaxWriter
-from jaxret.storage.working_copy import copy_of, publish
+from jaxret.storage.working_copy import WorkingCopy, copy_of, publish
 
 Tree = Any
 
@@ -39,6 +39,7 @@ CRITERION = "criterion"  # key in a checkpoint's metrics: name of the metric tha
 REMEDY = "delete the folder and continue from another checkpoint"
 _UNFINISHED = ".unfinished"  # folder of the saves that have no number yet
 _DAMAGED = "damaged-"  # prefix of a checkpoint that was set aside
+_LOOKS = 5  # at the checkpoints in a bucket, until all processes see the same ones
 _SAMPLE_BYTES = 64 << 20  # of the largest leaf that is read back
 
 
@@ -124,9 +125,11 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._metric, self._less_is_better = best_metric, less_is_better
         self._copy = copy_of(self.directory)
-        if self._copy and writing and jax.process_count() > 1:
-            wait_for_all()  # until process 0 has published
-            self._copy.refresh()
+        if self._copy and jax.process_count() > 1:
+            if writing:
+                self._refresh_together(self._copy)
+            else:
+                self._copy.refresh()
         try:
             self._alias = OrbaxAlias(self.directory)
         except ValueError as error:
@@ -151,6 +154,15 @@ class Checkpoints:
                     self.damaged[int(path.name)] = error
         if self.damaged and not (writing and max(self._metrics, default=max(self.damaged)) < min(self.damaged)):
             raise self.damaged[min(self.damaged)]
+
+    def _refresh_together(self, copy: WorkingCopy) -> None:
+        """Fetch the checkpoints that process 0 has published; every process has the same ones then."""
+        wait_for_all()
+        for _ in range(_LOOKS):
+            copy.refresh()
+            if len(set(gather_texts(copy.state(self.directory)))) == 1:
+                return
+        raise CheckpointError(f"{self.directory}: another job writes checkpoints of this run; wait for it, or stop it")
 
     def _criterion(self, metrics: Mapping[str, Any]) -> str:
         """Return the name of the metric that ranks a checkpoint."""
@@ -278,6 +290,8 @@ class Checkpoints:
 
     def _files(self, step: int) -> OrbaxFiles | ArrayFiles:
         """Open the arrays of a checkpoint."""
+        if self._copy:
+            self._copy.fetch_files(self.directory / str(step))  # parts of other processes
         folder = self._alias.path / str(step)
         return ArrayFiles(folder) if has_array_files(folder) else OrbaxFiles(folder)
 
@@ -288,7 +302,8 @@ class Checkpoints:
     def poll(self, together: bool) -> None:
         """Finish the current save if it is done; raise CheckpointError if it has failed. Without waiting for it.
 
-        together: whether every process of the job calls this now. In a bucket they finish a save together.
+        together: whether every process of the job calls this now. In a bucket they finish a save together, and all
+            raise the error of one.
         """
         if self._saving is None or self._saver is None:
             return
@@ -298,9 +313,6 @@ class Checkpoints:
                 self.wait()
         elif together and not any_process(not done):
             self.wait()
-        elif done:
-            with self._reported(self._saving.step):
-                self._saver.wait()
 
     @contextlib.contextmanager
     def _reported(self, step: int) -> Iterator[None]:
@@ -364,7 +376,8 @@ class Checkpoints:
         folder = self.directory / str(step)
         with self._damages(step, "cannot be read"):
             restored = self._files(step).load(abstract)
-        damaged = [name for name, value in leaf_digests(restored).items() if saved.get(name) != value]
+        digests = {name: None for name in saved if name.partition("/")[0] in abstract} | leaf_digests(restored)
+        damaged = [name for name, value in digests.items() if saved.get(name) != value]
         if damaged:
             raise DamagedCheckpointError(
                 f"{folder} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ from what was saved; "
@@ -407,31 +420,39 @@ class Checkpoints:
         if save is None or self._saver is None:
             return
         with self._reported(save.step):
-            self._saver.wait()
-            if self._copy:
-                self._include_files()
+            files = self._finish_together(save.step, self._saver) if self._copy else self._saver.wait()
             if jax.process_index() == 0:
                 self._publish(save)
             elif self._copy:
                 shutil.rmtree(self.directory / _UNFINISHED / str(save.step))  # process 0 has made it a checkpoint
+            if self._copy and files:
+                self._copy.include(files)
         self._metrics[save.step] = save.metrics
         emit("checkpoint", path=self.directory / str(save.step), step=save.step, best=self.best() == save.step)
         self.prune()
         publish(self.directory)
 
-    def _include_files(self) -> None:
-        """Let process 0 publish what all processes have uploaded."""
-        assert self._copy
-        texts = gather_texts(json.dumps({name: vars(file) for name, file in self._uploaded.items()}))
+    def _finish_together(self, step: int, saver: OrbaxWriter | ArrayWriter) -> dict[str, StoredFile]:
+        """Wait for the uploads of all processes, and return the files of all. Raises the error of any in each."""
+        error: Exception | None = None
+        try:
+            saver.wait()
+        except Exception as problem:  # raised below, when the others know of it
+            error = problem
+        own = {"step": step, "error": repr(error) if error else "", "files": self._uploaded}
         self._uploaded = {}
-        if jax.process_index() == 0:
-            for text in texts:
-                self._copy.include(
-                    {
-                        name: StoredFile(file["sha256"], file["size"], tuple(file["parts"]))
-                        for name, file in json.loads(text).items()
-                    }
-                )
+        reports = [json.loads(text) for text in gather_texts(json.dumps(own, default=vars))]
+        if error:
+            raise error
+        if errors := [report["error"] for report in reports if report["error"]]:
+            raise OSError(f"another process of this job could not write its part: {errors[0]}")
+        if len({report["step"] for report in reports}) > 1:
+            raise OSError(f"the processes of this job save other steps: {[report['step'] for report in reports]}")
+        return {
+            name: StoredFile(file["sha256"], file["size"], tuple(file["parts"]))
+            for report in reports
+            for name, file in report["files"].items()
+        }
 
     def _publish(self, save: _Save) -> None:
         """Give a finished save its number, after it is on disk and was read back."""
@@ -451,7 +472,8 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            self.wait()
+            if kind is None or not self._copy or jax.process_count() == 1:  # else the others may not finish it, too
+                self.wait()
             if self._saver:
                 self._saver.close()
                 with contextlib.suppress(OSError):  # a failed save is in it, or another process has removed it

@@ -13,7 +13,7 @@ from jaxret.storage.bucket_folder import BucketFolder, StoredFile
 from jaxret.storage.file_state import file_state
 from jaxret.storage.folder_kinds import require_same_kind
 from jaxret.storage.lockfile import HOLDER
-from jaxret.storage.working_copy import folder_files, local_path
+from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
 _BATCH = 1 << 30  # bytes after which what was sent is the destination's: a kill costs one batch
 
@@ -98,7 +98,9 @@ def _open_source(source: str) -> _Source:
         folder = BucketFolder(source)
         if files := folder.files():
             return _Source(Path(), folder, files)
-    return _Source(local_path(source), None, {})  # objects of other programs are fetched to this host
+    path = local_path(source)  # objects of other programs, and folders in a run, are fetched to this host
+    fetch_files(path)
+    return _Source(path, None, {})
 
 
 def _to_bucket(

@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxret.parallel.progress import is_first_process
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import StorageError, cache_folder, sha256_file, storage_errors
+from jaxret.storage.atomic import StorageError, cache_folder, sha256_file, sha256_json, storage_errors
 from jaxret.storage.bucket import Bucket, BucketError
 from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile
 from jaxret.storage.file_state import MISSING, FileState, file_state
@@ -95,6 +95,15 @@ def require_one_process(path: str | os.PathLike[str]) -> None:
             f"{shown_path(path)}: the processes of one job write a folder together, and each would have its own copy "
             "of this one; give a folder on a disk that all of them share, and copy it to the bucket afterwards"
         )
+
+
+def refresh(path: str | os.PathLike[str]) -> None:
+    """Fetch what other processes have published in the working copy that a path is in; elsewhere nothing.
+
+    Raises BucketError if the bucket cannot be read.
+    """
+    if copy := copy_of(path):
+        copy.refresh()
 
 
 def stored_file(path: str | os.PathLike[str]) -> StoredFile | None:
@@ -230,8 +239,14 @@ class WorkingCopy:
     def fetch_files(self, folder: Path) -> None:
         """Fetch the files of a folder whose bytes are in the bucket alone."""
         inside = folder.absolute().relative_to(self.path).as_posix()
-        if any(name.startswith(f"{inside}/") for name in self._elsewhere):
+        inside = "" if inside == "." else inside
+        if any(name.startswith(f"{inside}/" if inside else "") for name in self._elsewhere):
             self.refresh(inside, vectors=True)
+
+    def state(self, folder: Path) -> str:
+        """Return a digest of the names and digests of the files below a folder, as this process has seen them."""
+        inside = folder.absolute().relative_to(self.path).as_posix()
+        return sha256_json({name: file.sha256 for name, file in self._files.items() if name.startswith(f"{inside}/")})
 
     def refresh(self, folder: str = "", vectors: bool = False) -> None:
         """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
@@ -272,6 +287,7 @@ class WorkingCopy:
             if self._files.get(name) == file and (left or name not in self._elsewhere):
                 continue
             if left:
+                path.parent.mkdir(parents=True, exist_ok=True)  # its absence would mean that the folder was removed
                 path.unlink(missing_ok=True)
                 self._states.pop(name, None)
                 self._files[name] = file
@@ -388,6 +404,7 @@ class WorkingCopy:
             self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
         except ChangedFolderError:
             self.folder.discard(stored.values())
+            self._included = {}
             raise
         for name, change in changes.items():
             if change:

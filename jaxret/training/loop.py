@@ -48,7 +48,7 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import Examples, stack_batches
 from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import Program, shard_batch
-from jaxret.parallel.processes import any_process
+from jaxret.parallel.processes import any_process, wait_for_all
 from jaxret.parallel.progress import Progress
 from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
@@ -171,6 +171,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             step = trainer.run(state, start)
         checkpoints.wait()
     publish(job.workdir)
+    wait_for_all()  # what process 0 has published is there for all
     if step < total:
         job.log(f"stopped by SIGTERM after step {step}; the same command continues")
     programs = trainer.train_step.count

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxret.parallel.mesh import make_mesh
 from jaxret.storage.array_files import ArrayFiles, ArrayWriter
-from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.atomic import read_json, sha256_json, write_json
+from jaxret.storage.checkpoint import Checkpoints, DamagedCheckpointError, leaf_digests
 
 
 def arrays() -> dict[str, Any]:
@@ -102,3 +103,29 @@ def test_a_save_that_fails_in_the_background_raises(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the bucket is gone"):
         writer.wait()
     writer.close()
+
+
+def test_a_damaged_list_and_another_type_are_errors(tmp_path: Path) -> None:
+    files = save(tmp_path, arrays())
+    leaf = jax.ShapeDtypeStruct((16, 3), jnp.int32, sharding=NamedSharding(make_mesh(), P()))
+    with pytest.raises(ValueError, match="params/rows is float32 there, and int32 in this model"):
+        ArrayFiles(tmp_path / "5").load({"params": {"rows": leaf}})
+    table = files["arrays-0.json"].read_text()
+    for damage in (table.replace("float32", "floau32"), "[1]", '{"params/rows": 3}'):
+        files["arrays-0.json"].write_text(damage)
+        with pytest.raises(ValueError, match=r"arrays-0\.json is damaged"):
+            ArrayFiles(tmp_path / "5")
+
+
+def test_a_list_without_one_of_the_arrays_is_damaged(tmp_path: Path) -> None:
+    items = arrays()
+    digests = leaf_digests(items)
+    files = save(tmp_path, items)
+    seal = sha256_json({"step": 5, "metrics": {"loss": 0.5}, "digests": digests})
+    write_json(files["_CHECKPOINT_METADATA"], {"custom_metadata": {"digests": digests, "seal": seal}})
+    Checkpoints(tmp_path, writing=False).check(5)
+    table = read_json(files["arrays-0.json"])
+    del table["params/whole"]
+    write_json(files["arrays-0.json"], table)
+    with pytest.raises(DamagedCheckpointError, match="params/whole"):
+        Checkpoints(tmp_path, writing=False).check(5)

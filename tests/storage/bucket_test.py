@@ -556,3 +556,67 @@ def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> 
     assert job.returncode == 1
     assert "bad: gs://bucket/data/corpus.jsonl:2" in job.stdout + job.stderr
     assert "/working/" not in job.stdout + job.stderr
+
+
+COPY = """
+import sys
+from jaxret.storage.copy_folder import copy_folder
+assert copy_folder(*sys.argv[1:]).copied == 2
+"""
+
+
+def test_arrays_of_shards_are_fetched_when_they_are_opened(gcs: Server, tmp_path: Path) -> None:
+    script = """
+from jaxret.storage.working_copy import local_path, publish_all
+folder = local_path("gs://bucket/run") / "embeddings/x"
+folder.mkdir(parents=True)
+(folder / "manifest.json").write_text("{}")
+(folder / "vectors-00000-of-00001.npy").write_bytes(b"vectors")
+publish_all()
+"""
+    run_script(script, gcs[1])
+    script = """
+import sys
+from jaxret.storage.working_copy import copy_of, fetch_files, local_path, stored_file
+folder = local_path(sys.argv[1])
+path = folder / "vectors-00000-of-00001.npy"
+assert (folder / "manifest.json").exists() and not path.exists()
+assert stored_file(path).size == 7 and stored_file(folder / "manifest.json") is None
+assert copy_of(folder).changes() == ({}, [])
+fetch_files(folder)
+assert path.read_bytes() == b"vectors" and stored_file(path) is None
+assert copy_of(folder).changes() == ({}, [])
+"""
+    run_script(script, gcs[1], "gs://bucket/run/embeddings/x")
+    for source, destination in (
+        ("gs://bucket/run/embeddings/x", str(tmp_path / "x")),
+        (str(tmp_path / "x"), "gs://bucket/x"),
+    ):
+        run_script(
+            COPY,
+            gcs[1],
+            source,
+            destination,
+        )
+    run_script(script, gcs[1], "gs://bucket/x")
+
+
+def test_arrays_that_were_not_fetched_are_not_removed_after_a_failed_fetch(gcs: Server) -> None:
+    script = """
+from jaxret.storage.bucket import BucketError
+from jaxret.storage.working_copy import WorkingCopy
+reader, writer = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
+(writer.path / "x").mkdir(parents=True)
+for name in ("a.json", "vectors-0-of-1.npy"):
+    (writer.path / "x" / name).write_text(name)
+writer.publish()
+writer.folder.bucket.put(writer.folder.files()["x/a.json"].parts[0], b"damage")
+try:
+    reader.refresh()
+except BucketError as error:
+    assert "a.json is damaged" in str(error)
+(reader.path / "new").write_text("new")
+reader.publish()
+assert writer.folder.files().keys() == {"new", "x/a.json", "x/vectors-0-of-1.npy"}
+"""
+    run_script(script, gcs[1])

@@ -38,6 +38,22 @@ def names(server: FakeGcs) -> list[str]:
     return list(json.loads(manifest).get("files", {}))
 
 
+OPEN = """
+import sys
+from pathlib import Path
+from jaxret.parallel.processes import initialize_distributed
+from jaxret.runs.run import open_run
+from jaxret.storage.checkpoint import tree_digest
+from jaxret.training.loop import train
+from tests.pipeline import tiny_config
+workdir, encoder, data, address, number = sys.argv[1:]
+initialize_distributed(address, 2, int(number))
+keys = {"train__steps": 9, "train__checkpoint_every": 2, "mesh__fsdp": 2}
+train(tiny_config(Path(encoder), Path(data), **keys), workdir, progress=False)
+print("digest", tree_digest(open_run(workdir, "last").params))
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_train_in_a_bucket_as_on_a_disk(gcs: Server, tmp_path: Path) -> None:
     server, clients = gcs[0], {**gcs[1], "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
@@ -98,3 +114,9 @@ def test_two_processes_train_in_a_bucket_as_on_a_disk(gcs: Server, tmp_path: Pat
     assert digests(back) == digests(local)
     for folder in (RUN, str(back)):  # the copy on a disk is read as any other run
         assert "nothing is damaged" in finish(start("-m", clients, "jaxret", "verify", folder))
+
+    address, script = free_address(), ("-c", clients, OPEN, RUN, str(encoder), str(data))
+    jobs = [start(*script, address, str(number)) for number in range(2)]
+    opened = [finish(job).splitlines()[-1] for job in jobs]
+    assert opened[0] == opened[1], "both read the whole checkpoint that both have written"
+    assert opened[0].startswith("digest ")

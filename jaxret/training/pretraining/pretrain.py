@@ -16,6 +16,7 @@ from jaxret.runs.run import open_model
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.transaction import new_folder
+from jaxret.storage.working_copy import publish, refresh
 from jaxret.training.config_check import check_config
 from jaxret.training.loop import TrainResult, train
 from jaxret.training.pretraining.pretraining_task import PRETRAINING, build_pretrainer, check_pretraining_config
@@ -60,7 +61,10 @@ def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Say) -> Path
         shutil.rmtree(start, ignore_errors=True)
         with new_folder(start) as temporary:
             write_random_encoder(config, temporary, log)
+        publish(folder)
     wait_for_all()
+    if jax.process_index() > 0:
+        refresh(folder)
     return start
 
 
