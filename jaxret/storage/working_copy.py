@@ -274,6 +274,7 @@ class WorkingCopy:
                 del self._files[name]
                 self._states.pop(name, None)
                 self._elsewhere.discard(name)
+                self._remove_empty_folders(name)
 
         def record(name: str) -> None:
             self._files[name], self._states[name] = files[name], file_state(self.path / name)
@@ -295,6 +296,14 @@ class WorkingCopy:
             else:
                 changed[name] = file
         self.folder.download(changed, self.path, record)
+
+    def _remove_empty_folders(self, name: str) -> None:
+        """Remove the folders that a removed file was in, if nothing is in them, here or in the bucket."""
+        for parent in Path(name).parents[:-1]:
+            if any(other.startswith(f"{parent.as_posix()}/") for other in self._files):
+                return
+            with contextlib.suppress(OSError):  # it holds something of this process
+                (self.path / parent).rmdir()
 
     def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
         """Return the files below a folder of names that this process has written, by name, and the names of those that

@@ -76,7 +76,7 @@ except BucketError as error:
 
 def test_a_working_copy_publishes_what_was_changed_and_refuses_what_another_job_has_changed(gcs: Server) -> None:
     script = """
-import sys
+import shutil, sys
 from jaxret.storage.bucket_folder import ChangedFolderError
 from jaxret.storage.working_copy import WorkingCopy
 one, two = WorkingCopy("gs://bucket/run"), WorkingCopy("gs://bucket/run")
@@ -96,6 +96,16 @@ try:
     sys.exit("both have written config.json")
 except ChangedFolderError as error:
     assert "config.json" in str(error)
+(one.path / "a/b").mkdir(parents=True)
+(one.path / "a/b/c").write_text("c")
+one.path.joinpath("config.json").write_text("two")
+one.publish()
+two.refresh()
+assert (two.path / "a/b/c").exists()
+shutil.rmtree(one.path / "a")
+one.publish()
+two.refresh()
+assert not (two.path / "a").exists()
 three = WorkingCopy("gs://bucket/run")
 assert {path.name: path.read_text() for path in three.path.iterdir()} == {"config.json": "two", "other.json": "2"}
 for copy in (one, two, three):
