@@ -553,10 +553,10 @@ require_one_process(local_path("gs://bucket/run"))
 def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> None:
     records = {"corpus": '{"_id": "a", "text": "x"}\n{"_id": \n', "queries": '{"_id": "q", "text": "y"}\n'}
     for name, text in records.items():
-        gcs[0].objects["bucket", f"data/{name}.jsonl"] = 1, text.encode()
-    gcs[0].objects["bucket", "data/qrels/test.tsv"] = 1, b"query-id\tcorpus-id\tscore\nq\ta\t1\n"
+        gcs[0].objects["bucket", f"broken/{name}.jsonl"] = 1, text.encode()
+    gcs[0].objects["bucket", "broken/qrels/test.tsv"] = 1, b"query-id\tcorpus-id\tscore\nq\ta\t1\n"
     job = subprocess.run(
-        [sys.executable, "-m", "jaxret", "data", "check", "beir:gs://bucket/data"],
+        [sys.executable, "-m", "jaxret", "data", "check", "beir:gs://bucket/broken"],
         env={**gcs[1], "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
@@ -564,7 +564,7 @@ def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> 
         check=False,
     )
     assert job.returncode == 1
-    assert "bad: gs://bucket/data/corpus.jsonl:2" in job.stdout + job.stderr
+    assert "bad: gs://bucket/broken/corpus.jsonl:2" in job.stdout + job.stderr
     assert "/working/" not in job.stdout + job.stderr
 
 
