@@ -15,7 +15,7 @@ PART = 32 << 20  # bytes of an object
 ENTRY = 190  # bytes of a file in files.json: name, digest, size, one object's key
 ID = 11  # bytes of a passage's id; vectors of other jobs are not fetched
 FILES = 3  # of a shard: vectors, ids, sidecar
-CLAIM, RELEASE, BEAT = 3, 1, 2  # requests of a lease: read, write, read back; write; write, read back
+CLAIM, RELEASE = 3, 1  # requests of a lease: read, write, read back; write
 LEASES = 2  # of a shard: the wish, and the shard itself
 BOUNDS = {"reads": 5000, "writes": 1000}  # requests a second: GCS; S3's are 5,500 and 3,500
 
@@ -49,8 +49,8 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
         # Each job passes the shards that others hold, half of them on average, with two reads each.
         reads = pages + 1 + 3 * new + LEASES * (CLAIM - 1) + active
         writes = parts + 1 + LEASES * (1 + RELEASE)
-        beats = encode / (options.lease / 10)
-        reads, writes = reads + int(beats), writes + int(beats)
+        beats = int(encode / (options.lease / 10))  # a write, and it is read back
+        reads, writes = reads + beats, writes + beats
         waiting = options.latency * (
             active + pages + 1 + math.ceil(3 * new / 32) + LEASES * (CLAIM + RELEASE) + parts / 8 + 1
         )

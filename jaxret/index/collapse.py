@@ -38,10 +38,10 @@ def _vectors(shards: list[tuple[int, Any]], rows: np.ndarray) -> Iterator[np.nda
     """Yield [V,D] of each of the rows, ascending, of shards one after another."""
     first = 0
     for count, open_vectors in shards:
-        inside = rows[(rows >= first) & (rows < first + count)]
-        if len(inside):
+        shard_rows = rows[(rows >= first) & (rows < first + count)]
+        if len(shard_rows):
             vectors = open_vectors()
-            for row in inside:
+            for row in shard_rows:
                 yield np.asarray(vectors[int(row) - first])
         first += count
 

@@ -76,8 +76,11 @@ class ShardSet:
     def local(self) -> list[tuple[int, Any]]:
         """Return, for each shard whose vectors are on this host, its number of rows and a function that opens them."""
         layout = self.manifest.layout
-        here = (shard for shard in self.shards if not any(map(stored_file, shard.files(self.folder, layout).values())))
-        return [(shard.rows, partial(self._map, shard)) for shard in here]
+        return [
+            (shard.rows, partial(self._map, shard))
+            for shard in self.shards
+            if not any(map(stored_file, shard.files(self.folder, layout).values()))
+        ]
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""

@@ -43,13 +43,15 @@ class _Part:
         ]
         if any(low >= high for low, high in bounds):
             return 0
-        own = tuple(slice(low - begin, high - begin) for (low, high), begin in zip(bounds, self.start, strict=True))
-        placed = tuple(
+        part_index = tuple(
+            slice(low - begin, high - begin) for (low, high), begin in zip(bounds, self.start, strict=True)
+        )
+        target_index = tuple(
             slice(low - span.start, high - span.start) for (low, high), span in zip(bounds, index, strict=True)
         )
         data = np.memmap(self.path, target.dtype, "r", self.offset, self.shape or (1,)).reshape(self.shape)
-        target[placed] = data[own]
-        return target[placed].size
+        target[target_index] = data[part_index]
+        return target[target_index].size
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class BucketFolder:
 
     def exists(self) -> bool:
         """Return whether there is a manifest, or a group that will be in one."""
-        return self.bucket.get(MANIFEST) is not None or bool(self.bucket.list(GROUPS))
+        return self.bucket.version(MANIFEST) is not None or bool(self.bucket.list(GROUPS))
 
     def files(self) -> dict[str, StoredFile]:
         """Return the files of the folder, by name.

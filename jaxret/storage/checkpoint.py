@@ -160,7 +160,7 @@ class Checkpoints:
         wait_for_all()
         for _ in range(_LOOKS):
             copy.refresh()
-            if len(set(gather_texts(copy.state(self.directory)))) == 1:
+            if len(set(gather_texts(copy.digest(self.directory)))) == 1:
                 return
         raise CheckpointError(f"{self.directory}: another job writes checkpoints of this run; wait for it, or stop it")
 
@@ -268,7 +268,8 @@ class Checkpoints:
             values[CRITERION] = criterion
         leaves = leaf_digests(items)
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
-        sample = {name: leaves[name] for tree in items for name in _sample(tree, items[tree])}
+        names = () if self._copy else (name for tree in items for name in _sample(tree, items[tree]))
+        sample = {name: leaves[name] for name in names}  # in a bucket each process has read all of its file back
         with self._reported(step):
             self._open_saver().save(step, items, values, custom)
         self._saving = _Save(step, values, sample)
@@ -420,13 +421,17 @@ class Checkpoints:
         if save is None or self._saver is None:
             return
         with self._reported(save.step):
-            files = self._finish_together(save.step, self._saver) if self._copy else self._saver.wait()
+            files: dict[str, StoredFile] = {}
+            if self._copy:
+                files = self._finish_together(save.step, self._saver)
+            else:
+                self._saver.wait()
             if jax.process_index() == 0:
                 self._publish(save)
+                if self._copy:
+                    self._copy.include(files)
             elif self._copy:
                 shutil.rmtree(self.directory / _UNFINISHED / str(save.step))  # process 0 has made it a checkpoint
-            if self._copy and files:
-                self._copy.include(files)
         self._metrics[save.step] = save.metrics
         emit("checkpoint", path=self.directory / str(save.step), step=save.step, best=self.best() == save.step)
         self.prune()
@@ -460,7 +465,7 @@ class Checkpoints:
         sync_tree(folder)
         if self._sealed_metrics(folder) != save.metrics:
             raise ValueError("its metrics, read back, are not what was written")
-        for name, digest in save.sample.items() if not self._copy else ():  # ArrayWriter has read all of its file
+        for name, digest in save.sample.items():
             if leaf_digests({name: OrbaxFiles(folder).read(name)}) != {name: digest}:
                 raise ValueError(f"{name}, read back, is not what was written")
         folder.rename(self.directory / str(save.step))

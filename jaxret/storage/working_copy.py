@@ -21,7 +21,7 @@ import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,13 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 def _folder_of(bucket: Bucket) -> str:
     """Return the address of the folder that jaxret wrote, if an address is one or in one; else the address."""
-    if bucket.get(MANIFEST):
+    if bucket.version(MANIFEST):
         return bucket.address
     parts = bucket.folder.split("/")
     for count in range(len(parts) - 1, 0, -1):
         parent = Bucket(f"{bucket.scheme}://{bucket.name}/{'/'.join(parts[:count])}")
         with contextlib.suppress(BucketError):  # rights may be those of the address alone
-            if parent.get(MANIFEST):
+            if parent.version(MANIFEST):
                 return parent.address
     return bucket.address
 
@@ -191,8 +191,8 @@ class WorkingCopy:
         self.path = self._parent / bucket.folder.rpartition("/")[2]
         self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
         self._states: dict[str, FileState] = {}  # of these files in the copy
-        self._included: dict[str, StoredFile] = {}  # uploaded already, for the next `publish`
-        self._elsewhere: set[str] = set()  # names of files of `_files` whose bytes are in the bucket alone
+        self._included_files: dict[str, StoredFile] = {}  # by name: uploaded already, for the next `publish`
+        self._remote_names: set[str] = set()  # names of files of `_files` whose bytes are in the bucket alone
         self._writable = False  # whether `probe` has passed
         self._plain = False  # whether the address holds objects of others, which are read alone
         try:
@@ -233,20 +233,24 @@ class WorkingCopy:
 
     def stored_file(self, path: Path) -> StoredFile | None:
         """Return digest and size of a file whose bytes are in the bucket alone; None for any other path."""
-        name = path.absolute().relative_to(self.path).as_posix()
-        return self._files[name] if name in self._elsewhere else None
+        name = self._name(path)
+        return self._files[name] if name in self._remote_names else None
 
     def fetch_files(self, folder: Path) -> None:
         """Fetch the files of a folder whose bytes are in the bucket alone."""
-        inside = folder.absolute().relative_to(self.path).as_posix()
-        inside = "" if inside == "." else inside
-        if any(name.startswith(f"{inside}/" if inside else "") for name in self._elsewhere):
-            self.refresh(inside, vectors=True)
+        name = self._name(folder)
+        if any(remote.startswith(_prefix(name)) for remote in self._remote_names):
+            self.refresh(name, vectors=True)
 
-    def state(self, folder: Path) -> str:
+    def digest(self, folder: Path) -> str:
         """Return a digest of the names and digests of the files below a folder, as this process has seen them."""
-        inside = folder.absolute().relative_to(self.path).as_posix()
-        return sha256_json({name: file.sha256 for name, file in self._files.items() if name.startswith(f"{inside}/")})
+        prefix = _prefix(self._name(folder))
+        return sha256_json({name: file.sha256 for name, file in self._files.items() if name.startswith(prefix)})
+
+    def _name(self, path: Path) -> str:
+        """Return the name of a path in the copy; "" for the copy itself."""
+        name = path.absolute().relative_to(self.path).as_posix()
+        return "" if name == "." else name
 
     def refresh(self, folder: str = "", vectors: bool = False) -> None:
         """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
@@ -266,60 +270,63 @@ class WorkingCopy:
         return self._refresh(folder, vectors)
 
     def _refresh(self, folder: str, vectors: bool) -> None:
-        inside = f"{folder}/" if folder else ""
-        files = {name: file for name, file in self.folder.files().items() if name.startswith(inside)}
-        for name in [name for name in self._files if name.startswith(inside) and name not in files]:
-            if file_state(self.path / name) == self._states.get(name, MISSING):
-                (self.path / name).unlink(missing_ok=True)
-                del self._files[name]
-                self._states.pop(name, None)
-                self._elsewhere.discard(name)
-                self._remove_empty_folders(name)
+        prefix = _prefix(folder)
+        files = {name: file for name, file in self.folder.files().items() if name.startswith(prefix)}
+        removed = [name for name in self._files if name.startswith(prefix) and name not in files]
+        removed = [name for name in removed if file_state(self.path / name) == self._states.get(name, MISSING)]
+        for name in removed:
+            (self.path / name).unlink(missing_ok=True)
+            del self._files[name]
+            self._states.pop(name, None)
+            self._remote_names.discard(name)
+        self._remove_empty_folders(removed)
 
         def record(name: str) -> None:
             self._files[name], self._states[name] = files[name], file_state(self.path / name)
-            self._elsewhere.discard(name)
+            self._remote_names.discard(name)
 
         changed = {}
         for name, file in files.items():
-            path, left = self._require_inside(name), bool(_VECTORS.search(name)) and not vectors
+            is_deferred = not vectors and bool(_VECTORS.search(name))
+            if self._files.get(name) == file and (is_deferred or name not in self._remote_names):
+                continue
+            path = self._require_inside(name)
             if file_state(path) != self._states.get(name, MISSING):
                 continue  # this process has changed it; publishing compares them
-            if self._files.get(name) == file and (left or name not in self._elsewhere):
-                continue
-            if left:
+            if is_deferred:
                 path.parent.mkdir(parents=True, exist_ok=True)  # its absence would mean that the folder was removed
                 path.unlink(missing_ok=True)
                 self._states.pop(name, None)
                 self._files[name] = file
-                self._elsewhere.add(name)
+                self._remote_names.add(name)
             else:
                 changed[name] = file
         self.folder.download(changed, self.path, record)
 
-    def _remove_empty_folders(self, name: str) -> None:
-        """Remove the folders that a removed file was in, if nothing is in them, here or in the bucket."""
-        for parent in Path(name).parents[:-1]:
-            if any(other.startswith(f"{parent.as_posix()}/") for other in self._files):
-                return
+    def _remove_empty_folders(self, removed: Sequence[str]) -> None:
+        """Remove the folders that removed files were in, if nothing is in them, here or in the bucket."""
+        if not removed:
+            return
+        remaining = _folders(self._files)
+        for folder in sorted(_folders(removed) - remaining, key=len, reverse=True):
             with contextlib.suppress(OSError):  # it holds something of this process
-                (self.path / parent).rmdir()
+                (self.path / folder).rmdir()
 
     def changes(self, folder: str = "") -> tuple[dict[str, Path], list[str]]:
         """Return the files below a folder of names that this process has written, by name, and the names of those that
         it has removed."""
-        inside = f"{folder}/" if folder else ""
-        paths = {name: path for name, path in folder_files(self.path) if name.startswith(inside)}
+        prefix = _prefix(folder)
+        paths = {f"{prefix}{name}": path for name, path in folder_files(self.path / folder)}
         changed = {name: path for name, path in paths.items() if file_state(path) != self._states.get(name)}
-        return changed, [name for name in self._states if name.startswith(inside) and name not in paths]
+        return changed, [name for name in self._states if name.startswith(prefix) and name not in paths]
 
     def publish(self) -> None:
         """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
         if not is_first_process():
             return
         changed, removed = self.changes()
-        removed += [name for name in self._elsewhere if not (self.path / name).parent.exists()]
-        if not changed and not removed and not self._included:
+        removed += [name for name in self._remote_names if not (self.path / name).parent.exists()]
+        if not changed and not removed and not self._included_files:
             return
         if self._plain and self.path.is_dir():
             raise BucketError(
@@ -336,18 +343,18 @@ class WorkingCopy:
         if removed:  # else they would come back with a group that a killed job left
             self.folder.sweep_groups("")
         states = {name: file_state(path) for name, path in changed.items()}
-        new = {name: path for name, path in changed.items() if name not in self._included}
+        new = {name: path for name, path in changed.items() if name not in self._included_files}
         stored = self.folder.upload({name: path for name, path in new.items() if not self._is_same(name, path)})
-        stored |= self._included
+        stored |= self._included_files
         self._commit(stored, {**stored, **dict.fromkeys(removed)}, self._files)
         self._states |= states
-        self._elsewhere = (self._elsewhere - set(removed)) | (self._included.keys() - changed.keys())
-        self._included = {}
+        self._remote_names = (self._remote_names - set(removed)) | (self._included_files.keys() - changed.keys())
+        self._included_files = {}
 
     def include(self, files: Mapping[str, StoredFile]) -> None:
         """Make files that processes of this job have uploaded, and do not change any more, a part of the folder with
         the next `publish`."""
-        self._included |= files
+        self._included_files |= files
 
     def _is_same(self, name: str, path: Path) -> bool:
         """Return whether a file was only written again, with the bytes that the bucket has."""
@@ -413,7 +420,7 @@ class WorkingCopy:
             self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
         except ChangedFolderError:
             self.folder.discard(stored.values())
-            self._included = {}
+            self._included_files = {}
             raise
         for name, change in changes.items():
             if change:
@@ -433,6 +440,18 @@ class WorkingCopy:
         kept = self._parent.with_name(f"unpublished-{secrets.token_hex(4)}")
         self._parent.rename(kept)
         return kept / self.path.name
+
+
+def _prefix(folder: str) -> str:
+    return f"{folder}/" if folder else ""
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    """Return all folders that files of these names are in."""
+    folders = {name.rpartition("/")[0] for name in names}
+    while new := {folder.rpartition("/")[0] for folder in folders} - folders:
+        folders |= new
+    return folders - {""}
 
 
 def folder_files(folder: Path) -> Iterator[tuple[str, Path]]:

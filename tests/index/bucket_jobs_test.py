@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import train_arguments, write_data, write_encoder
-from tests.storage.buckets import finish, gcs_server, s3_server, start
+from tests.storage.buckets import Server, finish, gcs_server, s3_server, start
 from tests.storage.fake_gcs import FakeGcs
 
 RUN = "gs://bucket/runs/tiny"
-Server = tuple[FakeGcs, dict[str, str]]
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import REPOSITORY, free_address
-from tests.storage.buckets import gcs_server, s3_server
-from tests.storage.fake_gcs import FakeGcs
-
-Server = tuple[FakeGcs, dict[str, str]]
+from tests.storage.buckets import Server, gcs_server, s3_server
 
 
 @pytest.fixture

@@ -36,8 +36,11 @@ run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_bac
 """
 
 
+Server = tuple[FakeGcs, dict[str, str]]  # and the environment of its clients
+
+
 @contextmanager
-def gcs_server() -> Iterator[tuple[FakeGcs, dict[str, str]]]:
+def gcs_server() -> Iterator[Server]:
     """Serve a fake of GCS with the bucket gs://bucket; yield it, and the environment of its clients."""
     server = FakeGcs()
     threading.Thread(target=server.serve_forever, daemon=True).start()

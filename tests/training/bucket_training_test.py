@@ -13,11 +13,10 @@ import pytest
 
 from jaxret.storage.checkpoint import Checkpoints
 from tests.pipeline import free_address, train_arguments, write_data, write_encoder
-from tests.storage.buckets import finish, gcs_server, start
+from tests.storage.buckets import Server, finish, gcs_server, start
 from tests.storage.fake_gcs import FakeGcs
 
 RUN = "gs://bucket/runs/pod"
-Server = tuple[FakeGcs, dict[str, str]]
 
 
 @pytest.fixture(scope="module")

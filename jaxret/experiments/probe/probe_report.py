@@ -23,7 +23,7 @@ from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
 from jaxret.experiments.probe.layer_vectors import TOKENS
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
-from jaxret.experiments.vector_diversity import report_diversity
+from jaxret.experiments.vector_diversity import has_several_vectors, report_diversity
 from jaxret.models.heads.head import TOKENS as HEAD_TOKENS
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
@@ -68,7 +68,7 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
 
 def _winners(run: Run, data: str, split: str, progress: bool) -> list[str]:
     """Return which vector of a passage wins, for a trained run with several; the probe is written already."""
-    if not run.checkpoint["step"] or (run.model.unpooled().vectors_per_passage or 1) < 2:
+    if not run.checkpoint["step"] or not has_several_vectors(run.model):
         return []
     try:
         report = report_diversity(run, data, split, progress)
