@@ -97,12 +97,12 @@ def shapes(program: Any) -> set[tuple[int, ...]]:
 def test_the_last_layer_computes_no_more_than_what_is_kept(selection: Selection, wide: bool) -> None:
     """A stack of one layer: keys and values have every position, the feed-forward has those that are kept."""
     encoder = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=1)
-    program = jax.make_jaxpr(lambda p: states(encoder, p, selection))(parameters(encoder))
-    products = shapes(program.jaxpr)
-    rows = len(TOKENS.ids)
-    assert (rows, LENGTH, encoder.hidden_size) in products
-    assert ((rows, LENGTH, encoder.intermediate_size) in products) == wide
-    assert ((rows, 2, encoder.intermediate_size) in products) != wide
+    stack, rows = parameters(encoder), len(TOKENS.ids)
+    for params in (stack, split_layers(stack)):
+        products = shapes(jax.make_jaxpr(lambda p: states(encoder, p, selection))(params).jaxpr)
+        assert (rows, LENGTH, encoder.hidden_size) in products
+        assert ((rows, LENGTH, encoder.intermediate_size) in products) == wide
+        assert ((rows, 2, encoder.intermediate_size) in products) != wide
 
 
 def test_parameters_are_not_copied_to_end_the_loop_early() -> None:

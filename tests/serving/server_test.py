@@ -572,6 +572,13 @@ def test_a_text_alone_has_the_vectors_that_it_has_among_others(
     assert "0" in alone.params["encoder"]["layers"]
     texts = Ragged.from_lists([tokens[0].tolist()])
     np.testing.assert_allclose(alone(texts, "query").flat, served.embed(tokens * 2, "query")[0], atol=2e-6)
+    used = replace(alone, compiled={})
+    monkeypatch.setattr(served, "_alone", used)
+    for others in (tokens * 2, [np.tile(tokens[0], 30)]):  # two texts, and a long one
+        served.embed(others, "query")
+        assert not used.compiled
+    served.embed(tokens, "query")
+    assert used.compiled
     assert embedder_of_one(served.embedder) is None, "eight devices"
     monkeypatch.setattr("jaxret.serving.served._COPIED_BYTES", 1000)
     assert embedder_of_one(one) is None, "a model that is too large to be in memory twice"
