@@ -82,19 +82,20 @@ _NAMES: dict[str, str] = {
     "mesh.fsdp": "deepspeed zero",
     "mesh.platform": "device devices",
     "platform": "device devices accelerator",
-    "workdir": "outputdir outdir savedir saveto outputpath outputfolder rundir checkpointdir logdir modeldir run model modelnameorpath modelpath",
-    "k": "topk topn hits numresults limit retrievaltopk nresults depth",
+    "out": "output outputpath outputfile saverankingto outfile o",
+    "workdir": "output outputfile saverankingto outfile out outputdir outdir savedir saveto outputpath outputfolder rundir checkpointdir logdir modeldir run model modelnameorpath modelpath",
+    "k": "n topk topn hits numresults limit retrievaltopk nresults depth",
     "queries": "topics queryfile queriespath questions queriesfile qryfile",
     "query": "question q search",
     "qrels": "judgements judgments relevance groundtruth labels qrelspath",
     "corpus": "documents docs collection passages corpuspath corpusfile encodeinpath ctxsrc index input",
     "data": "train trainfile traindata dataset datasetname",
     "measures": "metrics metric metrickeys evalmetrics",
-    "out": "output outputpath outputfile saverankingto outfile o",
     "tokens_per_batch": "batchsize encodebatchsize perdeviceevalbatchsize",
     "download": "localfilesonly",
     "token": "poolingmode pooling",
-    "keep": "numnegatives nnegatives negativesperquery",
+    "keep": "n numnegatives nnegatives negativesperquery",
+    "count": "n numwords",
     "num_processes": "worldsize nnodes numnodes nprocpernode",
     "process_id": "rank noderank machinerank localrank",
     "coordinator": "masteraddr masterport rdzvendpoint maincoprocessip mainprocessip",
@@ -122,12 +123,20 @@ for _name, _others in _NAMES.items():
     for _other in _others.split():
         _HERE.setdefault(_other, []).append(_name)
 CONFIG = "config."  # before a key, among flags
+# Names elsewhere of what a verb with a certain flag has no flag for -> that flag, and what decides instead.
+_WITHOUT = {
+    "batchsize": ("checkpoint", "a batch holds as many texts as fit into the run's encode.tokens_per_batch tokens"),
+}
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean X?" for the one of `names` that is meant by `similar_name`, "" if there is none."""
-    similar = similar_name(name, names)
-    return f"; did you mean {similar}?" if similar else ""
+    """Return "; did you mean X?" for the one of `names` that is meant by `similar_name`, or "; " and what decides where
+    there is no such choice, "" if neither is known."""
+    choices = list(names)
+    if similar := similar_name(name, choices):
+        return f"; did you mean {similar}?"
+    flag, reason = _WITHOUT.get(_letters(name), ("", ""))
+    return f"; {reason}" if flag in choices else ""
 
 
 def similar_name(name: str, names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple, SupportsFloat
 import numpy as np
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.file_sample import FileSample
+from jaxret.data.formats.file_sample import FileSample, is_number
 from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.formats.tables import tab_rows, text_lines
 from jaxret.data.lines import PathLike, write_text
@@ -231,13 +231,13 @@ def descending_scores(scores: Sequence[float]) -> list[float]:
 
 
 def _is_qrels(sample: FileSample) -> bool:
-    """Four words, the second 0 or Q0, the last a whole number; or BEIR's three columns, the last one a grade."""
+    """Four words, the second 0 or Q0, the last a number; or BEIR's three columns, the last one a grade."""
     if sample.container != "table":
         return False
     if sample.columns == 3:
         header = sample.lines[0].split()[-1].lower() in _SCORE_HEADERS
         return header or _most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
-    return _most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_integer(row[3]))
+    return _most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_number(row[3]))
 
 
 def _is_run(sample: FileSample) -> bool:

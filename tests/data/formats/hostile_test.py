@@ -34,6 +34,7 @@ FOUND = {"question": "a", "answers": ["x"], "ctxs": [{"id": "1", "score": HUGE}]
     [
         (read_judgements, ["q0\tp0\t1", f"q1\tp1\t{LONG}"], "a:2: score '1111.* is not an integer"),
         (read_judgements, ["q0 0 p0 1", f"q1 0 p1 {LONG}"], "a:2: score '1111.* is not an integer"),
+        (read_judgements, [f"q1 0 p1 {LONG}"], "a:1: score '1111.* is not an integer"),
         (read_judgements, ["q0\tp0\t1", f"q1\tp1\t{10**17}"], "a:2: score 100000000000000000 is too large; grades"),
         (read_judgements, ["q0\tp0\t1", "q1\tp1\t1e400"], "a:2: score '1e400' is not an integer"),
         (read_judgements, [JUDGED, json.dumps(JUDGED).replace(": 1}", ": 1e400}")], "a:2: score inf is not an integer"),
