@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from jaxret.data.formats import Policy
+from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluate_search import Retrieved, keep_other_passages, plan_evaluation, write_results
@@ -18,7 +18,7 @@ from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_index import keep_bm25_index
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.latency import measurement_conditions, spread_evenly, time_phases
-from jaxret.storage.atomic import sha256_json
+from jaxret.storage.atomic import require_folder_path, sha256_json
 from jaxret.storage.folder_kinds import BM25_RESULTS, require_folder_kind
 
 
@@ -35,7 +35,7 @@ def search_bm25(
     The index of the corpus is kept in `<workdir>/bm25/<corpus>/`.
 
     Args:
-        workdir: folder of the results; it is made.
+        workdir: folder of the results; it is made, in a folder that exists.
         corpus: folder or file with passages.
         sources: queries, and judgements ("" for none).
         settings: of BM25.
@@ -44,12 +44,14 @@ def search_bm25(
 
     Raises:
         ContractError: the index in the folder is of another corpus, or has other settings.
-        ValueError: as `plan_evaluation` says; the index is damaged.
+        ValueError: as `plan_evaluation` says; the index is damaged; `workdir` is in a folder that does not exist.
         FileExistsError: the folder is of another kind.
         DataError: a bad record.
     """
     run = Workdir(workdir)
+    require_folder_path(run.path, "--workdir")
     require_folder_kind(run.path, BM25_RESULTS)
+    Corpus.open(corpus)  # a mistyped one is an error before folders are made
     plan = plan_evaluation(run, *sources, evaluation)
     queries, policy = plan.dataset.queries, Policy(evaluation.on_error)
     folder = bm25_folder(run, corpus)

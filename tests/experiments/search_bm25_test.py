@@ -118,7 +118,14 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, roo
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
-    assert not (root / "bad" / "bm25").exists()
+    assert not (root / "bad").exists()
+
+
+def test_no_folders_are_made_of_a_mistyped_path(root: Path) -> None:
+    done = jaxret(root, "bm25", "--workdir=rnus/bm25", *SOURCES)
+    assert done.returncode == 1
+    assert f"--workdir=rnus/bm25: there is no folder {root / 'rnus'}; make it, or correct the path" in done.stderr
+    assert not (root / "rnus").exists()
 
 
 def test_an_index_of_other_settings_differs() -> None:
