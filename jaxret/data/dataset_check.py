@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ from jaxret.types import Ragged
 
 LENGTHS = (32, 64, 128, 256, 512)
 _WHOLE = 2**20  # tokens: no text is cut
-_SHOWN = 100  # characters of the first passage
+_SHOWN = 60  # characters of the first passage's title, and of its text
 
 
 @dataclass
@@ -148,14 +148,15 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
 
 
 def _describe_first(check: DataCheck, passage: Passage) -> str:
+    """Return a line on a passage: the end of its title and the beginning of its text, between which models differ."""
+    title, text = passage.title.strip(), passage.text
+    title = title if len(title) <= _SHOWN else f"...{title[-_SHOWN:]}"
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     if check.tokenizer is None:
-        title = f"title {_beginning(passage.title)}, " if passage.title.strip() else ""
-        return f"  the first, {passage.id!r}: {title}text {_beginning(passage.text)}"
-    return f"  the first, {passage.id!r}, as the model reads it: {_beginning(check.tokenizer.passage_as_read(passage))}"
-
-
-def _beginning(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+        parts = f"title {title!r}, text {text!r} (--tokenizer=MODEL joins them as the model does)"
+        return f"  the first, {passage.id!r}: {parts if title else f'text {text!r}'}"
+    joined = check.tokenizer.passage_as_read(replace(passage, title=title, text=text))
+    return f"  the first, {passage.id!r}, as the model reads it: {joined!r}"
 
 
 def _by_line(error: DataError) -> tuple[int, str]:

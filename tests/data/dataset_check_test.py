@@ -142,13 +142,23 @@ def test_lengths_in_tokens(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("separator", "joined"), [(" ", "Rivers stone"), ("[SEP]", "Rivers [SEP] stone")])
 def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, separator: str, joined: str) -> None:
-    rows = [{"_id": "a", "title": "Rivers", "text": "stone"}, {"_id": "b", "title": "", "text": "x" * 150}]
+    """Where title and text meet, however long they are."""
+    rows = [
+        {"_id": "a", "title": "Rivers", "text": "stone"},
+        {"_id": "b", "title": "", "text": "x" * 150},
+        {"_id": "c", "title": "x" * 150 + "Rivers", "text": "stone" + "x" * 150},
+    ]
     path = str(lines(tmp_path / "corpus.jsonl", *rows))
-    assert "  the first, 'a': title 'Rivers', text 'stone'" in check_data(path).lines
+    parts = "  the first, 'a': title 'Rivers', text 'stone' (--tokenizer=MODEL joins them as the model does)"
+    assert parts in check_data(path).lines
     tokenizer = load_uncut_tokenizer(write_encoder(tmp_path / "encoder"), separator)
     assert f"  the first, 'a', as the model reads it: {joined!r}" in check_data(path, tokenizer).lines
     path = str(lines(tmp_path / "b.jsonl", *reversed(rows)))
-    assert f"  the first, 'b', as the model reads it: '{'x' * 100}...'" in check_data(path, tokenizer).lines
+    longest = f"'...{'x' * 54}{joined}{'x' * 55}...'"
+    assert f"  the first, 'c', as the model reads it: {longest}" in check_data(path, tokenizer).lines
+    path = str(lines(tmp_path / "c.jsonl", rows[1]))
+    assert f"  the first, 'b', as the model reads it: '{'x' * 60}...'" in check_data(path, tokenizer).lines
+    assert f"  the first, 'b': text '{'x' * 60}...'" in check_data(path).lines
 
 
 SCORED = {"docid": "2", "text": "y", "score": 1}
