@@ -29,7 +29,7 @@ from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Passage, Query
-from jaxret.storage.atomic import storage_errors, sync, sync_tree
+from jaxret.storage.atomic import require_folder_path, storage_errors, sync, sync_tree
 from jaxret.storage.folder_kinds import DATA_SET, require_folder_kind
 from jaxret.storage.lockfile import FolderLock
 from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
@@ -53,23 +53,25 @@ def build_data_set(
         policy: What to do with bad records; by default an error.
 
     Raises:
-        ValueError: TFDS does not take the name or the version, or the version exists.
+        ValueError: TFDS does not take the name or the version, the version exists, or the folder would be in one that
+            does not.
         FileExistsError: The folder is of another kind.
         LockedError: Another job builds in the folder.
         DataError: A bad record.
     """
     folder = Path(folder).absolute()
-    _check(folder, version)
-    data = open_data_set(source, split, policy or Policy())
-    if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
-        raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
+    require_folder_path(folder, "FOLDER")
+    _check_names(folder, version)
     work, made = temporary_path(folder), not folder.exists()
     with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        held = FolderLock(folder, "building a data set")
+        folder.mkdir(exist_ok=True)
+        held = FolderLock(folder, "building a data set")  # before a refusal, which removes what a killed job left
         try:
-            _check(folder, version)  # once more: another job may have built it
             sweep(folder)
+            _check_version(folder, version)
+            data = open_data_set(source, split, policy or Policy())
+            if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
+                raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
             work.mkdir()
             with locked_folder(work):
                 done, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
@@ -95,12 +97,15 @@ def _publish(built: Path, folder: Path, tables: list[str], version: str) -> None
     sync(folder)
 
 
-def _check(folder: Path, version: str) -> None:
+def _check_names(folder: Path, version: str) -> None:
     require_folder_kind(folder, DATA_SET)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", folder.name):
         raise ValueError(f"{folder}: a data set of TFDS is called by small letters, digits and _; name the folder so")
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise ValueError(f"--version={version}: a version of TFDS is three numbers, as 1.0.0")
+
+
+def _check_version(folder: Path, version: str) -> None:
     if (folder / PASSAGES / version).exists():
         have = ", ".join(tfds.list_versions(folder / PASSAGES))
         raise ValueError(f"{folder} has version {version} already (it has {have}); give --version a higher one")

@@ -294,6 +294,20 @@ def test_a_build_that_was_killed_between_two_tables_is_made_again(
     assert not [path.name for path in tmp_path.rglob(".*")]
 
 
+def test_the_lock_of_a_build_that_was_killed_last_of_all_goes_with_the_refusal_of_the_next(
+    folder: Path, built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"import os, pathlib, jaxret.storage.lockfile as l; l.FolderLock(pathlib.Path({str(built)!r}), 'x'); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    (built.parent / f".{built.name}.{'0' * 16}.tmp").mkdir()
+    os.utime(built.parent / f".{built.name}.{'0' * 16}.tmp", (0, 0))
+    assert sorted(path.name for path in built.glob(".*")) == [".lock", ".lock.json"]
+    with pytest.raises(ValueError, match=r"has version 1\.0\.0 already"):
+        build_data_set(folder, built, "1.0.0")
+    assert "that process is gone: taken over" in capsys.readouterr().err
+    assert not [path.name for path in built.parent.rglob(".*")]
+
+
 def test_two_builds_of_one_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused before its work, and the first ends as if alone."""
     write, refused = build_module.tfds.write_tfds_table, []
@@ -315,3 +329,5 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no passage"):
         build_data_set(tmp_path / "none", tmp_path / "made", "1.0.0")
     assert [path.name for path in tmp_path.iterdir()] == ["none"]
+    with pytest.raises(ValueError, match=r"FOLDER=.*: there is no folder .*none/typo; make it, or correct the path"):
+        build_data_set(tmp_path / "none", tmp_path / "none" / "typo" / "made", "1.0.0")
