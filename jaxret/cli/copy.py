@@ -3,8 +3,9 @@
 jaxret copy runs/mlr gs://bucket/runs/mlr      a run, a corpus, any folder of files
 jaxret copy s3://bucket/runs/mlr runs/mlr      back to a disk
 
-What the destination has already is not sent again. Files that only the destination has stay. In a bucket, a folder is a
-manifest and data objects (docs/buckets.md); ordinary objects of other programs can be a source.
+What the destination has already is not sent again. Files that only the destination has stay; a destination with files
+of another run is refused. In a bucket, a folder is a manifest and data objects (docs/buckets.md); ordinary objects of
+other programs can be a source.
 """
 
 ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}

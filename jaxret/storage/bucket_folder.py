@@ -206,6 +206,10 @@ class BucketFolder:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(download, files.items()))
 
+    def first_part(self, name: str, file: StoredFile) -> bytes:
+        """Return the bytes at the beginning of a file."""
+        return next(self._parts(name, file), b"")
+
     def check(self, name: str, file: StoredFile) -> None:
         """Read a file's bytes from the bucket. Raises BucketError if they are gone, or have another digest."""
         digest = sha256()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from jaxret.storage.atomic import atomic_write, require_folder_path, sha256_file
 from jaxret.storage.bucket import BucketError
 from jaxret.storage.bucket_folder import BucketFolder, StoredFile
 from jaxret.storage.file_state import file_state
-from jaxret.storage.folder_kinds import require_same_kind
+from jaxret.storage.folder_kinds import Contents, require_same_folder, require_same_kind
 from jaxret.storage.lockfile import HOLDER
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
@@ -42,7 +42,7 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
         show: Called with the bytes of each file that is done.
 
     Raises:
-        FileExistsError: The destination is of another kind than the source.
+        FileExistsError: The destination is of another kind than the source, or another one of its kind.
         ValueError: The source is no folder or is in use, or the destination is in a folder that does not exist.
         BucketError: A bucket cannot be read or written, or bytes are damaged.
     """
@@ -51,7 +51,7 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
     if is_bucket_address(destination):
         return _to_bucket(source, BucketFolder(destination), origin, names, show)
     require_folder_path(destination, "DST")
-    require_same_kind(names, (name for name, _ in folder_files(Path(destination))), destination)
+    _require_same(origin, names, _Side(Path(destination), None, {}), destination)
     copied, size = 0, 0
     for name in names:
         path = Path(destination, name)
@@ -70,8 +70,8 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A folder on this host, or one in a bucket with its files."""
+class _Side:
+    """The source or the destination: a folder on this host, or one in a bucket with its files."""
 
     path: Path
     folder: BucketFolder | None
@@ -92,25 +92,42 @@ class _Source:
         path = self.path / name
         return self.files[name] if self.folder else StoredFile(sha256_file(path), path.stat().st_size, ())
 
+    def contents(self, names: Iterable[str]) -> Contents:
+        """Return access to the files of these names."""
+        return Contents(frozenset(names), lambda name: self.describe(name).sha256, self._first_line)
 
-def _open_source(source: str) -> _Source:
+    def _first_line(self, name: str) -> bytes:
+        if self.folder:
+            return self.folder.first_part(name, self.files[name]).partition(b"\n")[0]
+        with open(self.path / name, "rb") as file:
+            return file.readline().rstrip(b"\n")
+
+
+def _require_same(origin: _Side, names: Sequence[str], target: _Side, destination: str) -> None:
+    """Raise FileExistsError if the destination is of another kind, or another folder of the same kind."""
+    others = list(target.files) if target.folder else [name for name, _ in folder_files(target.path)]
+    require_same_kind(names, others, destination)
+    require_same_folder(origin.contents(names), target.contents(others), destination)
+
+
+def _open_source(source: str) -> _Side:
     if is_bucket_address(source):
         folder = BucketFolder(source)
         if files := folder.files():
-            return _Source(Path(), folder, files)
+            return _Side(Path(), folder, files)
     path = local_path(source)  # objects of other programs, and folders in a run, are fetched to this host
     fetch_files(path)
-    return _Source(path, None, {})
+    return _Side(path, None, {})
 
 
 def _to_bucket(
-    source: str, target: BucketFolder, origin: _Source, names: Sequence[str], show: Callable[[int], None]
+    source: str, target: BucketFolder, origin: _Side, names: Sequence[str], show: Callable[[int], None]
 ) -> CopyResult:
     target.bucket.probe()
     if not target.exists() and (others := target.bucket.list()):
         raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
     stored, pending = target.files(), dict[str, StoredFile]()
-    require_same_kind(names, stored, str(target))
+    _require_same(origin, names, _Side(Path(), target, stored), str(target))
     copied, size = 0, 0
 
     def commit() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 RUN, SWEEP, RECIPE = "the run of a model", "a sweep", "a recipe"
@@ -18,6 +20,8 @@ _MARKS = {  # a file that only this kind has, from the first write of consequenc
     JUDGEMENTS: "qrels.set0.tsv",
     MTEB: "results/*/*/*.json",
 }
+CONFIG, LOG = "config.json", "metrics.jsonl"  # of a run
+_FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose mark is never written again
 
 
 def require_folder_kind(folder: Path, kind: str) -> None:
@@ -36,6 +40,50 @@ def require_same_kind(source: Iterable[str], destination: Iterable[str], folder:
     for kind, mark in _kinds(destination):
         if kind not in kinds:
             raise FileExistsError(_refusal(folder, kind, mark))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Names of the files of a folder, and functions from a name to the file's digest and its first line."""
+
+    names: Set[str]
+    digest: Callable[[str], str]
+    first_line: Callable[[str], bytes]
+
+
+def require_same_folder(source: Contents, destination: Contents, folder: str) -> None:
+    """Raise FileExistsError if a folder has files of another source than that of a copy: both would be mixed.
+
+    A source that was continued since it was copied is the same one: training appends to a run's log.
+
+    Args:
+        source: Its files.
+        destination: Those of the folder.
+        folder: Names the folder in the error.
+    """
+    both = source.names & destination.names
+    if name := next(chain(_others(source, destination, both), _left(source, destination)), None):
+        raise FileExistsError(f"{folder} has files of another source, as {name}; give another folder, or remove it")
+
+
+def _others(source: Contents, destination: Contents, both: Set[str]) -> Iterator[str]:
+    """Yield the names of files that two folders have and that are the same in all copies of one source."""
+    for name in sorted(name for name in both if PurePosixPath(name).name == LOG):
+        lines = source.first_line(name), destination.first_line(name)
+        if all(lines) and lines[0] != lines[1]:
+            yield name
+    fixed = {mark for kind, mark in _kinds(both) if kind in _FIXED}
+    if both >= {CONFIG, _MARKS[RUN]} and (LOG not in both or not destination.first_line(LOG)):  # not trained yet
+        fixed.add(CONFIG)
+    yield from (name for name in sorted(fixed) if source.digest(name) != destination.digest(name))
+
+
+def _left(source: Contents, destination: Contents) -> Iterator[str]:
+    """Yield the names of files that an interrupted copy of another source left: files at the top are copied last."""
+    marks = [mark for _, mark in _kinds(source.names) if "/" not in mark]
+    if marks and not destination.names.intersection(marks):
+        folders = {name.partition("/")[0] for name in source.names if "/" in name}
+        yield from sorted(name for name in destination.names - source.names if name.partition("/")[0] in folders)
 
 
 def _kinds(names: Iterable[str]) -> Iterable[tuple[str, str]]:

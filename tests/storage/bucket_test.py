@@ -572,6 +572,29 @@ assert copy_folder(*sys.argv[1:]).copied == 2
 """
 
 
+def test_a_copy_over_another_run_is_refused(gcs: Server, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "contract.json").write_text("{}")
+        (tmp_path / name / "metrics.jsonl").write_text(f"{name}\n")
+    run_script(COPY, gcs[1], str(tmp_path / "one"), "gs://bucket/one")
+    (tmp_path / "one" / "metrics.jsonl").write_text("one\ntwo\n")
+    script = """
+import sys
+from jaxret.storage.copy_folder import copy_folder
+for source, destination in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        copy_folder(source, destination)
+    except FileExistsError as error:
+        assert f"{destination} has files of another source, as metrics.jsonl" in str(error), error
+    else:
+        raise AssertionError(destination)
+"""
+    other, one = str(tmp_path / "other"), str(tmp_path / "one")
+    run_script(script, gcs[1], other, "gs://bucket/one", "gs://bucket/one", other)
+    run_script(COPY.replace("2", "1"), gcs[1], one, "gs://bucket/one")
+
+
 def test_arrays_of_shards_are_fetched_when_they_are_opened(gcs: Server, tmp_path: Path) -> None:
     script = """
 from jaxret.storage.working_copy import local_path, publish_all

@@ -114,3 +114,57 @@ def test_a_copy_goes_on_in_a_folder_of_its_kind(root: Path, tmp_path: Path) -> N
     (tmp_path / "copy" / "data.json").unlink()
     copy_folder(str(root / "run"), str(tmp_path / "copy"))
     assert contents(tmp_path / "copy").keys() == {n for n in contents(root / "run") if not n.startswith(".")}
+
+
+def write_files(folder: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder)
+
+
+OPENED = {"contract.json": "c", "config.json": "one", "checkpoints/0/x": "0"}
+TRAINED = OPENED | {"metrics.jsonl": "a\nb\n", "checkpoints/4/x": "4"}
+SWEPT = {"sweep.json": "s", "t=1/run/metrics.jsonl": "a\n", "t=1/run/contract.json": "c"}
+OTHERS = {  # (source, destination, a file that both have and that is another's)
+    "trained": (TRAINED, TRAINED | {"metrics.jsonl": "x\nb\n", "checkpoints/8/x": "8"}, "metrics.jsonl"),
+    "opened": (OPENED, OPENED | {"config.json": "two"}, "config.json"),
+    "trained over opened": (TRAINED, OPENED | {"config.json": "two"}, "config.json"),
+    "a run of a sweep": (SWEPT, SWEPT | {"t=1/run/metrics.jsonl": "x\n"}, "t=1/run/metrics.jsonl"),
+    "sweep": (SWEPT, SWEPT | {"sweep.json": "other"}, "sweep.json"),
+    "generated": ({"generation.json": "a"}, {"generation.json": "b"}, "generation.json"),
+    "a part": (TRAINED, {"checkpoints/8/x": "8"}, "checkpoints/8/x"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_copy_over_another_of_its_kind_is_refused(name: str, tmp_path: Path) -> None:
+    source, destination, file = OTHERS[name]
+    write_files(tmp_path / "one", source)
+    write_files(tmp_path / "other", destination)
+    before = contents(tmp_path / "other")
+    refusal = f"other has files of another source, as {file}; give another folder, or remove it"
+    with pytest.raises(FileExistsError, match=re.escape(refusal)):
+        copy_folder(str(tmp_path / "one"), str(tmp_path / "other"))
+    assert contents(tmp_path / "other") == before
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        {},
+        {"notes.txt": "mine"},
+        {"checkpoints/0/x": "0"},
+        {"checkpoints/0/x": "damaged"},
+        {"checkpoints/0/x": "0", "config.json": "one", "contract.json": "c"},
+        OPENED,
+        TRAINED,
+        TRAINED | {"config.json": "fewer steps", "metrics.jsonl": "a\n", "checkpoints/2/x": "2"},
+    ],
+)
+def test_a_copy_goes_on_over_an_earlier_one(destination: dict[str, str], tmp_path: Path) -> None:
+    write_files(tmp_path / "one", TRAINED)
+    write_files(tmp_path / "copy", destination)
+    copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
+    expected = {name: text.encode() for name, text in {**destination, **TRAINED}.items()}
+    assert contents(tmp_path / "copy") == expected

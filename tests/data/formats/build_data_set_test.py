@@ -297,8 +297,13 @@ def test_a_build_that_was_killed_between_two_tables_is_made_again(
 def test_the_lock_of_a_build_that_was_killed_last_of_all_goes_with_the_refusal_of_the_next(
     folder: Path, built: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = f"import os, pathlib, jaxret.storage.lockfile as l; l.FolderLock(pathlib.Path({str(built)!r}), 'x'); os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from jaxret.storage.lockfile import FolderLock
+        FolderLock(Path(sys.argv[1]), "building a data set")
+        os._exit(9)"""
+    assert subprocess.run([sys.executable, "-c", code, str(built)], check=False).returncode == 9
     (built.parent / f".{built.name}.{'0' * 16}.tmp").mkdir()
     os.utime(built.parent / f".{built.name}.{'0' * 16}.tmp", (0, 0))
     assert sorted(path.name for path in built.glob(".*")) == [".lock", ".lock.json"]
