@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxret.storage.atomic import storage_errors, write_json
+from jaxret.storage.atomic import storage_errors, sync, write_json
 
 BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
 _BEATS = 10  # touches during that time
@@ -83,6 +83,7 @@ class Leases:
         self.folder, self.bound = Path(folder), float(bound)
         self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
         self._held: list[Lease] = []
+        self._explained: set[Path] = set()  # owner files of leases for which this job waits, and has said why
         self._spare: Path | None = None  # .lease.ID: prepared directory, renamed on a claim
         self._time, self._looked = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
         self._exists = self._made = False  # whether the folder is there; whether this job created it
@@ -220,6 +221,7 @@ class Leases:
             try:
                 (unfinished / token).mkdir()
                 (unfinished / token / _OWNER).write_text(json.dumps(self._owner))
+                sync(unfinished / token / _OWNER)  # after a power cut, an empty one would make others wait
                 unfinished.rename(spare)
             except BaseException:  # a full disk may accept a directory but no file
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -253,7 +255,18 @@ class Leases:
         silent = self._now() - touched
         # abs: if the disk's clock was set back, a time far ahead belongs to a job that touches no more.
         bound = owner_record["bound"] if isinstance(owner_record.get("bound"), float) else self.bound
-        return f"{holder}, silent for {abs(silent):.0f} s" if abs(silent) > bound else ""
+        if abs(silent) > bound:
+            return f"{holder}, silent for {abs(silent):.0f} s"
+        if owner not in self._explained and (not owner_record or abs(silent) > 2 * bound / _BEATS):
+            self._explained.add(owner)
+            cause = f"silent for {abs(silent):.0f} s" if owner_record else f"{owner} is lost or damaged"
+            name = owner.parent.parent.name.removeprefix(".lease-")
+            print(
+                f"{self.folder}: {name} is with {holder} ({cause}); it is taken over after {bound:.0f} s without a sign "
+                "of life, as that job may be on another host and alive",
+                file=sys.stderr,
+            )
+        return ""
 
     def _now(self) -> float:
         """Return the shared disk's time: the modification time of a file touched now or recently.

@@ -98,7 +98,7 @@ def training_arguments(tiny: Tiny, folder: Path) -> list[str]:
 
 
 # Files that are made again, or that nobody reads.
-EPHEMERAL = ("events.out.tfevents", ".lock", "owner.json", "passages.")
+EPHEMERAL = ("events.out.tfevents", ".lock", "passages.")
 
 
 @pytest.mark.faults(28)

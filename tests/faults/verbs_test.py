@@ -62,11 +62,8 @@ class Stage:
         return len(operations(self._log))
 
     def cut_power(self) -> list[str]:
-        """Empty what was never flushed, make what is unfinished an hour old, and return the names of the former.
-
-        Owners of leases stay: for a lease of nobody the next job waits five minutes.
-        """
-        lost = [path for path in unflushed(self._log) if path.name != "owner.json"]
+        """Empty what was never flushed, make what is unfinished an hour old, and return the names of the former."""
+        lost = unflushed(self._log)
         for path in lost:
             path.write_bytes(b"")
         for path in self.folder.rglob("*.tmp"):
@@ -125,8 +122,7 @@ def test_ended_anywhere(name: str, stage: Stage, shim: str, trials: Trials) -> N
         complete = not wrong()
         again = stage.run(name)
         went_on = again.returncode == 0 or (complete and bool(refusal(again)))
-        # What ended between its last file and its lock is complete, and who is refused for that takes no lock.
-        left = [name for name in leftovers(stage.folder) if again.returncode == 0 or ".lock" not in name]
+        left = leftovers(stage.folder)
         said = f"{fault} {place} of {count}, emptied {emptied}: {wrong()} {left}\n{ended.output}\n{again.output}"
         trials.count(clean and went_on and not wrong() and not left, said, detected=ended.returncode == 1)
 

@@ -168,13 +168,36 @@ def test_a_host_of_the_same_name_is_another(leases: Leases, monkeypatch: pytest.
     assert leases.claim("a")
 
 
-def test_a_lease_without_an_owner_has_its_time(leases: Leases, others: Leases) -> None:
-    """A lease that was only half removed, for example."""
+def test_a_lease_without_an_owner_has_its_time(
+    leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lease that was only half removed, for example. Why others wait is said once."""
     lease = claimed(others)
-    (lease.work / "owner.json").unlink()
     assert leases.claim("a") is None
+    assert capsys.readouterr().err == ""
+    (lease.work / "owner.json").unlink()
+    for _ in range(2):
+        assert leases.claim("a") is None
+    assert capsys.readouterr().err == (
+        f"{leases.folder}: a is with process ? on an unknown host ({lease.work / 'owner.json'} is lost or damaged); it is "
+        "taken over after 300 s without a sign of life, as that job may be on another host and alive\n"
+    )
     os.utime(lease.work, (0, 0))
     assert leases.claim("a")
+
+
+def test_why_others_wait_for_one_that_is_silent_is_said(
+    leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a power cut, for example: the process may be one of another boot, and of another host of that name."""
+    lease = claimed(others)
+    say(lease, 50, numbers="another boot", process=7)
+    assert leases.claim("a") is None
+    assert capsys.readouterr().err == ""
+    say(lease, 70)
+    assert leases.claim("a") is None
+    assert "a is with process 7 on" in (said := capsys.readouterr().err)
+    assert "(silent for 70 s); it is taken over after 300 s" in said
 
 
 @pytest.mark.parametrize("when", ["mkdir", "utime", "rename"])
