@@ -37,6 +37,11 @@ def path_name(path: tuple[Any, ...]) -> str:
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
+def map_with_names(function: Callable[[str, Any], Any], tree: Tree) -> Tree:
+    """Return a tree with `function(path, leaf)` of every leaf."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree)
+
+
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
     """Return all devices as a (data, fsdp) mesh. Raises ValueError if `fsdp` does not divide their number,
     RuntimeError in a forked process."""
@@ -105,29 +110,32 @@ class ParameterGatherer:
         at_once: Whether layers are gathered at the entry instead of inside the scan. For layers that run several times
             (chunks, a tied encoder): their gradients are then summed once.
         split: Whether parameters are split: mesh.fsdp is above 1.
+        frozen: Whether kernels of layers have no gradient, as under adapters. They are gathered inside the scan each
+            time: there is no sum to save, and a whole base may not fit.
     """
 
     dtype: Any
     reduce_dtype: Any
     at_once: bool
     split: bool
+    frozen: bool = False
 
     def gather_at_entry(self, params: Tree) -> Tree:
         """Return the parameters at the entry of the shard_map: gathered, except for layers that the scan gathers."""
-
-        def read(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            name = path_name(path)
-            if re.search(LAYERS, name) and not self.at_once:
-                return x
-            return self._read(name, x, 0)
-
-        return jax.tree_util.tree_map_with_path(read, params)
+        return map_with_names(lambda name, x: x if self.in_scan(name) else self._read(name, x, 0), params)
 
     def gather_layer(self, params: Tree) -> Tree:
         """Return the gathered parameters of one layer inside the scan, without the leading layer axis."""
-        if self.at_once:
-            return params
-        return jax.tree_util.tree_map_with_path(lambda p, x: self._read(f"layers/{path_name(p)}", x, 1), params)
+
+        def read(name: str, x: jax.Array) -> jax.Array:
+            return self._read(f"layers/{name}", x, 1) if self.in_scan(f"layers/{name}") else x
+
+        return map_with_names(read, params)
+
+    def in_scan(self, name: str) -> bool:
+        """Return whether the parameter with this path is gathered inside the scan, and not at the entry."""
+        again = self.split and self.frozen and name.endswith("kernel")
+        return bool(re.search(LAYERS, name)) and (again or not self.at_once)
 
     def _read(self, name: str, x: jax.Array, scanned: int) -> jax.Array:
         spec = parameter_spec(name)

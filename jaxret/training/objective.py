@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxret.models.model import Model, Params
-from jaxret.parallel.mesh import ROWS, ParameterGatherer, shardings
+from jaxret.parallel.mesh import ROWS, ParameterGatherer, map_with_names, parameter_spec, shardings
 from jaxret.training.losses.grad_cache import count_chunks
 from jaxret.training.losses.in_batch import LossTerms
 from jaxret.types import BatchT, HiddenStates, Tokens
@@ -100,23 +100,33 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         model: Any = self.model.reading(read)
 
         def body(params: Params, inputs: Inputs, key: jax.Array) -> Result:
-            whole = jax.tree.map(lambda x: x[0], params) if self.from_copies else read.gather_at_entry(params)
+            if self.from_copies:
+                whole = map_with_names(lambda name, x: x if read.in_scan(name) else x[0], params)
+            else:
+                whole = read.gather_at_entry(params)
             return compute(model, whole, inputs, key)
 
-        specs = P(ROWS) if self.from_copies else self.specs(params)
+        specs = self.copies_specs(params) if self.from_copies else self.specs(params)
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROWS), P()), out_specs=P(ROWS))
         return mapped(params, inputs, key)
 
     def reader(self, at_once: bool) -> ParameterGatherer:
         """Return how layers read their parameters; at_once: all before the first layer, see ParameterGatherer."""
-        return ParameterGatherer(self.model.compute.dtype, self.reduce_dtype, at_once, self.mesh.shape["fsdp"] > 1)
+        compute, split = self.model.compute, self.mesh.shape["fsdp"] > 1
+        return ParameterGatherer(compute.dtype, self.reduce_dtype, at_once, split, compute.adapters is not None)
 
     def specs(self, params: Params) -> Any:
         """Return the partition specs of parameters, for shard_map."""
         return jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, params))
 
+    def copies_specs(self, params: Params) -> Any:
+        """Return the partition specs of what `copies` returns, for shard_map."""
+        read = self.reader(at_once=True)
+        return map_with_names(lambda name, _: parameter_spec(name) if read.in_scan(name) else P(ROWS), params)
+
     def copies(self, params: Params) -> Params:
-        """Return every parameter whole, [devices, ...]: a copy for each device.
+        """Return every parameter whole, [devices, ...]: a copy for each device. Those that layers gather anyway stay
+        split.
 
         Differentiated, the gradients of the copies are added up. An objective with `from_copies` can so be called
         several times while parameters and gradients travel once.
@@ -124,9 +134,11 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         read = self.reader(at_once=True)
 
         def copy(params: Params) -> Params:
-            return jax.tree.map(lambda x: x[None], read.gather_at_entry(params))
+            whole = read.gather_at_entry(params)
+            return map_with_names(lambda name, x: x if read.in_scan(name) else x[None], whole)
 
-        return jax.shard_map(copy, mesh=self.mesh, in_specs=(self.specs(params),), out_specs=P(ROWS))(params)
+        specs, of_copies = self.specs(params), self.copies_specs(params)
+        return jax.shard_map(copy, mesh=self.mesh, in_specs=(specs,), out_specs=of_copies)(params)
 
 
 def number_rows(tokens: Tokens) -> Tokens:

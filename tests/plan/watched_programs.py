@@ -34,6 +34,7 @@ class WatchedProgram(NamedTuple):
     lengths: tuple[int | float, ...] = ()  # mean tokens of queries and of passages; (): all have the largest length
     search: SearchLoad = DEFAULT_SEARCH
     traffic: float = 0.0  # of main memory, as a multiple of the products' alone; 0: not bounded
+    gathers: tuple[int, int | float] = (0, 0)  # all-gathers of a step, and MB of the largest; 0: not bounded
 
     @property
     def name(self) -> str:
@@ -53,6 +54,17 @@ FLASH = {"encoder.attention": "flash"}
 CUDNN = {"encoder.attention_dropout": 0.0, "encoder.attention": "cudnn"}
 LONG = {"tokens.passage_length": 512}
 T5 = {"encoder.checkpoint": "t5-base", "head.token": "mean"}
+LORA = {
+    "encoder.checkpoint": "Qwen/Qwen3-Embedding-8B",
+    "encoder.tied": True,
+    "encoder.recompute": "layer",
+    "head.token": "last",
+    "tokens.query_length": 64,
+    "tokens.passage_length": 512,
+    "lora.rank": 16,
+}
+# Of each side, the seven kernels of 36 layers, once forward and once backward; and the word table, the largest.
+BY_LAYER = (2 * 2 * 36 * 7 + 2, 1_243)
 MS_MARCO = (10, 80)  # tokens of its queries and passages on average
 REDUCED: dict[str, int | float] = {"all-reduce": 875}  # float32 gradients, once
 
@@ -97,6 +109,10 @@ WATCHED_PROGRAMS = (
     WatchedProgram("h100:1", CHEAP, 22, {}),
     WatchedProgram("h100:8", {**CHEAP, **LONG, "encoder.attention_dropout": 0.0}, 8.3, REDUCED),
     WatchedProgram("h100:8", {**CHEAP, **LONG, **CUDNN}, 7.5, REDUCED),
+    WatchedProgram(
+        "v5e:4x4", {**LORA, "mesh.fsdp": 16}, 10.0, {"all-gather": 57_000, "all-reduce": 180}, gathers=BY_LAYER
+    ),
+    WatchedProgram("h100:1", {**LORA, "train.chunk_size": 8}, 23.5, {}),
     WatchedProgram("v5e:4x4", {}, 1.0, {}, "encode"),
     WatchedProgram("h200:1", {}, 27, {}, "search", search=MARCO, traffic=2.7),
     WatchedProgram("h200:1", {}, 14, {}, "search", search=MARCO._replace(precision="bfloat16"), traffic=1.0),
@@ -125,6 +141,11 @@ def broken_bounds(row: WatchedProgram, values: dict[str, Any]) -> list[str]:
         most = row.megabytes.get(kind, LARGE)
         if moved > most:
             broken.append(f"{moved:,.1f} MB of {kind}, at most {most:,} expected")
+    gathers = [each for each in values["collectives"] if each["kind"] == "all-gather"]
+    count, largest = sum(each["times"] for each in gathers), max((each["bytes"] / 1e6 for each in gathers), default=0.0)
+    if any(row.gathers) and (count > row.gathers[0] or largest > row.gathers[1]):
+        most = f"at most {row.gathers[0]:,} of {row.gathers[1]:,} MB expected"
+        broken.append(f"{count:,} all-gathers of up to {largest:,.1f} MB, {most}")
     if row.traffic and values["traffic"]["bytes"] is None:
         broken.append(f"unknown traffic of main memory, at most {row.traffic} times the products' expected")
     elif row.traffic:

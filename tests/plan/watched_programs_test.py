@@ -70,6 +70,14 @@ def test_a_bound_that_breaks_is_named() -> None:
     assert broken_bounds(row, plan(1.9, "all-reduce", 101.0)) == ["101.0 MB of all-reduce, at most 100 expected"]
     assert broken_bounds(row, plan(1.9, "all-to-all", 99.0)) == ["99.0 MB of all-to-all, at most 1 expected"]
     assert broken_bounds(row, plan(1.9, "all-to-all", 0.9)) == []
+    for gathers in ((1, 60), (2, 40)):
+        (bound,) = broken_bounds(
+            row._replace(gathers=gathers, megabytes={"all-gather": 100}), plan(1, "all-gather", 99.0)
+        )
+        assert bound == f"2 all-gathers of up to 49.5 MB, at most {gathers[0]} of {gathers[1]} MB expected"
+    assert (
+        broken_bounds(row._replace(gathers=(2, 50), megabytes={"all-gather": 100}), plan(1, "all-gather", 99.0)) == []
+    )
     row = row._replace(traffic=1.5)
     assert broken_bounds(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": 3.0, "products": 2}}) == []
     (bound,) = broken_bounds(row, plan(1.9, "all-to-all", 0.9) | {"traffic": {"bytes": 4.0, "products": 2}})

@@ -15,7 +15,7 @@ import pytest
 from jaxret.models.encoders.lora import ADAPTER, BASE, make_adapters, merge_adapters, with_adapters
 from jaxret.models.partition import divide_parameters
 from jaxret.parallel.mesh import make_mesh, shard_batch
-from jaxret.plan.hlo import collectives, parse_hlo
+from jaxret.plan.hlo import arrays, collectives, parse_hlo
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_run
 from jaxret.storage.checkpoint import Checkpoints
@@ -43,6 +43,7 @@ from tests.tiny import (
     relative_error,
 )
 from tests.training.frozen_test import FIRST_MOMENT, paths
+from tests.training.reading_test import collectives as traffic
 
 LORA: dict[str, Any] = {
     "lora.rank": 2,
@@ -162,6 +163,29 @@ def test_eight_devices_are_one(settings: dict[str, Any]) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "times"),
+    [
+        pytest.param({}, 2, marks=pytest.mark.exhaustive, id="plain"),  # each side once, and kept
+        pytest.param({"encoder.recompute": "layer"}, 4, id="recompute"),  # each side once forward and once backward
+        # Each of two chunks of a side three times; the last of two layers twice, as its result is not needed again.
+        pytest.param({"encoder.recompute": "layer", "train.chunk_size": 4}, 2 * 2 * 2.5, id="chunks"),
+        pytest.param({"encoder.recompute": "layer", "train.accumulate": 3}, 4 * 3, id="accumulate"),
+    ],
+)
+def test_the_base_is_gathered_in_the_loop_over_layers(settings: dict[str, Any], times: float) -> None:
+    """In bfloat16; its tables once."""
+    low = {"lora.base_dtype": "bfloat16", "encoder.dtype": "bfloat16"}
+    run = Run(low | settings, 4, 4, steps=0)
+    program = run.program.trace(run.state, run.batch(0)).jaxpr.jaxpr
+    frozen = jax.tree_util.tree_leaves_with_path(run.state.frozen)
+    tables, kernels = (
+        sum(2 * leaf.size for path, leaf in frozen if path[-1].key == name) for name in ("embedding", "kernel")
+    )
+    gathered = {kind: count for kind, count in traffic(program).items() if kind[0] == "all_gather"}
+    assert gathered == {("all_gather", "bfloat16"): tables + times * kernels}
+
+
 def test_dropout_of_adapters_is_drawn() -> None:
     kept, dropped = (Run({"lora.dropout": rate}, steps=3) for rate in (0.0, 0.3))
     assert kept.metrics[0]["loss"] == pytest.approx(dropped.metrics[0]["loss"], rel=1e-6), "B is zero at first"
@@ -171,10 +195,14 @@ def test_dropout_of_adapters_is_drawn() -> None:
 def test_no_gradient_of_the_base_travels() -> None:
     run = Run({"lora.base_dtype": "bfloat16", "encoder.dtype": "bfloat16"}, 8, 4, steps=0)
     assert run.state.frozen["encoder"]["layers"]["output"]["kernel"].dtype == jnp.bfloat16
-    compiled = run.program.trace(run.state, run.batch(0)).lower().compile()
-    operations = collectives(parse_hlo(compiled.as_text()), 8)
+    module = parse_hlo(run.program.trace(run.state, run.batch(0)).lower().compile().as_text())
+    operations = collectives(module, 8)
     assert not [op for op in operations if "reduce-scatter" in op.kind or "all-to-all" in op.kind]
     assert [op for op in operations if "all-gather" in op.kind], "control: the base is split, and gathered"
+    stacks = {leaf.shape for leaf in jax.tree.leaves(run.state.frozen) if len(leaf.shape) == 3}
+    shapes = {shape for _, _, instruction in module.instructions() for _, shape in arrays(instruction.shape)}
+    assert not stacks & shapes, "no device has the kernels of several layers whole"
+    assert {(depth, inputs // 4, outputs) for depth, inputs, outputs in stacks} <= shapes, "control: it has its parts"
 
 
 @pytest.mark.exhaustive
