@@ -32,6 +32,7 @@ VERBS = {
     "data check": "describe a data set: counts, lengths, duplicates, leaks, bad records",
     "data convert": "convert a data set to another format",
     "data build": "write a data set as a versioned TFDS data set",
+    "data chunk": "split passages into sentences, equal parts, or windows of words",
     "data split": "split judgements by whether relevant passages have training queries",
     "cache": "show and empty the cache of tokenised texts and compiled programs",
     "plan": "plan memory, time and storage of a config on chips, without the chips",

@@ -205,6 +205,8 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
     check.log(
         f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {scored:,} with scores"
     )
+    if targets := len({e.positives[0].id for e in examples if e.positives}):
+        check.log(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
     if negatives and without:
         check.log(f"  {without:,} queries have no negative")
     again = len(examples) - len({question_key(e.query.text) for e in examples})

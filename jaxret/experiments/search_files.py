@@ -74,7 +74,7 @@ def search_files(
     retrieved = Retrieved(
         rankings=outcome.rankings,
         texts=searcher.passages,
-        missing_ids=outcome.shards.missing_ids,
+        missing_ids=searcher.missing_ids,
         provenance=provenance(run, outcome, evaluation.k),
         bytes_per_passage=searcher.shards.bytes_per_passage,
         latency=lambda: _measure(searcher, plan),
@@ -123,9 +123,10 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
 def describe_passages(searcher: Searcher) -> str:
     """Return which passages are searched, as "12 of 57,578 passages, those with section:python"."""
     rows, passages = searcher.shards.total_rows, searcher.shards.corpus["passages"]
+    ranked = " that documents are ranked by" * searcher.max_passage
     if not searcher.filters:
-        return f"{passages:,} passages"
-    return f"{rows:,} of {passages:,} passages, those with {' '.join(searcher.filters)}"
+        return f"{passages:,} passages{ranked}"
+    return f"{rows:,} of {passages:,} passages{ranked}, those with {' '.join(searcher.filters)}"
 
 
 def search_kind(searcher: Searcher) -> str:

@@ -36,6 +36,10 @@ class SearchOptions:
         flag="filter",
     )
 
+    max_passage: bool = option(
+        False, "rank documents by their best passage: of passages ID#0, ID#1, ..., ID (jaxret data chunk writes such)"
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "filters", tuple(self.filters))
@@ -47,6 +51,8 @@ class SearchOptions:
             raise ValueError("--backend and --precision are of exact search: leave them or the index out")
         if self.index and self.filters:
             raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
+        if self.max_passage and (self.candidates or self.index):
+            raise ValueError("--max_passage needs exact search: leave --candidates and --index out")
         if self.index_parameters and not self.index:
             raise ValueError("--index_parameters are of an approximate index: give --index=NAME too")
 
@@ -66,7 +72,12 @@ class SearchOptions:
     def label(self) -> str:
         """Return the part of result files' names that tells these results from those of an exact search."""
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
-        parts = "filtered" if self.filters else "", self.candidates.replace(":", "-"), index
+        parts = (
+            "max-passage" * self.max_passage,
+            "filtered" if self.filters else "",
+            self.candidates.replace(":", "-"),
+            index,
+        )
         return ".".join(filter(None, (*parts, f"dimension-{self.dimension}" if self.dimension else "")))
 
 

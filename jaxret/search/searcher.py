@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxret.data.chunks import document_id
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
@@ -27,6 +29,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.candidates import CandidateGenerator, CandidateSpec, compare_with_exact, parse_candidates
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
+from jaxret.search.documents import best_documents, join_passages
 from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.search.proof import SearchResult
@@ -51,6 +54,7 @@ class SearchOutcome:
     truncation: Truncation  # of the queries
     vectors: TextVectors  # of the queries
     filters: tuple[str, ...] = ()
+    max_passage: bool = False  # the rankings are of documents
     approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
 
     @property
@@ -148,7 +152,7 @@ class Searcher:
         """
         require_unforked()
         spec = parse_candidates(options.candidates) if options.candidates else None
-        self.run, self.folder, self.filters = run, folder, options.filters
+        self.run, self.folder, self.filters, self.max_passage = run, folder, options.filters, options.max_passage
         self._version = corpus_version(folder)  # before anything is read
         self.shards = open_corpus(run, folder)
         if options.dimension or self.shards.dimension != run.model.dimension:
@@ -231,7 +235,8 @@ class Searcher:
             query.id: [(passage, float(score)) for passage, score in zip(row_ids, scores, strict=True)]
             for query, row_ids, scores in zip(queries, ids, result.scores, strict=True)
         }
-        return SearchOutcome(rankings, result, self.shards, cut, vectors, self.filters, self._approximate(k))
+        approximate = self._approximate(k)
+        return SearchOutcome(rankings, result, self.shards, cut, vectors, self.filters, self.max_passage, approximate)
 
     def first(self, passages: int) -> Searcher:
         """Return a searcher of the first passages alone, in memory as those of many searches are. Raises as
@@ -277,20 +282,30 @@ class Searcher:
         return cut, self.embedder(tokens, "query", progress)
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
-        """Return the best passages for the vectors of each query, and their ids."""
+        """Return the best passages for the vectors of each query, and their ids; with `max_passage` the best passages
+        of the best documents, and the ids of these."""
+        if self.max_passage:
+            search_rows = functools.partial(self._search_rows, progress=progress)
+            result = best_documents(search_rows, self._corpus.ids, vectors, k, self.shards.total_rows)
+        else:
+            result = self._search_rows(vectors, k, progress)
+        ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
+        if self.max_passage:
+            ids = [document_id(key) for key in ids]
+        return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
+
+    def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
+        """Return the best passages for the vectors of each query."""
         if self.lists:
             assert isinstance(vectors, SparseRows)
-            result = self.lists.search(vectors, k, progress)
-        elif self.generator:
+            return self.lists.search(vectors, k, progress)
+        if self.generator:
             assert isinstance(vectors, Ragged)
-            result = self.generator(vectors, self._corpus, k, progress)
-        elif self.index:
+            return self.generator(vectors, self._corpus, k, progress)
+        if self.index:
             search_index: Callable[..., SearchResult] = self.index.search
-            result = search_index(vectors, self._corpus, k)
-        else:
-            result = search(vectors, self._corpus, k, self.backend, progress)
-        ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
-        return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
+            return search_index(vectors, self._corpus, k)
+        return search(vectors, self._corpus, k, self.backend, progress)
 
     def with_recall(self, outcome: SearchOutcome) -> SearchOutcome:
         """Return the outcome with the recall of an approximate search, for which some of its queries are searched
@@ -360,7 +375,21 @@ class Searcher:
         return sum(texts.bytes_read for texts in self._texts)
 
     def passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return the passages of the shards with these ids; read no others. Raises what opening `Passages` raises."""
+        """Return the passages of the shards with these ids; read no others. With `max_passage`, documents: the texts of
+        their passages, joined by blanks. Raises what opening `Passages` raises."""
+        return join_passages(self._read_passages, ids) if self.max_passage else self._read_passages(ids)
+
+    def missing_ids(self, ids: set[str]) -> set[str]:
+        """Return those of the ids that no passage has; with `max_passage`, no document."""
+        if not self.max_passage:
+            return self.shards.missing_ids(ids)
+        missing = set(ids)
+        for _, block in self.shards.id_blocks():
+            missing.difference_update(map(document_id, block))
+        return missing
+
+    def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
+        """Return passages by their own ids."""
         self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.shards.shards)]
         by_id: dict[str, Passage] = {}
         for texts in self._texts:  # an id that was deleted may have come again: the last one counts
@@ -392,6 +421,7 @@ def provenance(run: Run, retrieved: SearchOutcome, k: int, **more: Any) -> dict[
             "exact": retrieved.approximate is None,
             **(retrieved.approximate or {}),
             **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
+            **({"max_passage": True} if retrieved.max_passage else {}),
             **({"dimension": size} if size != run.model.whole.dimension else {}),
             "query_length": run.tokenizer.query_length,
             "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),

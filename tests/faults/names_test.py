@@ -55,6 +55,7 @@ def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
         "open": [str(folder / "exported"), f"--workdir={folder / 'opened'}"],
         "data convert": [str(data), str(folder / "dpr"), "--to=dpr"],
         "data check": [str(folder / "dpr")],
+        "data chunk": [str(data), str(folder / "chunks.jsonl"), "--words=3"],
         "data split": [f"--train={data}", f"--qrels={data}", f"--out={folder / 'split'}"],
         "data build": [str(data), str(folder / "built")],
         "keywords": [f"--corpus={data}", f"--out={folder / 'words.jsonl'}"],

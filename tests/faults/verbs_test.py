@@ -26,7 +26,7 @@ CUTS, FAILURES = 3, 1
 BEFORE = ("train", "encode", "search", "bm25", "rerank", "export")  # what others need, in the order of `commands`
 VERBS = (
     *("pretrain", "index", "bm25", "mine", "rerank", "generate", "export", "open"),
-    *("data convert", "data split", "data build", "keywords"),
+    *("data chunk", "data convert", "data split", "data build", "keywords"),
 )
 
 

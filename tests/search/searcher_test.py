@@ -319,6 +319,40 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
     assert latency["search_ms_by_passages"].keys() == {"4", str(total)}
 
 
+def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) -> None:
+    """Each document is where the first of its passages is in the ranking of all, also if most passages are chunks of
+    one document, so that the first search has too few others."""
+    parts = [*read_corpus(root / "data")]
+    chunks = [
+        Passage(f"many#{i}" if i < 60 else f"{part.id}#{i % 3}" if i % 2 else part.id, part.text, part.title)
+        for i, part in enumerate(parts)
+    ]
+    queries, judgements = read_queries(root / "data"), [Judgement("q0", "many", 1), Judgement("q0", "none", 1)]
+    write_beir(tmp_path / "data", chunks, queries, {"test": judgements})
+    run = untrained_run(tmp_path / "run", root / "encoder", root / "data", head__token="mean", normalize=True)
+    encode_corpus(run, tmp_path / "data", progress=False)
+    folder = corpus_folder(run.workdir)
+    plain = Searcher(run, folder).search(queries, len(chunks)).rankings
+    searcher = Searcher(run, folder, SearchOptions(max_passage=True))
+    for k in (1, 7, len(chunks)):
+        outcome = searcher.search(queries, k)
+        for query, ranking in outcome.rankings.items():
+            first: dict[str, float] = {}
+            for key, score in plain[query]:
+                first.setdefault(key.split("#")[0], score)
+            assert ranking == list(first.items())[:k]
+    assert len(first) < len(chunks) - 58
+    assert len(searcher.search(queries, 7).result.rounds) > 1
+    assert searcher.missing_ids({"many", "none"}) == {"none"}
+    assert searcher.passages(["many"])["many"].text == " ".join(chunk.text for chunk in chunks[:60])
+    options = EvaluationOptions(k=5, measures=("RR@5",))
+    search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), options, SearchOptions(max_passage=True))
+    written = read_json(run.workdir / "eval" / "data.test.max-passage.json")
+    assert written["provenance"]["search"]["max_passage"] is True
+    with pytest.raises(ValueError, match="--max_passage needs exact search"):
+        SearchOptions(max_passage=True, candidates="mean:10")
+
+
 def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is read anew for every question int8 would be made anew."""
     for room, many in ((in_memory.MEMORY_BYTES, True), (0, False)):

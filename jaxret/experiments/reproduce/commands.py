@@ -74,9 +74,12 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
     before, keys = _warm_up(case, places, seed)
     config = [f"--config={how.config}", *_overrides(how, places, seed, keys)]
     mine, training_data = _training_data(how, places)
-    train = [f"--config.data.train={training_data}"]
-    if case.source.dev:
-        train.append(f"--config.data.dev={_inside(places, case.source, case.source.dev)}")
+    train = []
+    for key, path in {"train": training_data, "dev": _inside(places, case.source, case.source.dev)}.items():
+        if key == "train" or case.source.dev:
+            chunk, path = _chunks(case, places, path, case.source.on_error)
+            mine += chunk
+            train.append(f"--config.data.{key}={path}")
     if row.verb != "recipe":
         commands = [*mine, ["train", *config, f"--workdir={run}", *train]]
     else:
@@ -93,10 +96,12 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         beir = ["beir", str(folder), f"--workdir={run}", sets, "--on_error=keep"]  # some sets have empty passages
         return [*commands, [*beir, *lengths["query"], *lengths["passage"]]]
     for corpus, queries, qrels in _sets(case, places):
+        chunk, corpus = _chunks(case, places, corpus)
+        commands += [each for each in chunk if each not in commands]
         encode = ["encode", f"--workdir={run}", f"--corpus={corpus}", *lengths["passage"]]
         commands += [encode] if encode not in commands else []
         search = ["search", f"--workdir={run}", f"--queries={queries}", *([f"--qrels={qrels}"] if qrels else [])]
-        search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"]]
+        search += [f"--corpus={corpus}", f"--k={case.target.k}", *lengths["query"], *["--max_passage"] * bool(chunk)]
         if names := _by_judgements(case.measures):
             search.append(f"--measures={','.join(names)}")
         commands.append(search)
@@ -113,6 +118,15 @@ def _training_data(case: Case, places: Places) -> tuple[list[list[str]], Path]:
     out = places.workdir / f"bm25-negatives-{source.name}.jsonl"
     mine = ["mine", f"--data={data}", f"--corpus={_corpus(places, source)}", "--pool=bm25"]
     return [[*mine, *(f"--{key}={value}" for key, value in source.mined.items()), f"--out={out}"]], out
+
+
+def _chunks(case: Case, places: Places, path: Path, on_error: str = "") -> tuple[list[list[str]], Path]:
+    """Return the command that splits the passages of a file, and the file that it writes; the file itself for rows with
+    whole passages."""
+    if not (kind := resolved(case.row).chunks):
+        return [], path
+    out = places.workdir / f"{path.stem}-{kind.replace('=', '-')}.jsonl"
+    return [["data", "chunk", str(path), str(out), f"--{kind}", *([f"--on_error={on_error}"] * bool(on_error))]], out
 
 
 def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[str]], dict[str, Any]]:
@@ -191,7 +205,7 @@ def _training(row: PaperRow, source: PaperData) -> tuple[object, ...]:
     config = row.config if isinstance(row.config, str) else row.config.get(source.name, "")
     checkpoint = row.checkpoint if isinstance(row.checkpoint, str) else row.checkpoint.get(source.name, "best")
     keys = tuple(sorted((key, str(value)) for key, value in _changed_keys(row, config).items()))
-    return row.verb == "recipe", config, keys, row.warm_up, source.name, checkpoint if source.dev else ""
+    return row.verb == "recipe", config, keys, row.warm_up, row.chunks, source.name, checkpoint if source.dev else ""
 
 
 def _changed_keys(row: PaperRow, config: str) -> dict[str, Any]:

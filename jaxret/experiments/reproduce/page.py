@@ -101,6 +101,8 @@ def _system(row: PaperRow) -> str:
     parts += [f"`{key}={_value(value)}`" for key, value in row.set.items()]
     if row.verb == "recipe":
         parts.append(f"`jaxret recipe`, {row.stage}" + (f", after `{row.warm_up}`" if row.warm_up else ""))
+    if row.chunks:
+        parts.append(f"`jaxret data chunk --{row.chunks}`")
     if row.verb == "bm25":
         parts.insert(0, "`jaxret bm25`")
     if row.seeds > 1 and row.verb != "bm25":

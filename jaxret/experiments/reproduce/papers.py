@@ -76,6 +76,7 @@ class PaperRow:
         verb: "train" (one stage), "recipe" (stages), "diversity", "bm25" and "count" (no model), or "" (not to be run).
         stage: of a recipe, the stage that is measured.
         warm_up: of a recipe, the config of a training on generated queries, with whose checkpoint all stages begin.
+        chunks: "sentences" or "equal=N", by which `jaxret data chunk` splits all passages; "" for whole ones.
         seeds: runs whose mean is the row.
         checkpoint: "best" on the dev set or "last", or one for each training set; validation.best has it.
         query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training.
@@ -102,6 +103,7 @@ class PaperRow:
     verb: str = ""
     stage: str = ""
     warm_up: str = ""
+    chunks: str = ""
     seeds: int = 1
     checkpoint: str | Mapping[str, str] = "best"
     query_length: int = 0
@@ -114,7 +116,7 @@ class PaperRow:
     deviations: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     subsets: tuple[float, ...] = ()
     diversity: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
-    counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    counts: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     counted: Mapping[str, Sequence[str]] = field(default_factory=dict)
     milliseconds: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     gib: float | int = 0

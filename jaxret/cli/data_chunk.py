@@ -1,0 +1,34 @@
+"""Splits the passages of a corpus, or of training records with answers, into chunks:
+
+jaxret data chunk corpus.jsonl chunks.jsonl --words=100 --overlap=20     passage ID becomes ID#0, ID#1, ...
+jaxret data chunk biencoder-train.json train.jsonl --sentences           positives: the chunks that have an answer
+jaxret search --workdir=RUN --queries=FILE --max_passage                 ranks documents by their best chunk
+"""
+
+from jaxret.cli import shared_flags
+from jaxret.cli.flags import OptionFlags
+from jaxret.data.chunks import ChunkOptions
+
+ARGUMENTS = {
+    "SRC": "corpus (file, folder or named data set), or file of training records with answers",
+    "DST": "JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst)",
+}
+_ON_ERROR = shared_flags.on_error()
+_OPTIONS = OptionFlags(ChunkOptions)
+
+
+def main(source: str, destination: str) -> None:
+    from jaxret.data.formats import Policy
+    from jaxret.experiments.chunk_data import chunk_data
+    from jaxret.parallel.events import emit
+    from jaxret.storage.atomic import require_parent
+
+    options, policy = _OPTIONS(), Policy(_ON_ERROR.value)
+    require_parent(destination, "DST")
+    counts = chunk_data(source, destination, options, policy)
+    print(f"{counts.read:,} records read, {counts.written:,} written: {destination}")
+    if counts.without_answer:
+        print(f"{counts.without_answer:,} training records are left out: no chunk of a positive has an answer")
+    emit("chunks", file=destination, read=counts.read, written=counts.written, without_answer=counts.without_answer)
+    if policy.report():
+        print(policy.report())

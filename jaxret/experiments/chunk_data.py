@@ -1,0 +1,92 @@
+"""Split the passages of a corpus, or of training records, into chunks: `jaxret data chunk`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxret.data.chunks import ChunkOptions, split_passage, split_passages
+from jaxret.data.errors import Policy
+from jaxret.data.formats import detect_file, read_corpus, read_examples
+from jaxret.data.formats.detect import source_path
+from jaxret.data.formats.source_layout import is_folder
+from jaxret.data.formats.writers import WRITERS
+from jaxret.data.records import Example, Passage
+from jaxret.evaluation.answers import AnswerMatcher
+from jaxret.storage.atomic import require_other_file
+
+
+@dataclass
+class ChunkCounts:
+    """Counts of the records of `chunk_data`: read, written, and left out as no chunk of a positive has an answer."""
+
+    read: int = 0
+    written: int = 0
+    without_answer: int = 0
+
+
+def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | None = None) -> ChunkCounts:
+    """Write the chunks of a corpus (a line each: docid, title, text), or training records whose passages are chunks.
+
+    Of training records, the chunks of a positive that have an answer are the positives, and all chunks of a negative
+    are negatives (MVR, section 5.1). A teacher's scores are of whole passages, and are not written.
+
+    Args:
+        source: corpus (a file, or a folder that has one), or a file of training records with answers.
+        out: JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst).
+        options: where passages are split.
+        policy: for bad records.
+
+    Raises:
+        DataError: a bad record.
+        ValueError: a training record has no answers, no record is left, or the output is the source.
+    """
+    policy = policy or Policy()
+    path = source_path(source)
+    examples = not is_folder(path) and "examples" in detect_file(source).format.roles()
+    require_other_file(Path(out), [] if is_folder(path) else [path], "what is split")
+    counts = ChunkCounts()
+    if examples:
+        records = _chunk_examples(source, read_examples(source, None, policy, targets=False), options, counts)
+        WRITERS["tevatron.examples"][0].write(Path(out), records)
+    else:
+        passages = split_passages(_counted(read_corpus(source, policy), counts), options)
+        WRITERS["tevatron.corpus"][0].write(Path(out), _written(passages, counts))
+    return counts
+
+
+def _counted(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
+    for passage in passages:
+        counts.read += 1
+        yield passage
+
+
+def _written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
+    for passage in passages:
+        counts.written += 1
+        yield passage
+
+
+def _chunk_examples(
+    source: str, examples: Iterable[Example], options: ChunkOptions, counts: ChunkCounts
+) -> Iterator[Example]:
+    matcher = AnswerMatcher()
+    for example in examples:
+        counts.read += 1
+        query = example.query
+        if not query.answers:
+            raise ValueError(
+                f"{source}: query {query.id!r} has no answers, by which the chunks of a positive are chosen; split the "
+                "corpus alone, and train on whole passages"
+            )
+        chunks = [chunk for passage in example.positives for chunk in split_passage(passage, options)]
+        has_answer = matcher((chunk.text for chunk in chunks), query)
+        positives = tuple(chunk for chunk, right in zip(chunks, has_answer, strict=True) if right)
+        if not positives:
+            counts.without_answer += 1
+            continue
+        counts.written += 1
+        yield Example(query, positives, tuple(split_passages(example.negatives, options)))
+    if not counts.written:
+        raise ValueError(f"{source}: no chunk of a positive has an answer of its query; nothing is written")
