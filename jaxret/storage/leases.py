@@ -262,8 +262,8 @@ class Leases:
             cause = f"silent for {abs(silent):.0f} s" if owner_record else f"{owner} is lost or damaged"
             name = owner.parent.parent.name.removeprefix(".lease-")
             print(
-                f"{self.folder}: {name} is with {holder} ({cause}); it is taken over after {bound:.0f} s without a sign "
-                "of life, as that job may be on another host and alive",
+                f"{self.folder}: {name} is with {holder} ({cause}); it is taken over after {bound:.0f} s without a "
+                "sign of life, as that job may be on another host and alive",
                 file=sys.stderr,
             )
         return ""

@@ -178,8 +178,9 @@ def test_a_lease_without_an_owner_has_its_time(
     (lease.work / "owner.json").unlink()
     for _ in range(2):
         assert leases.claim("a") is None
+    owner = lease.work / "owner.json"
     assert capsys.readouterr().err == (
-        f"{leases.folder}: a is with process ? on an unknown host ({lease.work / 'owner.json'} is lost or damaged); it is "
+        f"{leases.folder}: a is with process ? on an unknown host ({owner} is lost or damaged); it is "
         "taken over after 300 s without a sign of life, as that job may be on another host and alive\n"
     )
     os.utime(lease.work, (0, 0))
