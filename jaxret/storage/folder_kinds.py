@@ -81,7 +81,7 @@ def _others(source: Contents, destination: Contents, both: Set[str]) -> Iterator
 def _left(source: Contents, destination: Contents) -> Iterator[str]:
     """Yield the names of files that an interrupted copy of another source left: files at the top are copied last."""
     marks = [mark for _, mark in _kinds(source.names) if "/" not in mark]
-    if marks and not destination.names.intersection(marks):
+    if marks and not destination.names & set(marks):
         folders = {name.partition("/")[0] for name in source.names if "/" in name}
         yield from sorted(name for name in destination.names - source.names if name.partition("/")[0] in folders)
 

@@ -144,8 +144,8 @@ def broken_bounds(row: WatchedProgram, values: dict[str, Any]) -> list[str]:
     gathers = [each for each in values["collectives"] if each["kind"] == "all-gather"]
     count, largest = sum(each["times"] for each in gathers), max((each["bytes"] / 1e6 for each in gathers), default=0.0)
     if any(row.gathers) and (count > row.gathers[0] or largest > row.gathers[1]):
-        most = f"at most {row.gathers[0]:,} of {row.gathers[1]:,} MB expected"
-        broken.append(f"{count:,} all-gathers of up to {largest:,.1f} MB, {most}")
+        expected = f"at most {row.gathers[0]:,} of {row.gathers[1]:,} MB expected"
+        broken.append(f"{count:,} all-gathers of up to {largest:,.1f} MB, {expected}")
     if row.traffic and values["traffic"]["bytes"] is None:
         broken.append(f"unknown traffic of main memory, at most {row.traffic} times the products' expected")
     elif row.traffic:
