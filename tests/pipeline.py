@@ -171,7 +171,7 @@ def write_data(folder: Path, train: int = 40, dev: int = 12, seed: int = 0) -> P
     return folder
 
 
-def tiny_config(encoder: Path, data: Path | str, **overrides: Any) -> ConfigDict:
+def tiny_config(encoder: Path | str, data: Path | str, **overrides: Any) -> ConfigDict:
     """configs/base.py with everything small. overrides: "train__steps" is train.steps."""
     config = get_config()
     config.lock()

@@ -287,6 +287,7 @@ def get_config() -> ConfigDict:
     # Dense layers that get an adapter: names in the Hugging Face model, such as ("q_proj", "v_proj"), or regular
     # expressions of whole names, as in PEFT; ("all-linear",): all of the encoder's layers.
     c.lora.targets = ("all-linear",)
+    c.lora.layers = ()  # numbers of the encoder's layers, from 1, that get adapters; (): all
     c.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
     # Type in which the encoder's kernels and tables are kept: bfloat16 or float32. Weights that are float32 in the file
     # are rounded by bfloat16.

@@ -36,6 +36,7 @@ _NAMES: dict[str, str] = {
     "lora.alpha": "loraalpha",
     "lora.dropout": "loradropout",
     "lora.targets": "loratargetmodules targetmodules",
+    "lora.layers": "layerstotransform",
     "lora.rslora": "userslora",
     "lora.adapters": "loranameorpath loramodel adapter",
     "train.batch_size": "perdevicetrainbatchsize pergputrainbatchsize trainbatchsize batchsize bs",

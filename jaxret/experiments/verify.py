@@ -25,7 +25,7 @@ from jaxret.index.shards import (
 )
 from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError
-from jaxret.runs.run import open_checkpoints, stored_config
+from jaxret.runs.run import open_checkpoints, require_base, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
 from jaxret.storage.atomic import sha256_file
@@ -105,6 +105,8 @@ def _run(workdir: Workdir) -> Iterator[Verification]:
         for path in sorted(workdir.checkpoints.glob("*")):
             if path.name.isdigit():
                 yield _verify(path, lambda: _checkpoint(workdir, config, int(path.name)))  # noqa: B023
+        if config.lora.rank:
+            yield _verify(config.train.start_from or config.encoder.checkpoint, lambda: require_base(workdir, config))
     corpora = [path for path in sorted(workdir.path.glob("embeddings/*")) if path.is_dir()]
     for path in corpora:
         yield from _corpus(path)

@@ -31,14 +31,19 @@ HEAD, CONFIG = "head.safetensors", "jaxret.json"
 _VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "encode")  # keys that determine vectors
 
 
-def write_head(run: Run, out: Path) -> list[str]:
-    """Write head and config beside the encoder's files; return the names of the parameters in `head.safetensors`."""
+def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
+    """Write head and config beside the encoder's files; return the names of the parameters in `head.safetensors`.
+
+    With `base`, the encoder is that of the run's config with the adapters in these files, and the config names both.
+    """
     own = {name: part for name, part in run.params.items() if not name.endswith("encoder")}
     flat = traverse_util.flatten_dict(jax.device_get(own), sep="/")
     with atomic_write(out / HEAD, "wb") as file:
         file.write(save({name: np.ascontiguousarray(value) for name, value in flat.items()}))
-    config = {name: value for name, value in config_json(run.config).items() if name in _VECTOR_KEYS}
-    config["encoder"] |= {"layers": 0, "checkpoint": "", "sha256": ""}  # the encoder here has the run's layers only
+    keys = (*_VECTOR_KEYS, "lora") if base else _VECTOR_KEYS
+    config = {name: value for name, value in config_json(run.config).items() if name in keys}
+    if not base:
+        config["encoder"] |= {"layers": 0, "checkpoint": "", "sha256": ""}  # the encoder here has the run's layers only
     write_json(out / CONFIG, config)
     return sorted(flat)
 
@@ -72,6 +77,11 @@ def read_export(folder: str | Path) -> Exported:
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} has no {CONFIG}; `jaxret export --to=hf` writes it")
     config = ConfigDict(complete_config(read_settings(folder / CONFIG)))
+    if "lora" in config:
+        raise ValueError(
+            f"{folder} is an export of --to=peft, adapters without their base: jaxret train reads them as "
+            "lora.adapters, and --to=hf exports the merged encoder"
+        )
     sides: tuple[Side, ...] = ("query", "passage")
     folders = {"encoder": folder} if config.encoder.tied else {f"{side}_encoder": folder / side for side in sides}
     shapes = encoder_config(config, next(iter(folders.values())))

@@ -31,7 +31,7 @@ def write_peft(run: Run, out: Path) -> list[str]:
     folders = {side: out if run.config.encoder.tied else out / side for side in names}
     for side, name in names.items():
         save_adapters(folders[side], shapes, trained[name], settings, source)
-    own = write_head(run, out)
+    own = write_head(run, out, base=True)
     read_back = {name: load_adapters(folders[side], shapes, settings) for side, name in names.items()}
     others = {name: part for name, part in jax.device_get(run.params).items() if name not in names.values()}
     params = {**others, **merge_adapters(join_parameters(base, read_back), adapters.scaling)}

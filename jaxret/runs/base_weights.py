@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,13 +34,23 @@ def read_base(
         FileNotFoundError: the base is not where it was.
         ContractError: it is another one.
     """
-    recorded = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
     names = [name for name in parameter_shapes(model) if name.endswith("encoder")]
     if config.train.start_from:
+        recorded = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
         params, checkpoint = open_other(config.train.start_from, str(recorded["step"]))
         name = f"checkpoint {recorded['step']} of {config.train.start_from}"
         require_same_base(workdir, recorded, checkpoint, name)
         return {name: jax.device_get(params[name]) for name in names}
+    directory = encoder_of_base(workdir, config)
+    _, weights = load_pretrained(directory, config.encoder.ignore, model.module.config, config.seed.init)
+    return dict.fromkeys(names, weights)
+
+
+def encoder_of_base(workdir: Workdir, config: ConfigDict) -> Path:
+    """Return the directory of encoder.checkpoint, whose weights are those that a run with adapters began with.
+
+    Raises as `read_base` does.
+    """
     try:
         directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
     except FileNotFoundError as error:
@@ -48,9 +59,9 @@ def read_base(
             "jaxret train with the new encoder.checkpoint records that"
         ) from error
     digest = {"weights": weights_digest(directory, config.encoder.sha256)}
-    require_same_base(workdir, {"weights": recorded.get("weights")}, digest, f"{directory}/model.safetensors")
-    _, weights = load_pretrained(directory, config.encoder.ignore, model.module.config, config.seed.init)
-    return dict.fromkeys(names, weights)
+    recorded = {"weights": read_json(workdir.data)["start"].get("weights")}
+    require_same_base(workdir, recorded, digest, f"{directory}/model.safetensors")
+    return directory
 
 
 def require_same_base(workdir: Workdir, recorded: Mapping[str, Any], present: Mapping[str, Any], name: str) -> None:

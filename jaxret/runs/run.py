@@ -31,7 +31,7 @@ from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh, place_leaf, shardings
 from jaxret.runs.added_keys import complete_config
-from jaxret.runs.base_weights import read_base
+from jaxret.runs.base_weights import encoder_of_base, read_base
 from jaxret.runs.contract import DIMENSION, make_contract, of_whole_vectors, require_same_contract
 from jaxret.runs.embedder import Embedder, Padding, Programs, padded_length
 from jaxret.runs.mismatch import ContractError
@@ -411,6 +411,15 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
         return other.params, other.checkpoint
 
     return read_base(workdir, config, model, open_other)
+
+
+def require_base(workdir: Workdir, config: ConfigDict) -> None:
+    """Raise FileNotFoundError or ContractError unless the base of a run with adapters is the one that it began with."""
+    if not config.train.start_from:
+        encoder_of_base(workdir, config)  # by its digest: the weights are not read
+        return
+    build = build_retriever_model if config.task == "retrieval" else build_cross_encoder_model
+    base_of_run(workdir, config, build(config, encoder_config(config, workdir.encoder)))
 
 
 def require_stored_contract(workdir: Workdir, contract: Mapping[str, Any], remedy: str) -> None:

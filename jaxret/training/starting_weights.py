@@ -177,7 +177,7 @@ def first_adapters(config: ConfigDict, mesh: Mesh, model: Model) -> Params:
     drawn = draw_parameters(config, mesh, model, ADAPTER)
     if not config.lora.adapters:
         return drawn
-    stored = load_adapters(config.lora.adapters, model.module.config, config.lora)
+    stored = load_adapters(config.lora.adapters, model.module.config, config.lora, config.encoder.ignore)
     return dict.fromkeys(drawn, stored)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxret.experiments.verify import verify_folder
 from jaxret.export.export import export
+from jaxret.export.exported import read_export
 from jaxret.models.encoders.lora import choose_layers
 from jaxret.models.encoders.peft_files import CONFIG, load_adapters, target_modules
 from jaxret.runs.run import open_run
@@ -22,15 +26,22 @@ LORA = {"lora__rank": 2, "lora__alpha": 4.0, "lora__targets": ("query", "output.
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps with adapters, and its export."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps with adapters, and its export. Its config names encoder and data relative to the folder."""
     folder = tmp_path_factory.mktemp("peft")
     write_encoder(folder / "encoder")
     write_data(folder / "data")
-    train(tiny_config(folder / "encoder", folder / "data", data__dev="", **LORA), folder / "run", progress=False)
-    note = export(folder / "run", "peft", folder / "adapters")
+    with contextlib.chdir(folder):
+        train(tiny_config("encoder", "data", data__dev="", **LORA), folder / "run", progress=False)
+        note = export(folder / "run", "peft", folder / "adapters")
     assert "vectors of the base with these adapters of 64 texts differ by" in note
     return folder
+
+
+@pytest.fixture
+def root(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    return trained
 
 
 @pytest.mark.parametrize("config", [BERT, MODERNBERT, T5, LLAMA], ids=lambda config: config.model_type)
@@ -69,11 +80,75 @@ def test_peft_reads_them(root: Path) -> None:
     np.testing.assert_allclose(ours, states[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_what_they_need_is_beside_them(root: Path) -> None:
+    """The base as its user named it, in PEFT's file; the keys that determine vectors, those of the adapters too."""
+    described = read_json(root / "adapters" / CONFIG)
+    assert described["base_model_name_or_path"] == "encoder"
+    written = read_json(root / "adapters" / "jaxret.json")
+    run = open_run(root / "run")
+    assert written["encoder"] == run.config.encoder.to_dict()
+    assert (written["lora"]["rank"], list(written["lora"]["targets"])) == (2, ["query", "output.dense"])
+    with pytest.raises(ValueError, match=r"is an export of --to=peft, adapters without their base: jaxret train reads"):
+        read_export(root / "adapters")
+
+
+@pytest.mark.exhaustive
+def test_each_side_of_an_untied_run_has_adapters_of_its_own(root: Path) -> None:
+    keys = {**LORA, "encoder__tied": False}
+    train(tiny_config("encoder", "data", data__dev="", **keys), root / "untied", progress=False)
+    note = export(root / "untied", "peft", root / "untied-adapters")
+    assert "vectors of the base with these adapters of 64 texts differ by" in note
+    run = open_run(root / "untied")
+    sides = {
+        side: load_adapters(root / "untied-adapters" / side, run.model.module.config, run.config.lora)
+        for side in ("query", "passage")
+    }
+    ours = sides["query"]["layers"]["attention"]["query"]["lora_b"]
+    assert np.abs(ours - sides["passage"]["layers"]["attention"]["query"]["lora_b"]).max() > 1e-4
+    assert read_json(root / "untied-adapters" / "query" / CONFIG)["base_model_name_or_path"] == "encoder"
+
+
+def test_adapters_of_some_layers_go_out_and_come_back(root: Path) -> None:
+    """Control: with those of all layers the vectors are others."""
+    keys = {**LORA, "lora__layers": (2,)}
+    train(tiny_config("encoder", "data", data__dev="", **keys), root / "second-layer", progress=False)
+    export(root / "second-layer", "peft", root / "second-adapters")
+    described = read_json(root / "second-adapters" / CONFIG)
+    names = ("attention.output.dense", "attention.self.query", "output.dense")
+    assert described["target_modules"] == [f"encoder.layer.1.{name}" for name in names]
+    more = {"data__dev": "", "train__steps": 0, "lora__adapters": str(root / "second-adapters")}
+    with pytest.raises(ValueError, match=r"lora.layers is \(\), but .* in layers 2 \(from 1\): set lora.layers=\(2,\)"):
+        train(tiny_config("encoder", "data", **LORA, **more), root / "refused", progress=False)
+    train(tiny_config("encoder", "data", **keys, **more), root / "again", progress=False)
+    vectors = {}
+    for name in ("run", "second-layer", "again"):
+        run = open_run(root / name)
+        vectors[name] = run.embedder()(run.tokenizer.queries(["river stone music"]), "query").flat
+    np.testing.assert_allclose(vectors["again"], vectors["second-layer"], rtol=1e-5, atol=1e-5)
+    assert np.abs(vectors["run"] - vectors["second-layer"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_verify_compares_the_base(damage: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(root / "encoder", tmp_path / "encoder")
+    assert not [result.problem for result in verify_folder(root / "run") if result.problem]
+    weights = tmp_path / "encoder" / "model.safetensors"
+    if damage == "gone":
+        shutil.rmtree(tmp_path / "encoder")
+    else:
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    (broken,) = [result for result in verify_folder(root / "run") if result.problem]
+    assert broken.name == "encoder"
+    expected = {"changed": "holds adapters of that base alone: restore it", "gone": "of an encoder that cannot be read"}
+    assert expected[damage] in broken.problem
+
+
 def test_a_run_begins_with_them(root: Path) -> None:
     """Control: one that begins with new adapters has the vectors of the encoder."""
     vectors = {}
     for name, more in (("adapters", {"lora__adapters": str(root / "adapters")}), ("new", {})):
-        config = tiny_config(root / "encoder", root / "data", data__dev="", train__steps=0, **LORA, **more)
+        config = tiny_config("encoder", "data", data__dev="", train__steps=0, **LORA, **more)
         train(config, root / f"run-{name}", progress=False)
         run = open_run(root / f"run-{name}")
         vectors[name] = run.embedder()(run.tokenizer.queries(["river stone music"]), "query").flat

@@ -123,6 +123,39 @@ def test_all_linear_is_pefts(tmp_path: Path) -> None:
     assert distance(our_states(config, join_parameters(base, read), compute), torch_states(wrapped)) <= 5e-6
 
 
+def test_adapters_of_some_layers(tmp_path: Path) -> None:
+    """PEFT's, by its own keys, and ours in PEFT."""
+    chosen = {"layers_to_transform": [0, 2], "layers_pattern": "layers"}
+    wrapped = random_adapters("qwen3", tmp_path, r=2, target_modules=["q_proj", "down_proj"], **chosen)
+    config, base = load_pretrained(tmp_path / "base")
+    keys = {"lora.rank": 2, "lora.alpha": 8.0, "lora.targets": ("q_proj", "down_proj"), "lora.layers": (1, 3)}
+    settings = make_config(keys).lora
+    params = join_parameters(base, load_adapters(tmp_path / "adapters", config, settings))
+    adapters = make_adapters(settings, config)
+    assert adapters is not None
+    expected = torch_states(wrapped)
+    assert distance(our_states(config, params, Compute(adapters=adapters)), expected) <= 5e-6
+    assert distance(our_states(config, merge_adapters(params, adapters.scaling)), expected) <= 5e-6
+    save_adapters(tmp_path / "ours", config, params, settings, str(tmp_path / "base"))
+    clean = transformers.AutoModel.from_pretrained(tmp_path / "base").eval()
+    again = peft.PeftModel.from_pretrained(clean, str(tmp_path / "ours")).eval()
+    assert distance(torch_states(again), expected) <= 1e-6
+    assert sum("lora_B" in name for name, _ in again.named_parameters()) == 2 * 2, "no others are made"
+
+
+def test_adapters_of_a_pooler_are_left_out(tmp_path: Path) -> None:
+    """No state depends on them. PEFT's "all-linear" makes them, and names the modules of few layers one by one."""
+    wrapped = random_adapters("bert", tmp_path, r=2, target_modules="all-linear")
+    assert any("pooler" in name for name, _ in wrapped.named_parameters() if "lora" in name), "control"
+    config, base = load_pretrained(tmp_path / "base")
+    settings = make_config({"lora.rank": 2, "lora.alpha": 8.0}).lora
+    params = join_parameters(base, load_adapters(tmp_path / "adapters", config, settings, ("pooler",)))
+    states = our_states(config, params, Compute(adapters=make_adapters(settings, config)))
+    assert distance(states, torch_states(wrapped)) <= 5e-6
+    with pytest.raises(ValueError, match=r"has 'pooler.dense', which matches no dense layer"):
+        load_adapters(tmp_path / "adapters", config, settings)
+
+
 def test_names_of_a_causal_model_are_read(tmp_path: Path) -> None:
     """PEFT's names have the prefix of the class that was wrapped; PEFT reads another class's as nothing."""
     torch.manual_seed(1)
@@ -144,7 +177,12 @@ def test_names_of_a_causal_model_are_read(tmp_path: Path) -> None:
         ({"modules_to_save": ["norm"]}, {}, "modules_to_save is"),
         ({}, {"lora.rank": 4}, "lora.rank is 4, but"),
         ({}, {"lora.alpha": 1.0}, "set lora.alpha=8"),
-        ({}, {"lora.targets": ("q_proj", "v_proj")}, "set lora.targets="),
+        ({}, {"lora.targets": ("q_proj", "v_proj")}, r"set lora.targets=\('q_proj',\)"),
+        (
+            {},
+            {"lora.layers": (3,)},
+            r"lora.layers is \(3,\), but .* in layers 1, 2, 3 \(from 1\): set lora.layers=\(\)",
+        ),
         ({"target_modules": ["q_proj", "v_proj"]}, {"lora.targets": ("q_proj", "v_proj")}, "missing layers.0"),
     ],
 )

@@ -275,19 +275,27 @@ def logged(workdir: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
 
 
+MORE = {"train__accumulate": 2, "train__skip_nonfinite": 1, "optimizer__ema": 0.5}
+ADAPTERS = {"lora__rank": 2, "lora__alpha": 4.0, "optimizer__learning_rate": 1e-2, "encoder__recompute": "layer"}
+
+
 @pytest.mark.exhaustive
-def test_two_processes_train_stop_resume_and_encode(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "fsdp"),
+    [pytest.param(MORE, 1, id="whole"), pytest.param(ADAPTERS, 8, id="adapters, base split over both")],
+)
+def test_two_processes_train_stop_resume_and_encode(more: dict[str, Any], fsdp: int, tmp_path: Path) -> None:
     """The scripts, as on two hosts that share a folder. One process is told to stop: both save the same step. What
     comes out are the metrics and vectors of one process that was left alone. With all that a step may have more."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
-    more = {"train__accumulate": 2, "train__skip_nonfinite": 1, "optimizer__ema": 0.5, "validation__corpus": str(data)}
+    more = {**more, "validation__corpus": str(data)}
     options: dict[str, Any] = {"train__steps": 40, "train__checkpoint_every": 10, **more}
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     train(tiny_config(encoder, data, **options), alone, progress=False)
     encode_corpus(open_run(alone), data, progress=False)
 
     def training() -> list[list[str]]:
-        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
+        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2, "mesh__fsdp": fsdp}
         each = [train_arguments(encoder, data, shared, **options, **mesh, mesh__process_id=rank) for rank in range(2)]
         return [command("train.py", *arguments) for arguments in each]
 

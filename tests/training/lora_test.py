@@ -186,6 +186,15 @@ def test_the_base_is_gathered_in_the_loop_over_layers(settings: dict[str, Any], 
     assert gathered == {("all_gather", "bfloat16"): tables + times * kernels}
 
 
+def test_adapters_of_other_layers_stay_out() -> None:
+    """Control: those of the chosen layer move."""
+    run = Run({"lora.layers": (2,), "optimizer.weight_decay": 0.1})
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(run.state.params)):
+        if path[-1].key == "lora_b":
+            assert np.array_equal(leaf[0], np.zeros_like(leaf[0]))
+            assert np.abs(leaf[1]).max() > 1e-5
+
+
 def test_dropout_of_adapters_is_drawn() -> None:
     kept, dropped = (Run({"lora.dropout": rate}, steps=3) for rate in (0.0, 0.3))
     assert kept.metrics[0]["loss"] == pytest.approx(dropped.metrics[0]["loss"], rel=1e-6), "B is zero at first"
@@ -294,7 +303,8 @@ def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
         ({"lora.base_dtype": "int8"}, "lora.base_dtype is 'int8'; it must be one of bfloat16, float32"),
         ({"lora.targets": ()}, "lora.targets is empty"),
         ({"lora.targets": ("q_proj",)}, "'q_proj', which matches no dense layer.*query.*all-linear"),
-        ({"lora.targets": ("encoder.layer.0.output.dense",)}, "in 1 of 2 layers"),
+        ({"lora.targets": ("encoder.layer.0.output.dense",)}, "in 1 of 2 layers.*choose layers by lora.layers"),
+        ({"lora.layers": (0, 2)}, r"lora.layers is \(0, 2\); the encoder has layers 1 to 2"),
         ({"lora.targets": ("(",)}, "no regular expression"),
     ],
 )

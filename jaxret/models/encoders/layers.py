@@ -35,12 +35,15 @@ class Adapters:
         scaling: factor of their product.
         dropout: rate at which their input is dropped.
         layers: paths of the dense layers that have one, relative to a layer of the encoder.
+        numbers: of the encoder's layers, from 1, whose adapters count. Those of others are there, in the same arrays,
+            and add nothing.
     """
 
     rank: int
     scaling: float
     dropout: float
     layers: tuple[str, ...]
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True)

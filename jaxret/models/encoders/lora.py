@@ -62,32 +62,57 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lor
     Raises:
         ValueError: a target matches nothing, or modules of some layers alone.
     """
+    matched = matching_layers(config, targets, key)
+    for path, numbers in matched.items():
+        if len(numbers) < config.num_layers:
+            raise ValueError(
+                f"{key} matches {path!r} in {len(numbers)} of {config.num_layers} layers; name it for all of them, "
+                "and choose layers by lora.layers"
+            )
+    return tuple(matched)
+
+
+def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> dict[str, set[int]]:
+    """Return {path of a dense layer, relative to a layer: numbers of the layers, from 1, where a target matches it}.
+
+    Args:
+        config: of the encoder.
+        targets: as `choose_layers` takes them.
+        key: that has them, for errors.
+
+    Raises ValueError for a target that matches nothing.
+    """
     layers = linear_layers(config)
-    chosen: list[str] = []
+    matched: dict[str, set[int]] = {}
     for target in targets:
         try:
             re.compile(target)
         except re.error as error:
             raise ValueError(f"{key} has {target!r}, which is no regular expression: {error}") from error
-        matched = False
-        for path, tensor in layers.items():
-            hits = [target == ALL or matches(name, target) for name in module_names(tensor)]
-            if any(hits) and not all(hits):
-                raise ValueError(
-                    f"{key} has {target!r}, which matches {path!r} in {sum(hits)} of {len(hits)} layers; "
-                    "adapters of all layers, or of none, are implemented"
-                )
-            if all(hits):
-                matched = True
-                chosen.append(re.sub(LAYERS, "", path, count=1))
-        if not matched:
+        hits = {
+            path: {n for n, name in enumerate(module_names(tensor), 1) if target == ALL or matches(name, target)}
+            for path, tensor in layers.items()
+        }
+        if not any(hits.values()):
             short = sorted({name.rpartition(".")[2] for tensor in layers.values() for name in module_names(tensor)})
             example = module_names(next(iter(layers.values())))[0]
             raise ValueError(
                 f"{key} has {target!r}, which matches no dense layer of the encoder; there are "
                 f"{', '.join(short)} (as in {example}), or {ALL!r}"
             )
-    return tuple(dict.fromkeys(chosen))
+        for path, numbers in hits.items():
+            if numbers:
+                matched.setdefault(re.sub(LAYERS, "", path, count=1), set()).update(numbers)
+    return matched
+
+
+def layer_numbers(config: EncoderConfig, settings: Any) -> tuple[int, ...]:
+    """Return the numbers of the layers, from 1, that get adapters by a config's group `lora`. Raises ValueError."""
+    every = range(1, config.num_layers + 1)
+    numbers = tuple(sorted(set(settings.layers)))
+    if set(numbers) - set(every):
+        raise ValueError(f"lora.layers is {tuple(settings.layers)}; the encoder has layers 1 to {config.num_layers}")
+    return numbers or tuple(every)
 
 
 def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
@@ -109,7 +134,7 @@ def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
         raise ValueError(f"lora.targets is empty; it must name dense layers, or be ({ALL!r},)")
     layers = choose_layers(config, settings.targets)
     scaling = settings.alpha / (settings.rank**0.5 if settings.rslora else settings.rank)
-    return Adapters(settings.rank, scaling, settings.dropout, layers)
+    return Adapters(settings.rank, scaling, settings.dropout, layers, layer_numbers(config, settings))
 
 
 def with_adapters(model: ModelT, settings: Any) -> ModelT:

@@ -12,7 +12,13 @@ from flax import traverse_util
 from safetensors.numpy import save
 
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig
-from jaxret.models.encoders.lora import choose_layers, linear_layers, module_names
+from jaxret.models.encoders.lora import (
+    choose_layers,
+    layer_numbers,
+    linear_layers,
+    matching_layers,
+    module_names,
+)
 from jaxret.models.model import Params
 from jaxret.storage.atomic import atomic_write, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
@@ -30,7 +36,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "lora_bias": (False, None),
     "init_lora_weights": (True, False, None, "gaussian"),  # others change the base
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
-    **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication"), (None, [])),
+    **dict.fromkeys(("modules_to_save", "layer_replication"), (None, [])),
     **dict.fromkeys(("target_parameters", "trainable_token_indices", "alora_invocation_tokens"), (None, [])),
 }
 
@@ -46,6 +52,7 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
       base: name or directory of the model that the adapters belong to.
     """
     flat = traverse_util.flatten_dict(dict(params), sep="/")
+    numbers = layer_numbers(config, settings)
     tensors: dict[str, np.ndarray] = {}
     chosen: list[str] = []
     for path, tensor in linear_layers(config).items():
@@ -53,8 +60,10 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
             continue
         chosen.append(path)
         for ours, theirs in MATRICES.items():
-            for name, matrix in zip(module_names(tensor), np.asarray(flat[f"{path}/{ours}"], np.float32), strict=True):
-                tensors[f"{WRAPPER}{name}.{theirs}.weight"] = np.ascontiguousarray(matrix.T)
+            matrices = np.asarray(flat[f"{path}/{ours}"], np.float32)
+            for number in numbers:
+                name = f"{WRAPPER}{module_names(tensor)[number - 1]}.{theirs}.weight"
+                tensors[name] = np.ascontiguousarray(matrices[number - 1].T)
     with atomic_write(directory / WEIGHTS, "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
     described = {
@@ -66,20 +75,25 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
         "lora_alpha": settings.alpha,
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rslora,
-        "target_modules": target_modules(config, chosen),
+        "target_modules": target_modules(config, chosen, numbers),
         "bias": "none",
     }
     write_json(directory / CONFIG, described)
 
 
-def target_modules(config: EncoderConfig, chosen: Collection[str]) -> list[str] | str:
+def target_modules(config: EncoderConfig, chosen: Collection[str], numbers: Collection[int] = ()) -> list[str] | str:
     """Return PEFT's `target_modules` of dense layers: the shortest endings that no other layer's name has, such as
     "q_proj" or "attention.output.dense"; or, where a layer's whole name ends another's, a regular expression of all.
+    Of some layers of the encoder, the whole names in these.
 
     Args:
       config: of the encoder.
-      chosen: paths of the layers.
+      chosen: paths of the dense layers.
+      numbers: of the encoder's layers, from 1; (): all.
     """
+    if 0 < len(numbers) < config.num_layers:
+        modules = [module_names(tensor) for path, tensor in linear_layers(config).items() if path in chosen]
+        return sorted(names[number - 1] for names in modules for number in numbers)
     names = {path: ARCHITECTURES[config.model_type].names(config)[path] for path in linear_layers(config)}
 
     def with_ending(ending: str) -> set[str]:
@@ -97,22 +111,23 @@ def target_modules(config: EncoderConfig, chosen: Collection[str]) -> list[str] 
     return sorted(endings)
 
 
-def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any) -> Params:
+def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, ignore: Collection[str] = ()) -> Params:
     """Return the adapters in a directory of PEFT's, on the host, as part of an encoder's parameters.
 
     Args:
       directory: with adapter_config.json and adapter_model.safetensors.
       config: of the encoder.
       settings: the config's group `lora`, which must say the same.
+      ignore: name prefixes of modules that the encoder has not, whose adapters are left out.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: the adapters are of a kind that is not implemented, or do not fit the encoder or the settings.
     """
     described, weights = adapter_files(directory)
-    require_same_settings(described, config, settings)
+    require_same_settings(described, config, settings, ignore)
     tensors = {strip_prefix(name, config): array for name, array in read_tensors(weights).items()}
-    chosen = set(choose_layers(config, settings.targets))
+    chosen, numbers = set(choose_layers(config, settings.targets)), layer_numbers(config, settings)
     flat: dict[str, np.ndarray] = {}
     problems: list[str] = []
     for path, tensor in linear_layers(config).items():
@@ -120,15 +135,18 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any) -
             continue
         sizes = {"lora_a": (settings.rank, tensor.shape[1]), "lora_b": (tensor.shape[0], settings.rank)}
         for ours, theirs in MATRICES.items():
-            names = [f"{name}.{theirs}.weight" for name in module_names(tensor)]
-            problems += [f"missing {name}" for name in names if name not in tensors]
-            arrays = [tensors.pop(name) for name in names if name in tensors]
-            for name, array in zip(names, arrays, strict=False):
-                if array.shape != sizes[ours]:
+            whole = np.zeros((config.num_layers, *reversed(sizes[ours])), np.float32)
+            for number in numbers:
+                name = f"{module_names(tensor)[number - 1]}.{theirs}.weight"
+                array = tensors.pop(name, None)
+                if array is None:
+                    problems.append(f"missing {name}")
+                elif array.shape != sizes[ours]:
                     problems.append(f"{name} has shape {array.shape}, the encoder asks for {sizes[ours]}")
-            if not problems:
-                flat[f"{path}/{ours}"] = np.stack([np.asarray(array, np.float32).T for array in arrays])
-    problems += [f"unused {name}" for name in sorted(tensors)]
+                else:
+                    whole[number - 1] = np.asarray(array, np.float32).T
+            flat[f"{path}/{ours}"] = whole
+    problems += [f"unused {name}" for name in sorted(tensors) if not name.startswith(tuple(ignore))]
     if problems:
         raise ValueError(f"{weights} does not fit the encoder and lora.targets: {'; '.join(problems[:8])}")
     return traverse_util.unflatten_dict(flat, sep="/")
@@ -150,13 +168,14 @@ def strip_prefix(name: str, config: EncoderConfig) -> str:
     return name.removeprefix(WRAPPER).removeprefix(ARCHITECTURES[config.model_type].prefix)
 
 
-def require_same_settings(path: Path, config: EncoderConfig, settings: Any) -> None:
+def require_same_settings(path: Path, config: EncoderConfig, settings: Any, ignore: Collection[str] = ()) -> None:
     """Raise ValueError unless an adapter_config.json is implemented and says the same as the config's group `lora`.
 
     Args:
       path: of the file.
       config: of the encoder.
       settings: the config's group `lora`.
+      ignore: name prefixes of modules that the encoder has not.
     """
     raw = read_settings(path)
     if not isinstance(raw, dict):
@@ -172,11 +191,40 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any) -> N
     for key, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise ValueError(f"lora.{key} is {ours}, but {path} has {theirs}: set lora.{key}={theirs}")
-    targets = raw.get("target_modules")
-    targets = [targets] if isinstance(targets, str) else targets or []
-    theirs = choose_layers(config, targets, f"target_modules of {path}")
-    if set(theirs) != set(choose_layers(config, settings.targets)):
+    theirs = described_layers(path, raw, config, ignore)
+    expected = layer_numbers(config, settings)
+    if theirs.keys() != set(choose_layers(config, settings.targets)):
+        named = target_modules(config, [p for p in linear_layers(config) if p.partition("/")[2] in theirs])
+        names = (named,) if isinstance(named, str) else tuple(named)
         raise ValueError(
-            f"lora.targets is {tuple(settings.targets)}, but target_modules of {path} is {targets}: "
-            f"set lora.targets={tuple(targets)}"
+            f"lora.targets is {tuple(settings.targets)}, but {path} has adapters of others: set lora.targets={names}"
         )
+    for name, numbers in theirs.items():
+        if numbers != set(expected):
+            layers = () if len(numbers) == config.num_layers else tuple(sorted(numbers))
+            raise ValueError(
+                f"lora.layers is {tuple(settings.layers)}, but {path} has adapters of {name!r} in layers "
+                f"{', '.join(map(str, sorted(numbers)))} (from 1): set lora.layers={layers}"
+            )
+
+
+def described_layers(
+    path: Path, raw: Mapping[str, Any], config: EncoderConfig, ignore: Collection[str]
+) -> dict[str, set[int]]:
+    """Return what `matching_layers` returns, for the content of an adapter_config.json.
+
+    Args:
+      path: of the file, for errors.
+      raw: its content.
+      config: of the encoder.
+      ignore: name prefixes of modules that the encoder has not.
+    """
+    named, layers = raw.get("target_modules"), raw.get("layers_to_transform")
+    targets = (
+        [named] if isinstance(named, str) else [name for name in named or [] if not name.startswith(tuple(ignore))]
+    )
+    matched = matching_layers(config, targets, f"target_modules of {path}")
+    if layers in (None, []) or isinstance(named, str):  # PEFT reads no layers beside a regular expression
+        return matched
+    chosen = {number + 1 for number in ([layers] if isinstance(layers, int) else layers)}
+    return {name: numbers & chosen for name, numbers in matched.items() if numbers & chosen}

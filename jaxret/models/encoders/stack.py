@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
-from jaxret.parallel.mesh import LAYERS
+from jaxret.parallel.mesh import LAYERS, map_with_names
 
 Tree = Any
 _FIRST = "0"  # name of the first layer, where layers are apart
@@ -69,6 +69,7 @@ class Stack(nn.Module):
             params = _read(stack, row, index)
             if self.compute.read is not None:
                 params = self.compute.read.gather_layer(params)
+            params = self._without_other_adapters(params, index)
             return self._apply(params, rngs, hidden, per_layer, shared, first)
 
         def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
@@ -104,6 +105,14 @@ class Stack(nn.Module):
         below = states if first is None else states[:-1]
         stacked = jax.tree.map(lambda *each: jnp.stack(each), *below) if below else None
         return hidden, stacked if first is not None else jax.tree.map(lambda x: x[:-1], stacked)
+
+    def _without_other_adapters(self, params: Tree, index: jax.Array) -> Tree:
+        """Return a layer's parameters; of one whose adapters do not count, these are 0, and so are their gradients."""
+        adapters = self.compute.adapters
+        if adapters is None or len(adapters.numbers) == self.length:
+            return params
+        counts = jnp.isin(index + 1, jnp.array(adapters.numbers))
+        return map_with_names(lambda name, x: x * counts if name.endswith(("lora_a", "lora_b")) else x, params)
 
     def _recomputed(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
         """Return the function with the recompute policy. Gathered parameters, read inside, are never saved."""
