@@ -1,4 +1,5 @@
-"""Commands that make files, ended at any operation on them: the same command again makes what it makes alone.
+"""Commands that make files, ended at any operation on them: the same command again makes what it makes alone. Two at
+once do so, too.
 
 It is ended by a power cut (killed, and what was never flushed is empty), or an operation fails once. shim.c counts the
 operations of the whole process.
@@ -10,6 +11,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +24,16 @@ from tests.faults.power_test import EPHEMERAL, operations, shim, shimmed, unflus
 from tests.faults.scripts import Script, refusal, start
 from tests.pipeline import contents
 
-CUTS, FAILURES = 3, 1
+CHEAP = ("fuse", "copy", "compare", "data convert", "data split", "keywords")  # a trial of a second
+MANY, FEW = 50, 4  # trials; a quarter of them are failures
 BEFORE = ("train", "encode", "search", "bm25", "rerank", "export")  # what others need, in the order of `commands`
 VERBS = (
-    *("pretrain", "index", "bm25", "mine", "rerank", "generate", "export", "open"),
+    *("pretrain", "encode", "append", "delete", "index", "search", "bm25", "mine", "fuse", "rerank", "generate"),
+    *("beir", "sweep", "recipe", "export", "open", "report", "plot", "probe", "copy"),
     *("data chunk", "data convert", "data split", "data build", "keywords"),
 )
+RACED = ("mine", "rerank", "compare", "fuse", "report", "copy")
+RACES = 10  # of what is not cheap
 
 
 class Stage:
@@ -38,6 +44,7 @@ class Stage:
         self.folder.mkdir()
         shutil.copytree(tiny.data, self.folder / "sets" / "one")
         self.commands = commands(tiny, self.folder, tiny.data)
+        (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
         for number, name in enumerate(BEFORE):
             shutil.copytree(self.folder, self._states / str(number))
             done = self.run(name)
@@ -50,10 +57,13 @@ class Stage:
         shutil.rmtree(self.folder)
         shutil.copytree(self._states / str(state), self.folder)
 
-    def run(self, name: str, preload: str = "", **variables: int) -> Script:
+    def start(self, name: str, preload: str = "", **variables: int) -> Script:
         self._log.unlink(missing_ok=True)
         env = shimmed(self.folder, self._log) | {name: str(value) for name, value in variables.items()}
-        script = start("jaxret/__main__.py", *verb_words(name), *self.commands[name], env=env, preload=preload)
+        return start("jaxret/__main__.py", *verb_words(name), *self.commands[name], env=env, preload=preload)
+
+    def run(self, name: str, preload: str = "", **variables: int) -> Script:
+        script = self.start(name, preload, **variables)
         script.wait()
         return script
 
@@ -93,39 +103,67 @@ def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 @pytest.mark.faults(30)
 @pytest.mark.parametrize("name", VERBS)
 def test_ended_anywhere(name: str, stage: Stage, shim: str, trials: Trials) -> None:  # noqa: F811
-    """Files that differ between two undisturbed commands (times) count by their names alone."""
+    alone = undisturbed(name, stage, shim)
+    assert alone.made, "it made files that are the same each time"
+    count, random = stage.operations, np.random.default_rng(len(name))
+    for number, place in enumerate(random.integers(1, count + 1, MANY if name in CHEAP else FEW)):
+        stage.reset(name)
+        fault = "SHIM_FAIL" if number % 4 == 3 else "SHIM_KILL"
+        ended = stage.run(name, shim, **{fault: int(place)})
+        emptied = stage.cut_power() if ended.returncode == -signal.SIGKILL else []
+        clean = ended.returncode in (0, -signal.SIGKILL) or bool(refusal(ended))
+        complete = not alone.differences(stage)
+        again = stage.run(name)
+        went_on = again.returncode == 0 or (complete and bool(refusal(again)))
+        wrong, left = alone.differences(stage), leftovers(stage.folder)
+        said = f"{fault} {place} of {count}, emptied {emptied}: {wrong} {left}\n{ended.output}\n{again.output}"
+        trials.count(clean and went_on and not wrong and not left, said, detected=ended.returncode == 1)
+
+
+@pytest.mark.faults(29)
+@pytest.mark.parametrize("name", RACED)
+def test_two_at_once(name: str, stage: Stage, trials: Trials) -> None:
+    """The second begins at any time of the first: both make what one makes alone, or one is refused."""
+    alone, random = undisturbed(name, stage), np.random.default_rng(len(name))
+    for _ in range(MANY if name in CHEAP else RACES):
+        stage.reset(name)
+        first = stage.start(name)
+        first.poll(random.uniform(0, alone.seconds))
+        second = stage.start(name)
+        statuses = [first.wait(), second.wait()]
+        clean = 0 in statuses and all(one.returncode == 0 or refusal(one) for one in (first, second))
+        wrong, left = alone.differences(stage), leftovers(stage.folder)
+        wrong += [f"said {one.stdout}" for one in (first, second) if name == "compare" and one.stdout != alone.said]
+        said = f"{statuses}: {wrong} {left}\n{first.output}\n{second.output}"
+        trials.count(clean and not wrong and not left, said, detected=1 in statuses)
+
+
+@dataclass
+class Undisturbed:
+    """What a command makes alone; files that differ between two times of it (clocks) count by their names alone."""
+
+    files: dict[str, bytes]
+    same: set[str]  # names of files that do not differ
+    made: set[str]  # those of them that the command makes or changes
+    said: str
+    seconds: float
+
+    def differences(self, stage: Stage) -> list[str]:
+        """Return the names of files that are not what they would be."""
+        now = stage.files()
+        same = self.same & now.keys()
+        return sorted(self.files.keys() ^ now.keys() | {file for file in same if now[file] != self.files[file]})
+
+
+def undisturbed(name: str, stage: Stage, preload: str = "") -> Undisturbed:
     alone = []
     for _ in range(2):
         stage.reset(name)
         before = stage.files()
-        done = stage.run(name, shim)
+        done = stage.run(name, preload)
         assert done.returncode == 0, done.output
         alone.append(stage.files())
     assert alone[0].keys() == alone[1].keys()
     same = {file for file, content in alone[0].items() if content == alone[1][file]}
-    made = {file for file in same if content_differs(before, alone[0], file)}
-    assert made, "it made files that are the same each time"
-    count, random = stage.operations, np.random.default_rng(len(name))
-
-    def wrong() -> list[str]:
-        now = stage.files()
-        return sorted(
-            alone[0].keys() ^ now.keys() | {file for file in same & now.keys() if now[file] != alone[0][file]}
-        )
-
-    for number, place in enumerate(random.integers(1, count + 1, CUTS + FAILURES)):
-        stage.reset(name)
-        fault = "SHIM_KILL" if number < CUTS else "SHIM_FAIL"
-        ended = stage.run(name, shim, **{fault: int(place)})
-        emptied = stage.cut_power() if ended.returncode == -signal.SIGKILL else []
-        clean = ended.returncode in (0, -signal.SIGKILL) or bool(refusal(ended))
-        complete = not wrong()
-        again = stage.run(name)
-        went_on = again.returncode == 0 or (complete and bool(refusal(again)))
-        left = leftovers(stage.folder)
-        said = f"{fault} {place} of {count}, emptied {emptied}: {wrong()} {left}\n{ended.output}\n{again.output}"
-        trials.count(clean and went_on and not wrong() and not left, said, detected=ended.returncode == 1)
-
-
-def content_differs(before: dict[str, bytes], after: dict[str, bytes], file: str) -> bool:
-    return before.get(file) != after[file]
+    made = {file for file in same if before.get(file) != alone[0][file]}
+    return Undisturbed(alone[0], same, made, done.stdout, done.cpu)
