@@ -140,7 +140,7 @@ def test_two_at_once(name: str, stage: Stage, trials: Trials) -> None:
 
 @dataclass
 class Undisturbed:
-    """What a command makes alone; files that differ between two times of it (clocks) count by their names alone."""
+    """Results of a command that nothing disturbs; files that differ between two times of it (clocks) count by name."""
 
     files: dict[str, bytes]
     same: set[str]  # names of files that do not differ
