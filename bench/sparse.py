@@ -4,7 +4,7 @@ python bench/sparse.py --rows=20000,100000
 
 Words of passages and queries are drawn by Zipf's law, weights as SPLADE's, numbers of words as those that it has on MS
 MARCO (119 a passage, 43 a query). Everything is opened once; each round runs the peer, then our backends, then Seismic.
-Rows and scores are compared with the peer's.
+Scores are compared with the peer's: of equal ones it returns any row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluates a run on every data set of a folder, as BEIR does, and prints a table with the means of papers:
 
 jaxret beir DATA --workdir=runs/mlr --passage_length=256 --query_length=256
-jaxret beir DATA --workdir=runs/mlr --beside=bm25=FOLDER --beside=runs/dual      other systems' evaluations beside it
+jaxret beir DATA --workdir=runs/mlr --bm25 --beside=runs/dual      BM25 and another run's evaluations beside it
 
 DATA has a folder for each set, with corpus.jsonl, queries.jsonl and qrels/; a folder of such folders (CQADupStack) is
 one set, whose result is the mean. Run the same command again to continue: a set that is done is not done again.
@@ -21,6 +21,7 @@ _PLATFORM = shared_flags.platform()
 _SETS = flags.DEFINE_list("sets", [], "sets to evaluate on; default: all of the folder")
 _SPLIT = shared_flags.split("test", "split of the judgements")
 _ON_ERROR = shared_flags.on_error(keep=True)
+_BM25 = flags.DEFINE_bool("bm25", False, "evaluate BM25 on the same sets too, and show it beside the run")
 _BESIDE = flags.DEFINE_multi_string(
     "beside",
     [],
@@ -42,6 +43,7 @@ def main(data: str) -> None:
             checkpoint=_CHECKPOINT.value,
             query_length=_QUERY_LENGTH.value,
             passage_length=_PASSAGE_LENGTH.value,
+            bm25=_BM25.value,
             columns=tuple(_BESIDE.value),
             sets=tuple(_SETS.value),
             split=_SPLIT.value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +61,22 @@ def split_passages(passages: Iterable[Passage], options: ChunkOptions) -> Iterat
     """Yield the chunks of each passage."""
     for passage in passages:
         yield from split_passage(passage, options)
+
+
+def joined_chunks(texts: Sequence[str]) -> str:
+    """Return the text that was split into chunks, with blanks between them.
+
+    Words with which every chunk begins and the one before it ends are there once: chunks that overlap have as many in
+    common at all places. So two chunks of a text without overlap that end and begin with the same word lose it once.
+    """
+    words = [text.split() for text in texts]
+    most = min((len(each) for each in words[:-1]), default=0)
+    pairs = list(itertools.pairwise(words))
+    overlap = next((n for n in range(most, 0, -1) if all(one[-n:] == two[:n] for one, two in pairs)), 0)
+    parts = (
+        [text.split(maxsplit=overlap)[overlap:] for text in texts[1:]] if overlap else [[text] for text in texts[1:]]
+    )
+    return " ".join([*texts[:1], *(part for rest in parts for part in rest)])
 
 
 def _windows(count: int, options: ChunkOptions) -> Sequence[tuple[int, int]]:

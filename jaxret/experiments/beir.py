@@ -6,6 +6,7 @@ Each set is encoded and searched as `jaxret encode` and `jaxret search` do. A se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -19,12 +20,14 @@ from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.reproduce.papers import paper_means
+from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
+from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.search_options import SearchOptions
 from jaxret.storage.atomic import read_json, write_json
 
@@ -44,10 +47,13 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, members in sets.items():
         results[name] = combined_members({member: run.evaluate(member, path) for member, path in members.items()})
+        for member, path in members.items() if job.bm25 else ():
+            run.evaluate_bm25(member, path)
         write_json(job.result, run.describe(results, skipped))  # after each set: a reader sees what is done
     result = run.describe(results, skipped)
     write_json(job.result, result)
-    columns = {Workdir(job.workdir).name: results} | read_columns(job.columns, results, job.split)
+    others = (*job.columns, *([f"BM25={run.bm25_folder}"] if job.bm25 else ()))
+    columns = {Workdir(job.workdir).name: results} | read_columns(others, results, job.split)
     print(beir_table(columns))
     print(f"written to {job.result}")
     emit("beir", path=job.result, result=result)
@@ -83,6 +89,7 @@ class _Evaluator:
     def __init__(self, job: BeirJob) -> None:
         self.job, self.workdir = job, Workdir(job.workdir)
         self.ledger = Ledger(job.result.with_suffix(""))
+        self.bm25_folder = job.result.parent / "bm25"  # of its index of each set, and its evaluations
 
     @cached_property
     def encoder(self) -> Run:
@@ -119,15 +126,28 @@ class _Evaluator:
             search_files(self.searcher, str(folder), str(folder), options, SearchOptions(), corpus)
             return [path, self.workdir.rankings(stem)]
 
-        files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
-        inputs = {
-            "checkpoint": self.searcher.checkpoint,
-            "folder": str(folder.absolute()),
-            "files": stat_files(files),
-            "on_error": self.job.on_error,
-        }
+        inputs = {"checkpoint": self.searcher.checkpoint, **self._inputs(folder)}
         self.ledger.run_step(name, inputs, measure)
         return read_set(path)
+
+    def evaluate_bm25(self, name: str, folder: Path) -> None:
+        """Evaluate BM25 on a set unless it is done."""
+        settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
+        options = EvaluationOptions(
+            split=self.job.split, k=K, measures=MEASURES, latency=0, on_error=self.job.on_error, name=stem
+        )
+
+        def measure() -> list[Path]:
+            self.bm25_folder.parent.mkdir(parents=True, exist_ok=True)
+            search_bm25(str(self.bm25_folder), str(folder), (str(folder), str(folder)), settings, options)
+            return [workdir.evaluation(stem), workdir.rankings(stem)]
+
+        self.ledger.run_step(f"{name} by BM25", {"settings": asdict(settings), **self._inputs(folder)}, measure)
+
+    def _inputs(self, folder: Path) -> dict[str, Any]:
+        """Return what a result depends on beside the system, as JSON."""
+        files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
+        return {"folder": str(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
 
     def describe(self, results: Mapping[str, Any], skipped: Mapping[str, str]) -> dict[str, Any]:
         """Return the result as JSON."""
@@ -199,7 +219,10 @@ def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str 
         others: dict[str, Any] = {}
         for set_name, result in results.items():
             members = result.get("members") or {set_name: result}
-            same = {key: result_of_other(folder, f"{key}.{split}", one) for key, one in members.items()}
+            same = {
+                key: result_of_other(folder, [f"{key}.{split}", f"{key.removeprefix(f'{set_name}-')}.{split}"], one)
+                for key, one in members.items()
+            }
             complete = {key: one for key, one in same.items() if one}
             if len(complete) == len(members):
                 others[set_name] = combined_members(complete)
@@ -211,20 +234,20 @@ def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str 
     return systems
 
 
-def result_of_other(folder: Path, stem: str, own: Mapping[str, Any]) -> dict[str, Any] | None:
+def result_of_other(folder: Path, stems: Sequence[str], own: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return another system's result on a set; None if it has none.
 
     A file with the same checkpoint and lengths in its name as the run's comes before one without.
 
     Args:
         folder: of a run, or of evaluation files.
-        stem: name of the file, without labels.
+        stems: names of the file, without labels: of a forum of CQADupStack, with and without the set's name.
         own: the run's result on the set.
 
     Raises:
         ValueError: it was made with other judgements.
     """
-    names = dict.fromkeys((Path(own["evaluation"]).name, f"{stem}.json"))
+    names = dict.fromkeys((Path(own["evaluation"]).name, *(f"{stem}.json" for stem in stems)))
     paths = [path for place in (folder / "eval", folder) for name in names if (path := place / name).is_file()]
     if not paths:
         return None

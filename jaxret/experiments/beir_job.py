@@ -17,6 +17,7 @@ class BeirJob:
         folder: folder with a folder for each set.
         checkpoint: "best", "last" or a step.
         query_length, passage_length: most tokens; None: as in training.
+        bm25: evaluate BM25 too, and show it beside the run.
         columns: folders with evaluations of other systems, shown beside the run; NAME=FOLDER names one.
         sets: names of the sets; () for all of the folder.
         split: split of the judgements.
@@ -28,6 +29,7 @@ class BeirJob:
     checkpoint: str = "best"
     query_length: int | None = None
     passage_length: int | None = None
+    bm25: bool = False
     columns: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     split: str = "test"

@@ -18,8 +18,10 @@ from jaxret.index.passages import Passages
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import corpus_folder
+from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.types import Ragged, Tokens
+
+DEPTH = 1000  # to which the rank of a passage is looked for
 
 
 def stored_passage(folder: Path, passage_id: str) -> Passage:
@@ -48,7 +50,7 @@ def explain_in_run(
     stored: tuple[str, str] = ("", ""),
     top: int = 10,
 ) -> str:
-    """Open a run and return `explain` for it.
+    """Open a run and return `explain` for it; of a query and a stored passage also the passage's rank.
 
     Args:
         workdir, checkpoint: see `open_run`.
@@ -60,8 +62,21 @@ def explain_in_run(
         return explain(open_run(workdir, checkpoint), question, passage, top)
     folder = corpus_folder(Workdir(workdir), corpus)
     passage = stored_passage(folder, passage_id)
-    text = f"{passage.id}: {passage.title} {passage.text}".rstrip()
-    return f"{text}\n\n{explain(open_as_encoded(workdir, checkpoint, folder), question, passage, top)}"
+    run, text = open_as_encoded(workdir, checkpoint, folder), f"{passage.id}: {passage.title} {passage.text}".rstrip()
+    parts = [text, explain(run, question, passage, top)]
+    if question:
+        parts.insert(1, describe_rank(Searcher(run, folder), question, passage_id))
+    return "\n\n".join(parts)
+
+
+def describe_rank(searcher: Searcher, question: str, passage_id: str) -> str:
+    """Return a line on the rank of a passage for a question, of the first DEPTH."""
+    passages = searcher.shards.total_rows
+    (ranking,) = searcher.search([check_question(question)], min(DEPTH, passages)).rankings.values()
+    ids = [key for key, _ in ranking]
+    if passage_id not in ids:
+        return f"not among the best {DEPTH:,} of {passages:,} passages"
+    return f"rank {ids.index(passage_id) + 1:,} of {passages:,} passages"
 
 
 def explain(run: Run, question: str = "", passage: Passage | None = None, top: int = 10) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from jaxret.data.chunks import SEPARATOR, document_id
+from jaxret.data.chunks import SEPARATOR, document_id, joined_chunks
 from jaxret.data.records import Passage
 from jaxret.search.proof import SearchResult
 from jaxret.types import TextVectors
@@ -58,7 +58,7 @@ def best_documents(
 
 
 def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Collection[str]) -> dict[str, Passage]:
-    """Return documents by their ids, with the texts of their passages joined by blanks.
+    """Return documents by their ids, with the texts of their passages (`joined_chunks`).
 
     Args:
         read: returns passages by id; one that does not exist has no text.
@@ -74,6 +74,6 @@ def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Co
         start += _PASSAGES
         missing = [key for key in missing if len(parts[key]) == start]
     return {
-        key: Passage(key, " ".join(part.text for part in own), own[0].title if own else "")
+        key: Passage(key, joined_chunks([part.text for part in own]), own[0].title if own else "")
         for key, own in parts.items()
     }

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jaxret.data.chunks import ChunkOptions, document_id, split_passage, split_text
+from jaxret.data.chunks import ChunkOptions, document_id, joined_chunks, split_passage, split_text
 from jaxret.data.formats import read_corpus, read_examples
 from jaxret.data.records import Passage
 from jaxret.search.documents import join_passages
@@ -52,6 +52,16 @@ def test_windows_begin_with_the_end_of_the_one_before(text: str, words: int, dat
     assert again == text.split()
     assert all(one[-overlap:] == two[:overlap] for one, two in itertools.pairwise(chunks)) or not overlap
     assert all(len(chunk) > overlap for chunk in chunks[1:])
+
+
+@hypothesis.given(st.integers(0, 60), st.integers(1, 9), st.data())
+def test_chunks_are_joined_without_their_overlap(count: int, words: int, data: st.DataObject) -> None:
+    text = " ".join(map(str, range(count)))
+    overlap = data.draw(st.integers(0, words - 1))
+    chunks = split_text(text, ChunkOptions(words=words, overlap=overlap))
+    assert joined_chunks(chunks) == text
+    assert joined_chunks([]) == ""
+    assert joined_chunks(["the dog", "dog eats", "no more"]) == "the dog dog eats no more"
 
 
 def test_sentences() -> None:

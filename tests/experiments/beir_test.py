@@ -20,12 +20,16 @@ from jaxret.experiments.beir import (
     beir_table,
     choose_sets,
     combined_members,
+    evaluate_beir,
     mean_of,
     missing_sets,
     read_columns,
 )
 from jaxret.experiments.beir_job import BeirJob
+from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.reproduce.papers import paper_means
+from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.search.bm25_settings import BM25Settings
 from jaxret.storage.atomic import read_json, write_json
 from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
 
@@ -105,6 +109,27 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
         read_columns([str(tmp_path)], results)
 
 
+def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Made by the same command, which does no set twice; and from the files of `jaxret bm25`, one command a forum."""
+    run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), sets / "scifact")
+    job = BeirJob(str(run.workdir), str(sets), sets=("cqadupstack",), bm25=True)
+    result = evaluate_beir(job)["sets"]
+    columns = read_columns([f"BM25={run.workdir / 'beir' / 'bm25'}"], result)
+    android = sets / "cqadupstack" / "android"
+    options = EvaluationOptions(k=100, measures=("nDCG@10", "R@100"), latency=0)
+    for forum in (android, sets / "cqadupstack" / "english"):
+        search_bm25(str(tmp_path / "bm25"), str(forum), (str(forum), str(forum)), BM25Settings(), options, False)
+    by_hand = read_columns([f"BM25={tmp_path / 'bm25'}"], result)
+    measures = columns["BM25"]["cqadupstack"]["measures"]
+    assert by_hand["BM25"]["cqadupstack"]["measures"] == measures
+    assert 0 < measures["nDCG@10"] < 1
+    capsys.readouterr()
+    evaluate_beir(job)
+    printed = capsys.readouterr().out
+    assert printed.count("already done") == 4
+    assert f"{measures['nDCG@10']:.4f}" in printed
+
+
 def test_wrong_folders_and_sets(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match="this folder does not exist; give a folder with a folder for each set"):
         list_sets(tmp_path / "gone")
@@ -146,8 +171,11 @@ def test_a_folder_from_start_to_table_with_a_kill(sets: Path, tmp_path: Path) ->
     encoder = write_encoder(tmp_path / "encoder")
     untrained_run(tmp_path / "run", encoder, sets / "scifact")
     shutil.copytree(tmp_path / "run", tmp_path / "killed")
-    whole = finished(beir(sets, tmp_path / "run"))
+    whole = finished(beir(sets, tmp_path / "run", "--bm25"))
     assert whole.returncode == 0, whole.stderr
+    rows = {line.split("  ")[0]: line.split() for line in whole.stdout.splitlines()}
+    assert rows["set"][-2:] == ["R@100", "BM25"]
+    assert "-" not in rows["cqadupstack"] + rows["BEIR small"]
     result = read_json(tmp_path / "run" / "beir" / "best.q8.json")
     assert list(result["means"]) == ["BEIR small"]
     for measure, mean in result["means"]["BEIR small"].items():

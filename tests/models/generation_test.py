@@ -224,6 +224,17 @@ def test_a_row_that_fills_the_batch_has_no_query(pair: Any) -> None:
         np.testing.assert_array_equal(ids[others], expected[others])
 
 
+def distribution_of_transformers(logits: np.ndarray, options: DecodingOptions) -> np.ndarray:
+    """Return the distribution of `generate` in transformers, whose processors are called in this order."""
+    scores = torch.tensor(logits, dtype=torch.float32)[None]
+    processors = [transformers.TemperatureLogitsWarper(options.temperature)]
+    processors += [transformers.TopKLogitsWarper(options.top_k)] if options.top_k else []
+    processors += [transformers.TopPLogitsWarper(options.top_p)] if options.top_p < 1 else []
+    for process in processors:
+        scores = process(None, scores)
+    return torch.softmax(scores, -1)[0].numpy()
+
+
 @pytest.mark.parametrize(
     ("top_k", "top_p", "temperature"), [(0, 1.0, 1.0), (5, 1.0, 0.7), (0, 0.6, 1.3), (6, 0.5, 1.0)]
 )
@@ -243,6 +254,7 @@ def test_samples_follow_the_distribution(top_k: int, top_p: float, temperature: 
     expected = np.zeros(12)
     expected[kept] = np.exp(scaled[kept]) / np.exp(scaled[kept]).sum()
     assert not frequencies[expected == 0].any()
+    np.testing.assert_allclose(expected, distribution_of_transformers(logits, options), atol=1e-6)
     deviation = np.sqrt(expected * (1 - expected) / draws)
     assert (np.abs(frequencies - expected) <= 5 * deviation + 1e-12).all()
     plain = np.exp(logits) / np.exp(logits).sum()

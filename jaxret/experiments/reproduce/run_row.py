@@ -22,6 +22,7 @@ from jaxret.experiments.vector_diversity import diversity_path, read_diversity
 from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.runs.workdir import Workdir
+from jaxret.search.search_options import SearchOptions
 from jaxret.storage.atomic import read_json
 
 
@@ -82,6 +83,9 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
                     require_same_sources(job)
                     print(f"{job.out} is kept: it was mined from these files, with these settings", flush=True)
                     continue
+                if command[0] == "data" and command[1] == "chunk" and _is_newer(Path(command[3]), Path(command[2])):
+                    print(f"{command[3]} is kept: it is newer than {command[2]}", flush=True)
+                    continue
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
                     raise RuntimeError(
@@ -102,9 +106,15 @@ def _is_mined(job: MiningJob) -> bool:
     return Path(job.out).exists() and parents_path(Path(job.out)).exists()
 
 
+def _is_newer(file: Path, source: Path) -> bool:
+    """Return whether a file exists and was written after its source."""
+    return file.exists() and file.stat().st_mtime > source.stat().st_mtime
+
+
 def _flags(command: Sequence[str]) -> dict[str, str]:
-    """Return name -> value of a command's flags."""
-    return dict(argument.removeprefix("--").split("=", 1) for argument in command if argument.startswith("--"))
+    """Return name -> value of a command's flags; "" of one without a value."""
+    flags = (argument.removeprefix("--").partition("=") for argument in command if argument.startswith("--"))
+    return {name: value for name, _, value in flags}
 
 
 def case_seeds(case: Case) -> list[int | None]:
@@ -190,6 +200,8 @@ def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
                 members = one.get("members", {"": one}).values()
                 paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}
         elif command[0] in ("search", "bm25"):
-            path = Workdir(run).evaluation(result_name(flags["queries"], flags.get("qrels", ""), "test"))
+            name = result_name(flags["queries"], flags.get("qrels", ""), "test")
+            label = SearchOptions(max_passage="max_passage" in flags).label
+            path = Workdir(run).evaluation(".".join(filter(None, (name, label))))
             paths[path] = next(parts, 1.0)
     return paths

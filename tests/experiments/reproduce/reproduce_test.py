@@ -119,6 +119,19 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
     assert "--passage_length is no flag" in done.stderr, "control"
 
 
+def test_the_results_of_every_search_are_looked_for() -> None:
+    """Where the search writes them: an evaluation for each search, with the label of its options."""
+    seen = 0
+    for case in cases():
+        searches = [one for one in case_commands(case, PLACES) if one[0] in ("search", "bm25")]
+        if case.row.numbers and searches and not case.row.subsets:  # the names of subsets are those of files
+            paths = list(run_row_module._evaluations(case, PLACES, Path("run")))
+            assert len(paths) == len(searches), case.row.id
+            assert all(("max-passage" in path.name) == bool(resolved(case.row).chunks) for path in paths)
+            seen += 1
+    assert seen > 150
+
+
 def test_a_flag_that_no_verb_has_would_be_found() -> None:
     with pytest.raises(ValueError, match="no such key"):
         require_keys(load_config("mlr"), {"head.mlr.layers": 1}, "mlr")
@@ -416,6 +429,27 @@ def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
     done = subprocess.run(run, cwd=small_squad, env=environment(), capture_output=True, text=True)
     assert done.returncode == 1
     assert "psgs_w100.tsv: data.wikipedia_split.psgs_w100" in done.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_row_of_chunks_runs(small_squad: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Corpus and training data are split once; the second time nothing is."""
+    keys = {
+        "encoder.checkpoint": str(write_encoder(small_squad / "encoder")),
+        "encoder.dtype": "float32",
+        "train.batch_size": 8,
+        "train.steps": 2,
+        "train.epochs": 0,
+        "tokens.query_length": 8,
+        "tokens.passage_length": 16,
+    }
+    places = Places(small_squad / "data", small_squad / "runs", overrides=keys)
+    for turn in range(2):
+        measured = run_row(find_rows("mvr/5/four-splits")[0], places)
+        assert [entry.measure for entry in measured] == ["Accuracy@5", "Accuracy@20", "Accuracy@100"]
+        assert [entry.paper for entry in measured] == pytest.approx([0.572, 0.693, 0.785])
+        assert all(0 < entry.value <= 1 for entry in measured)
+        assert capfd.readouterr().out.count(" is kept: it is newer than ") == 3 * turn
 
 
 def test_a_trial_trains_a_part_of_what_the_row_says() -> None:
