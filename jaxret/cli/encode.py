@@ -6,16 +6,21 @@ jaxret encode --workdir=runs/mlr --corpus=MORE --append     adds passages to the
 jaxret encode --workdir=runs/mlr --corpus=X --dimension=64  cuts the vectors of an encoded corpus, as another one, X-64
 jaxret encode --workdir=runs/mlr --delete=IDS.txt           takes passages out of it, by id
 
+jaxret encode --workdir=gs://BUCKET/RUN --corpus=X --engine=ray --workers=8 --resources=GPU:1     by a Ray cluster
+
 Run the same command again to continue an interrupted job, and as often as you like at the same time, on any hosts that
 share the run's folder: each job takes shards that no other has, those of jobs that died too, and ends when all are
 there.
 """
+
+from typing import Any
 
 from absl import flags
 
 from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.ray_cluster import EngineOptions
 
 _WORKDIR = shared_flags.workdir()
 _CORPUS = shared_flags.corpus()
@@ -34,10 +39,12 @@ _TIMEOUT = flags.DEFINE_integer("initialization_timeout", 300, "seconds that sev
 _PLATFORM = shared_flags.platform()
 _ATTENTION = shared_flags.attention()
 _OPTIONS = OptionFlags(EncodeOptions)
+_ENGINE = OptionFlags(EngineOptions)
 
 
 def main() -> None:
     from jaxret.index.encode import encode_corpus
+    from jaxret.index.ray_encode import EncodeJob, encode_by_ray
     from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
     from jaxret.models.encoders.fused import describe_attention
     from jaxret.parallel import processes
@@ -51,7 +58,7 @@ def main() -> None:
         raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")
     if _DELETE.value and (_CORPUS.value or _APPEND.value):
         raise ValueError("--delete deletes, and nothing else: leave --corpus and --append out, and run them after it")
-    options = _OPTIONS()
+    options, engine = _OPTIONS(), _ENGINE()
     if _DELETE.value:
         folder = corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name")
         deleted, left = delete_passages(folder, _DELETE.value)
@@ -63,13 +70,19 @@ def main() -> None:
     length = _PASSAGE_LENGTH.value
     if _APPEND.value and length is None:
         length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
-    run = open_run(
-        _WORKDIR.value,
-        _CHECKPOINT.value,
-        passage_length=length,
-        tokens_per_batch=_TOKENS_PER_BATCH.value,
-        attention=_ATTENTION.value,
-    )
+    opening: dict[str, Any] = {
+        "passage_length": length,
+        "tokens_per_batch": _TOKENS_PER_BATCH.value,
+        "attention": _ATTENTION.value,
+    }
+    if engine.engine:
+        if _APPEND.value or _COORDINATOR.value:
+            raise ValueError(
+                f"--engine={engine.engine}: workers encode a whole corpus; leave --append and --coordinator out"
+            )
+        job = EncodeJob(_WORKDIR.value, _CHECKPOINT.value, opening, _CORPUS.value, _NAME.value, options)
+        encode_by_ray(job, engine)
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value, **opening)
     print_line(describe_attention(run.config.encoder.attention))
     if _APPEND.value:
         folder = corpus_folder(run.workdir, _NAME.value, "--name")

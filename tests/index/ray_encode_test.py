@@ -1,0 +1,112 @@
+"""A corpus encoded by the workers of a Ray cluster of several hosts on loopback, of which one dies and others come."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxret.index.ray_cluster import EngineOptions
+from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
+
+QUICK = {  # a dead host is noticed in two seconds instead of fifteen
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    untrained_run(folder / "run", write_encoder(folder / "encoder"), write_data(folder / "data", train=150))
+    return folder
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head without processors; hosts are added by the tests. 127.0.0.1 would be replaced by another address."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed (requirements-ray.txt)")
+    for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    head = {"num_cpus": 0, "node_ip_address": "127.0.0.2", "include_dashboard": False, "_system_config": QUICK}
+    hosts = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    yield hosts
+    hosts.shutdown()
+
+
+def add_host(cluster: Any, number: int) -> Any:
+    return cluster.add_node(num_cpus=1, node_ip_address=f"127.0.0.{number}")
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(folder).items() if name != "corpus.json" and not name.startswith(".")}
+
+
+@pytest.mark.slow
+def test_hosts_that_die_and_come_leave_the_same_bytes(root: Path, cluster: Any, tmp_path: Path) -> None:
+    options = ("--shard_rows=2", "--lease=5")
+    run = tmp_path / "run"
+    shutil.copytree(root / "run", run)
+    dying = add_host(cluster, 3)
+    encode = command(
+        "encode.py", f"--workdir={run}", f"--corpus={root / 'data'}", *options, "--engine=ray", "--workers=2"
+    )
+    env = environment() | {"RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": "disabled"}
+    job = subprocess.Popen(encode, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        while not any((run / "embeddings" / "data").glob("shard-*.json")):
+            assert job.poll() is None, job.communicate()
+            time.sleep(0.01)
+        cluster.remove_node(dying, allow_graceful=False)
+        assert not (run / "embeddings" / "data" / "manifest.json").exists()
+        add_host(cluster, 4)
+        add_host(cluster, 5)
+        output, _ = job.communicate(timeout=240)
+    finally:
+        job.kill()
+    assert job.returncode == 0, output
+    assert "2 workers of Ray, each with CPU:1" in output
+    alone = run_script("encode.py", f"--workdir={root / 'run'}", f"--corpus={root / 'data'}", *options)
+    assert alone.returncode == 0, alone.stderr
+    ours, theirs = (shards(folder / "embeddings" / "data") for folder in (root / "run", run))
+    assert len(ours) > 3 * 60
+    assert ours == theirs
+
+
+@pytest.mark.slow
+def test_the_error_of_a_worker_is_that_of_the_command(root: Path, cluster: Any, tmp_path: Path) -> None:
+    add_host(cluster, 3)
+    (tmp_path / "bad.jsonl").write_text('{"_id": "1", "text": "fine"}\n{"_id": "2"}\n')
+    os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        done = run_script(
+            "encode.py", f"--workdir={root / 'run'}", f"--corpus={tmp_path / 'bad.jsonl'}", "--engine=ray"
+        )
+    finally:
+        del os.environ["RAY_ADDRESS"]
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1
+    assert "bad.jsonl:2: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"engine": "dask"}, "engine is 'dask'; it must be ray"),
+        ({"engine": "ray", "resources": "GPU"}, "resources is 'GPU'"),
+        ({"engine": "ray", "resources": "GPU:0"}, "resources is 'GPU:0'"),
+        ({"engine": "ray", "workers": 0}, "workers is 0"),
+    ],
+)
+def test_options_that_make_no_sense(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineOptions(**values)
