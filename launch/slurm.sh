@@ -34,4 +34,4 @@ launch() {
 }
 launch --kill-on-bad-exit=1 launch/step.sh train "$@"
 launch --kill-on-bad-exit=1 launch/step.sh encode
-launch --nodes=1 --ntasks=1 launch/step.sh search
+launch --kill-on-bad-exit=1 launch/step.sh search

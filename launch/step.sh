@@ -38,11 +38,7 @@ case $step in
         flags=("--config=${CONFIG:-configs/mlr.py}" "--config.data.train=$DATA" "--config.mesh.platform=$PLATFORM"
             "--config.train.checkpoint_every=${CHECKPOINT_EVERY:-0}" "${several[@]/#/--config.mesh.}") ;;
     encode) flags=("--corpus=$DATA" "--platform=$PLATFORM" "${several[@]/#/--}") ;;
-    search)
-        if [[ ${PROCESS_ID:-0} != 0 ]]; then # one process is enough
-            exit
-        fi
-        flags=("--queries=$DATA" "--qrels=$DATA" "--k=100" "--platform=$PLATFORM") ;;
+    search) flags=("--queries=$DATA" "--qrels=$DATA" "--k=100" "--platform=$PLATFORM" "${several[@]/#/--}") ;;
     *)
         echo "error: there is no step '$step': $usage" >&2
         exit 1 ;;

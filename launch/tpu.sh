@@ -15,8 +15,8 @@ fi
 action=$1
 shift
 
-on() { # on WORKERS COMMAND
-    local command=(gcloud compute tpus tpu-vm ssh "${TPU:?its name}" "--zone=${ZONE:?its zone}" "--worker=$1" "--command=$2")
+on_all() { # on_all COMMAND
+    local command=(gcloud compute tpus tpu-vm ssh "${TPU:?its name}" "--zone=${ZONE:?its zone}" --worker=all "--command=$1")
     if [[ -n ${DRY_RUN:-} ]]; then
         printf '%q ' "${command[@]}"
         echo
@@ -26,7 +26,7 @@ on() { # on WORKERS COMMAND
 }
 
 if [[ $action == install ]]; then
-    on all "git clone ${SOURCE:?address of the repository} jaxret && cd jaxret && launch/environment.sh requirements-tpu.txt"
+    on_all "git clone ${SOURCE:?address of the repository} jaxret && cd jaxret && launch/environment.sh requirements-tpu.txt"
     exit
 fi
 : "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}"
@@ -35,10 +35,5 @@ if [[ $WORKDIR != /* ]]; then # else every host would have a run of its own, on 
     exit 1
 fi
 settings=(DATA="$DATA" WORKDIR="$WORKDIR" CONFIG="${CONFIG:-configs/mlr.py}"
-    CHECKPOINT_EVERY="${CHECKPOINT_EVERY:-500}" TIMEOUT="${TIMEOUT:-300}")
-# The chips of a slice start on all hosts or not at all, and search runs on one: it leaves them alone.
-case $action in
-    search) workers=0 settings+=(PLATFORM=cpu) ;;
-    *) workers=all settings+=(PLATFORM="${PLATFORM:-tpu}" COORDINATOR=auto) ;;
-esac
-on "$workers" "cd jaxret && $(printf '%q ' env "${settings[@]}" launch/step.sh "$action" "$@")"
+    CHECKPOINT_EVERY="${CHECKPOINT_EVERY:-500}" TIMEOUT="${TIMEOUT:-300}" PLATFORM="${PLATFORM:-tpu}" COORDINATOR=auto)
+on_all "cd jaxret && $(printf '%q ' env "${settings[@]}" launch/step.sh "$action" "$@")"

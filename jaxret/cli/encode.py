@@ -21,6 +21,7 @@ from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.ray_cluster import EngineOptions
+from jaxret.runs.job_options import JobOptions
 
 _WORKDIR = shared_flags.workdir()
 _CORPUS = shared_flags.corpus()
@@ -30,14 +31,9 @@ _DELETE = flags.DEFINE_string("delete", "", "file with ids, one a line: delete t
 _CHECKPOINT = shared_flags.checkpoint()
 _PASSAGE_LENGTH = shared_flags.passage_length()
 _TOKENS_PER_BATCH = shared_flags.tokens_per_batch()
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", 'only where hosts must start together, as those of a TPU slice: "auto", or host:port'
-)
-_PROCESSES = flags.DEFINE_integer("num_processes", 1, "with --coordinator=host:port: how many processes there are")
-_PROCESS = flags.DEFINE_integer("process_id", 0, "with --coordinator=host:port: which of them this is, from 0")
-_TIMEOUT = flags.DEFINE_integer("initialization_timeout", 300, "seconds that several processes wait for each other")
 _PLATFORM = shared_flags.platform()
 _ATTENTION = shared_flags.attention()
+_JOB = OptionFlags(JobOptions)
 _OPTIONS = OptionFlags(EncodeOptions)
 _ENGINE = OptionFlags(EngineOptions)
 
@@ -47,8 +43,8 @@ def main() -> None:
     from jaxret.index.ray_encode import EncodeJob, encode_by_ray
     from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
     from jaxret.models.encoders.fused import describe_attention
-    from jaxret.parallel import processes
     from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.processes import require_platform
     from jaxret.parallel.progress import print_line
     from jaxret.runs.run import open_run
     from jaxret.runs.workdir import Workdir
@@ -65,8 +61,8 @@ def main() -> None:
         print(f"{deleted:,} passages deleted from {folder}; {left:,} are left")
         return
     keep_freed_memory()
-    processes.initialize_distributed(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _TIMEOUT.value)
-    processes.require_platform(_PLATFORM.value, "--platform")
+    _JOB().join()
+    require_platform(_PLATFORM.value, "--platform")
     length = _PASSAGE_LENGTH.value
     if _APPEND.value and length is None:
         length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
@@ -76,7 +72,7 @@ def main() -> None:
         "attention": _ATTENTION.value,
     }
     if engine.engine:
-        if _APPEND.value or _COORDINATOR.value:
+        if _APPEND.value or _JOB().coordinator:
             raise ValueError(
                 f"--engine={engine.engine}: workers encode a whole corpus; leave --append and --coordinator out"
             )

@@ -5,8 +5,10 @@ jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints 
 jaxret search --workdir=runs/mlr --interactive                           answers questions as they are typed
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --dimension=64,256,all     by the first numbers of vectors
 jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
+jaxret search --workdir=... --queries=FILE --coordinator=auto            on each host of a job, which share the work
 """
 
+import sys
 from dataclasses import replace
 
 from absl import flags
@@ -14,6 +16,7 @@ from absl import flags
 from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.runs.job_options import JobOptions
 from jaxret.search.search_options import SearchOptions
 
 _WORKDIR = shared_flags.workdir()
@@ -39,6 +42,7 @@ _QUERY_LENGTH = shared_flags.query_length()
 _MEASURES = shared_flags.measures()
 _PLATFORM = shared_flags.platform()
 _ATTENTION = shared_flags.attention()
+_JOB = OptionFlags(JobOptions)
 _OPTIONS = OptionFlags(SearchOptions)
 _EVALUATION = OptionFlags(EvaluationOptions)
 
@@ -55,11 +59,12 @@ def main() -> None:
     from jaxret.experiments.evaluation_queries import has_queries_of_every_split
     from jaxret.experiments.search_files import search_files, show_answer
     from jaxret.experiments.search_sizes import parse_sizes, search_sizes
-    from jaxret.parallel.processes import require_platform
     from jaxret.runs.run import open_run
+    from jaxret.search.process_group import searching
     from jaxret.search.searcher import Searcher, corpus_folder
 
-    options, evaluation, sizes = _OPTIONS(), _EVALUATION(), parse_sizes(_DIMENSION.value)
+    options = replace(_OPTIONS(), all_processes=bool(_JOB().coordinator))
+    evaluation, sizes = _EVALUATION(), parse_sizes(_DIMENSION.value)
     if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
@@ -72,26 +77,32 @@ def main() -> None:
         )
     if len(sizes) > 1 and not _QUERIES.value:
         raise ValueError(f"--dimension={','.join(_DIMENSION.value)}: several sizes are for --queries; give one")
-    require_platform(_PLATFORM.value, "--platform")
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
-    if _QUERIES.value:
-        evaluation = replace(
-            evaluation,
-            k=_K.value or evaluation.k,
-            latency_passages=_counts(_LATENCY_PASSAGES.value),
-            measures=tuple(_MEASURES.value) if _MEASURES.value else None,
-            label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
-        )
-        if sizes:
-            search_sizes(run, sizes, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
-        else:
-            search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
-        return
-    options = replace(options, dimension=sizes[0] if sizes else 0)
-    searcher = Searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
-    if _INTERACTIVE.value:
-        interact(searcher, _K.value or 10)
-        return
-    if searcher.index:
-        print(f"approximate: {searcher.index.describe(_K.value or 10)}")
-    show_answer(searcher, _QUERY.value or "", _K.value or 10)
+    if options.all_processes:
+        if _INTERACTIVE.value:
+            raise ValueError("--interactive answers in one process: leave --coordinator out")
+        if evaluation.latency or _LATENCY_PASSAGES.value:
+            raise ValueError("--latency and --latency_passages time one process: leave them, or --coordinator, out")
+    _JOB().join()
+    with searching(options.all_processes, _PLATFORM.value, shared_flags.of_job(sys.modules[__name__])):
+        run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
+        if _QUERIES.value:
+            evaluation = replace(
+                evaluation,
+                k=_K.value or evaluation.k,
+                latency_passages=_counts(_LATENCY_PASSAGES.value),
+                measures=tuple(_MEASURES.value) if _MEASURES.value else None,
+                label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
+            )
+            if sizes:
+                search_sizes(run, sizes, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+            else:
+                search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+            return
+        options = replace(options, dimension=sizes[0] if sizes else 0)
+        searcher = Searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
+        if _INTERACTIVE.value:
+            interact(searcher, _K.value or 10)
+            return
+        if searcher.index:
+            print(f"approximate: {searcher.index.describe(_K.value or 10)}")
+        show_answer(searcher, _QUERY.value or "", _K.value or 10)

@@ -7,6 +7,7 @@ a verb needs that.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 from absl import flags
 from ml_collections import config_flags
@@ -155,3 +156,11 @@ def latency() -> flags.FlagHolder:
         "queries repeated one at a time, to time them, however long it takes; 0: none; default: 100 in at most 20 s",
         lower_bound=0,
     )
+
+
+def of_job(verb: ModuleType) -> dict[str, str]:
+    """Return the values of a verb's flags that are alike in all processes of a job, by name."""
+    from jaxret.storage.working_copy import shown_message
+
+    holders = (holder for holder in flags.FLAGS.get_key_flags_for_module(verb) if holder.name != "process_id")
+    return {f"--{holder.name}": shown_message(str(holder.value)) for holder in holders}

@@ -43,6 +43,8 @@ def search_files(
 ) -> Evaluation | None:
     """Search for every query, and write `runs/<dataset>.trec` in the run's folder.
 
+    Of several processes that search together (`SearchOptions.all_processes`) only the first writes and returns results.
+
     With judgements: search for every judged query, write `runs/<dataset>.<split>.trec` and
     `eval/<dataset>.<split>.json`, print the table, and return it. Where the queries have answer strings, their accuracy
     is in eval/ too, also without judgements. The files' names have a part of their own for `evaluation.label`, for
@@ -60,15 +62,19 @@ def search_files(
     Raises:
         ValueError: before the search, as `plan_evaluation` says.
     """
+    if options.all_processes:
+        evaluation = replace(evaluation, latency=0)
     plan = plan_evaluation(run.workdir, queries, qrels, evaluation, options.label)
     if options.candidates:
         parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
     searcher = Searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
     for count in evaluation.latency_passages:
         searcher.require_first(count)
-    if evaluation.dpr_results:
-        searcher.passages(())  # they are written with texts: errors in these are raised before the search
+    if evaluation.dpr_results:  # they are written with texts: errors in these are raised before the search
+        searcher.group.agreed(lambda: searcher.passages(()) if searcher.group.leads else None)
     outcome = search_queries(searcher, plan, progress)
+    if not searcher.group.leads:
+        return None
     if searcher.generator and outcome.approximate:
         write_json(plan.run_file.with_suffix(".candidates.json"), {**outcome.approximate, "k": evaluation.k})
     retrieved = Retrieved(
@@ -151,6 +157,8 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     """
     start = time.perf_counter()
     outcome = searcher.search([check_question(question)], k, progress)
+    if not searcher.group.leads:
+        return
     ranking = outcome.rankings["0"]
     passages: dict[str, Passage] = {}
     try:

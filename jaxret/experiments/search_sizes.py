@@ -10,7 +10,7 @@ from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
-from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.shard_set import read_shards
 from jaxret.runs.run import Run
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import corpus_folder
@@ -53,7 +53,7 @@ def search_sizes(
     Raises:
         ValueError: more numbers than are stored, vectors that cannot be cut, or no judgements for a table.
     """
-    stored = open_encoded(corpus_folder(run.workdir, corpus), verify=False).dimension
+    stored = read_shards(corpus_folder(run.workdir, corpus)).dimension
     numbers = [size or stored for size in sizes]
     if len(sizes) > 1 and not qrels:
         raise ValueError("several sizes of --dimension are compared by judgements: give --qrels too, or one size")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxret.index.cut_shard import cut_shard
 from jaxret.index.parts_list import CorpusPart, parts_identity, read_parts
 from jaxret.index.row_subset import RaggedRowSubset, RowSubset
-from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit
+from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit, read_shards
 from jaxret.index.shards import ARRAYS, ShardError
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged, SparseRows
@@ -98,24 +98,29 @@ class EncodedCorpus:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield (first row, vectors [rows,V,D] or lists of them) of each shard."""
         for part, first in zip(self.shards, self.firsts):
-            for start, shard in part:
-                for begin, selected in self._selected_part(int(first) + start, shard):
-                    yield begin, (cut_shard(selected, *self.cut) if self.cut[0] else selected)
+            for shard in part.shards:
+                begin, end = self._places(int(first) + shard.start, int(first) + shard.stop)
+                if begin < end:  # else its files are not opened
+                    rows = None if end - begin == shard.rows else self._chosen(begin, end) - (int(first) + shard.start)
+                    vectors = _rows_of(part.map(shard), rows)
+                    yield begin, (cut_shard(vectors, *self.cut) if self.cut[0] else vectors)
 
-    def _selected_part(self, start: int, shard: Any) -> Iterator[tuple[int, Any]]:
-        """Yield the selected rows of a shard, which begins at row `start` of all parts."""
+    def _places(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the rows of this corpus that are among rows `start` to `stop` (excluded) of all parts."""
         if self.selected is None:
-            yield start, shard
-            return
-        begin, end = (int(place) for place in np.searchsorted(self.selected, [start, start + len(shard)]))
-        if end - begin == len(shard):
-            yield begin, shard
-        elif begin < end:
-            rows = self.selected[begin:end] - start
-            if isinstance(shard, SparseRows):
-                yield begin, shard.take(rows)
-                return
-            yield begin, RaggedRowSubset(shard, rows) if isinstance(shard, Ragged) else RowSubset(shard, rows)
+            return start, stop
+        begin, end = np.searchsorted(self.selected, [start, stop])
+        return int(begin), int(end)
+
+    def _chosen(self, begin: int, end: int) -> np.ndarray:
+        """Return rows `begin` to `end` (excluded) of this corpus, as all parts number them."""
+        return np.arange(begin, end) if self.selected is None else self.selected[begin:end]
+
+    def in_range(self, number: int, count: int) -> tuple[int, EncodedCorpus]:
+        """Return the corpus of the rows in one of `count` ranges of consecutive shards (`range_of_shards`), which may
+        have none, and the number of rows before them."""
+        begin, end = self._places(*range_of_shards(self.shards, number, count))
+        return begin, EncodedCorpus(self.folder, self.parts, self.shards, self._chosen(begin, end), self.cut)
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """Return the passage ids of some rows. Reads one id file at a time and keeps only these ids."""
@@ -175,14 +180,30 @@ def corpus_version(folder: Path) -> list[str]:
 ROWS = 65_536  # whose ids are held at a time
 
 
-def open_encoded(folder: str | Path, verify: bool = True) -> EncodedCorpus:
+def range_of_shards(parts: Sequence[ShardSet], number: int, count: int) -> tuple[int, int]:
+    """Return the first row of all parts in the range `number` of `count` ranges of consecutive shards, and the first
+    one behind it.
+
+    Ranges have about equally many rows. Where there are fewer shards than ranges, some are empty.
+    """
+    ends = np.cumsum([0, *(shard.rows for part in parts for shard in part.shards)])
+    begin, end = (int(ends[np.abs(ends * count - ends[-1] * each).argmin()]) for each in (number, number + 1))
+    return begin, end
+
+
+def open_encoded(folder: str | Path, verify: bool = True, only: tuple[int, int] = (0, 1)) -> EncodedCorpus:
     """Open an encoded corpus with all its parts. Checks rows, dtype, shapes and sizes, and with `verify` every digest.
+
+    Args:
+        folder: folder of the encoded corpus.
+        verify: compare digests.
+        only: (number, count) of the range of shards whose vectors are fetched and checked (`range_of_shards`).
 
     Raises ShardError naming the file that is missing, damaged, or not of this corpus.
     """
     folder = Path(folder)
     parts = read_parts(folder)
-    shards = [open_shards(folder / part.name, verify) for part in parts] or [open_shards(folder, verify)]
+    shards = _open_range([folder / part.name for part in parts] or [folder], verify, *only)
     raise_file_limit(sum(len(each.shards) for each in shards))
     if not parts:
         sha256 = corpus_of(shards[0]).get("sha256", "")
@@ -201,6 +222,28 @@ def open_encoded(folder: str | Path, verify: bool = True) -> EncodedCorpus:
             raise ShardError(f"{each.folder}: its vectors have another shape or dtype than those of {folder}")
     kept = np.concatenate([part.present for part in parts])
     return EncodedCorpus(folder, parts, shards, None if kept.all() else np.flatnonzero(kept))
+
+
+def _open_range(folders: Sequence[Path], verify: bool, number: int, count: int) -> list[ShardSet]:
+    """Open folders of vectors, and check those shards of all that are in a range of them."""
+    if count == 1:
+        return [open_shards(folder, verify) for folder in folders]
+    opened = [read_shards(folder) for folder in folders]
+    begin, end = range_of_shards(opened, number, count)
+    first = 0
+    for each in opened:
+        each.check([s for s in each.shards if begin <= first + s.start < end], verify)
+        first += each.total_rows
+    return opened
+
+
+def _rows_of(shard: Any, rows: np.ndarray | None) -> Any:
+    """Return some rows of a shard; None: all."""
+    if rows is None:
+        return shard
+    if isinstance(shard, SparseRows):
+        return shard.take(rows)
+    return RaggedRowSubset(shard, rows) if isinstance(shard, Ragged) else RowSubset(shard, rows)
 
 
 def corpus_of(shards: ShardSet) -> dict[str, Any]:

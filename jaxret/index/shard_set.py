@@ -6,7 +6,7 @@ import contextlib
 import errno
 import resource
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -71,15 +71,14 @@ class ShardSet:
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         for shard in self.shards:
-            yield shard.start, self._map(shard)
+            yield shard.start, self.map(shard)
 
     def local(self) -> list[tuple[int, Any]]:
         """Return, for each shard whose vectors are on this host, its number of rows and a function that opens them."""
-        layout = self.manifest.layout
         return [
-            (shard.rows, partial(self._map, shard))
+            (shard.rows, partial(self.map, shard))
             for shard in self.shards
-            if not any(map(stored_file, shard.files(self.folder, layout).values()))
+            if not any(map(stored_file, self._files(shard)))
         ]
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -88,7 +87,7 @@ class ShardSet:
         shape = (len(unique), self.vectors_per_row, self.dimension)
         vectors = np.empty(shape, DTYPES[self.manifest.dtype])
         for shard, part in self._by_shard(unique):
-            vectors[part] = self._map(shard)[unique[part] - shard.start]
+            vectors[part] = self.map(shard)[unique[part] - shard.start]
         return vectors[inverse]
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
@@ -131,12 +130,21 @@ class ShardSet:
             if start < stop:
                 yield shard, slice(start, stop)
 
+    def check(self, shards: Sequence[Shard], digests: bool) -> None:
+        """Fetch the files of some shards, if they are in a bucket alone, and verify them."""
+        fetch_files(self.folder, [path.name for shard in shards for path in self._files(shard)])
+        with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
+            checked = pool.map(lambda shard: self.verify(shard, digests), shards)
+            list(with_progress(checked, "check shards", len(shards), "shard"))
+
     def verify(self, shard: Shard, digests: bool) -> None:
         """Raise ShardError if a file of a shard is missing or damaged; else remember the state of its files."""
-        files = shard.files(self.folder, self.manifest.layout).values()
-        self._states |= {path: file_state(path) for path in files}
+        self._states |= {path: file_state(path) for path in self._files(shard)}
         check_files(self.folder, shard, self.manifest.shards[shard.index], digests)
-        self._map(shard)
+        self.map(shard)
+
+    def _files(self, shard: Shard) -> Iterable[Path]:
+        return shard.files(self.folder, self.manifest.layout).values()
 
     def require_unwritten(self, rows: np.ndarray) -> None:
         """Raise ShardError if a file of vectors of some rows, which is mapped into memory, was written to: to read what
@@ -149,14 +157,15 @@ class ShardSet:
 
     def _require_unchanged(self, shard: Shard) -> None:
         """Raise ShardError if a file of a shard is not the one that was opened."""
-        for path in shard.files(self.folder, self.manifest.layout).values():
+        for path in self._files(shard):
             self._require_state(path, file_state(path))
 
     def _require_state(self, path: Path, now: FileState) -> None:
         if difference := self._states.get(path, now).difference(now):
             raise ShardError(f"{path} {difference}; open the corpus again, and if that fails, run encode again")
 
-    def _map(self, shard: Shard) -> Any:
+    def map(self, shard: Shard) -> Any:
+        """Return the vectors of a shard as memory maps."""
         self._require_unchanged(shard)
         return _map_shard(self.folder, shard, self.manifest)
 
@@ -166,18 +175,20 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
 
     Raises ShardError naming the file that is missing or damaged.
     """
+    fetch_files(folder)  # first, as the manifest is then of these files
+    opened = read_shards(folder)
+    opened.check(opened.shards, verify)
+    return opened
+
+
+def read_shards(folder: str | Path) -> ShardSet:
+    """Open a finished folder of vectors by its manifest alone; `ShardSet.check` looks at the files."""
     folder = Path(folder)
-    fetch_files(folder)
     path = folder / "manifest.json"
     if not path.is_file():
         state = "encoding is not finished" if any(folder.glob("shard-*.json")) else "nothing was encoded here"
         raise ShardError(f"{path} does not exist: {state}; run encode again")
-    manifest = read_manifest(path)
-    opened = ShardSet(folder, manifest)
-    with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
-        checked = pool.map(lambda shard: opened.verify(shard, verify), opened.shards)
-        list(with_progress(checked, "check shards", len(opened.shards), "shard"))
-    return opened
+    return ShardSet(folder, read_manifest(path))
 
 
 def raise_file_limit(shards: int) -> None:

@@ -179,6 +179,13 @@ class Topology:
             return 1
         return -(-chips // (8 if self.chip.is_gpu else 4))
 
+    @property
+    def of_host(self) -> Topology:
+        """Return the chips of one of several hosts; all of them where there is one host."""
+        if self.hosts == 1:
+            return self
+        return replace(self, grid=(8,) if self.chip.is_gpu else (2, 2, 1)[: len(self.grid)])
+
     def __str__(self) -> str:
         return f"{self.chip.name}:{'x'.join(map(str, self.grid))}"
 

@@ -6,7 +6,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import jax
 import numpy as np
@@ -15,6 +16,8 @@ from ml_collections import ConfigDict
 
 from jaxret.parallel.memory import keep_freed_memory
 from jaxret.parallel.rendezvous import wait_for_processes
+
+_RAISED_IN_ALL = "raised_in_all_processes"  # an attribute of errors that are no news for other processes
 
 # Platform -> requirements file of its environment.
 REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}
@@ -188,6 +191,41 @@ def gather_texts(text: str) -> list[str]:
     padded[: len(data)] = data
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
     return [row[:size].astype(np.uint8).tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+@contextmanager
+def agreement() -> Iterator[None]:
+    """Do something in all processes, each of which must enter this. If one fails inside, all of them raise an error
+    where they leave it, or call `agreed_texts`, next, so that none waits for another that has ended."""
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, _RAISED_IN_ALL, False):
+            _exchange("", error)
+        raise
+    _exchange("")
+
+
+def agreed_texts(text: str) -> list[str]:
+    """Return the texts of all processes, as `gather_texts` does, or raise the error of one that is in `agreement`."""
+    return _exchange(text)
+
+
+def _exchange(text: str, error: Exception | None = None) -> list[str]:
+    """Return the texts of all processes. If one has an error, raise it there, and in the others that there is one."""
+    failure: Exception | None = error
+    texts: list[str] = []
+    try:
+        texts = gather_texts(f"!{type(error).__name__}: {error}" if error else f" {text}")
+    except Exception as problem:  # a process is gone
+        failure = error or problem
+    for number, other in enumerate(texts):
+        if other.startswith("!") and not failure:
+            failure = RuntimeError(f"process {number} of this job ended with {other[1:].splitlines()[0]}")
+    if failure:
+        vars(failure)[_RAISED_IN_ALL] = True
+        raise failure
+    return [other[1:] for other in texts]
 
 
 def wait_for_all() -> None:

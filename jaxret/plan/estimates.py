@@ -20,6 +20,9 @@ from jaxret.parallel.chips import Topology
 from jaxret.plan import programs
 from jaxret.plan.compilation import CompiledProgram
 from jaxret.plan.programs import SearchLoad
+from jaxret.search.backends.precision import find_precision
+from jaxret.search.process_group import HIT_BYTES
+from jaxret.search.proof import MARGIN, PASS_CANDIDATES, first_depth
 from jaxret.search.single_vector import BLOCK_ROWS
 from jaxret.training.optimizers import make_optimizer
 from jaxret.training.train_state import checkpoint_trees, make_update_rule
@@ -220,7 +223,7 @@ def plan_searching(
     """Estimate an exact search of an encoded corpus by XLA, a thousand queries at a time.
 
     Vectors stay on the devices, or are streamed in blocks if they do not fit; lists of vectors are searched block by
-    block on one device.
+    block on one device. Of several hosts each searches its part of the passages, and their results are merged.
 
     Args:
         config: of the run.
@@ -230,6 +233,8 @@ def plan_searching(
         compiled: the program of a block for them.
     """
     retriever = programs.retriever_of(config, directory)
+    whole, search, hosts = search, search.on(retriever, topology), topology.hosts if topology else 1
+    topology = topology and topology.of_host
     devices, platform = (topology.devices, topology.chip.platform) if topology else (1, "cpu")
     planned = programs.search_program(config, directory, search, jax.devices()[:devices], platform)
     kinds = program_work(planned)
@@ -242,23 +247,49 @@ def plan_searching(
     values: Values = {
         "batch": {"queries": queries, "passages": search.at_once, "k": search.k, "precision": search.precision},
         "flops": kinds,
-        "flops_total": total_flops(kinds) * runs,
-        "passages": search.passages,
+        "flops_total": total_flops(kinds) * runs * hosts,
+        "passages": whole.passages,
         "queries": search.queries,
         "pieces": pieces,
-        "corpus_bytes": corpus_bytes(config, retriever, search.passages),
+        "corpus_bytes": corpus_bytes(config, retriever, whole.passages),
     }
+    if hosts > 1:
+        of_queries = search.queries * (config.tokens.query_length if retriever.late_interaction else 1)
+        values["host"] = host_needs(search, hosts, of_queries * retriever.dimension * 4)
+        values["host"]["vector_bytes"] = corpus_bytes(config, retriever, search.passages)
     if topology:
         traffic = programs.bytes_on_device(planned.arguments[2]) if lists else planned.state["documents"]
         chips = Topology(topology.chip, (1,)) if lists else topology
         values["memory"] = device_memory(planned, chips, compiled, training=False)
         values["lower_bound"] = lower_bound(kinds, chips, traffic, compiled)
         values["search_seconds"] = values["lower_bound"]["seconds"] * runs
+        if hosts > 1:  # its links' rate bounds that of the network between hosts
+            values["host"]["merge_seconds"] = values["host"]["received_bytes"] / topology.chip.link
+            values["search_seconds"] += values["host"]["merge_seconds"]
     if compiled:
         values |= compiled_values(compiled)
         if not lists:
             values["traffic"] = {"bytes": compiled.traffic, "products": products_alone(planned, devices)}
     return values
+
+
+def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> Values:
+    """Estimate what one of several hosts needs beside the vectors of its passages, and what it receives from others.
+
+    Args:
+        search: load of one host.
+        hosts: number of hosts.
+        query_bytes: of the vectors of all queries.
+    """
+    hits = search.queries * min(search.k, search.passages)
+    precision = find_precision(search.precision)
+    candidates = min(search.queries * first_depth(search.k, precision.more, MARGIN), PASS_CANDIDATES)
+    return {
+        "hosts": hosts,
+        "passages": search.passages,
+        "memory": query_bytes + HIT_BYTES * (candidates + 2 * hits),  # of its own passages, and of all
+        "received_bytes": query_bytes + HIT_BYTES * hits * hosts,
+    }
 
 
 def products_alone(planned: programs.AbstractProgram, devices: int) -> int:

@@ -113,6 +113,10 @@ def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
             if kind == "temporaries" and values["verb"] == "train":
                 note = f" (activations, and gradients: {gib(memory['by_kind'].get('parameters', 0))} if all at once)"
             yield f"  {kind:<17}{gib(size)}{note}"
+    if host := values.get("host"):
+        part = f"{host['passages']:,} passages, {gib(host['vector_bytes'])} of vectors on disk"
+        yield f"each of {host['hosts']} hosts: {part}"
+        yield f"  memory of a host, beside what it reads of them: {gib(host['memory'])} at least"
     if topology.chip.is_gpu:
         yield f"  JAX takes {GPU_FRACTION:.0%} of a GPU's memory; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives it more"
     for tried in values.get("advice", []):
@@ -154,6 +158,9 @@ def _time(values: Values, topology: Topology | None) -> Iterator[str]:
         load = f"{values['queries']:,} queries on {values['passages']:,} passages"
         load += f" in {values['pieces']} pieces" if values["pieces"] > 1 else ""
         yield f"lower bound for {load}: {duration(values['search_seconds'])}, reading the corpus from disk not counted"
+    if host := values.get("host"):
+        moved = f"{number(host['received_bytes'])}B of queries and results come to each host"
+        yield f"of that the merge of {host['hosts']} hosts: {duration(host['merge_seconds'])} ({moved})"
 
 
 def _run(values: Values, topology: Topology | None) -> Iterator[str]:

@@ -97,7 +97,8 @@ class Planner:
     def _compile(self, config: ConfigDict, topology: Topology) -> CompiledProgram:
         retriever = programs.retriever_of(config, self.directory)
         alone = self.verb == "search" and retriever.vectors_per_passage is None
-        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if alone else topology
+        chips = topology.of_host if self.verb == "search" else topology
+        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if alone else chips
         shapes = self.data(config, topology).shapes if self.verb == "train" else None
         search = self.search.on(retriever, topology)
         return compile_for(chips, programs.describe_program(self.verb, config, self.directory, shapes, search))
@@ -109,8 +110,7 @@ class Planner:
         if self.verb == "encode":
             return plan_encoding(config, self.directory, self.search.passages, topology, compiled)
         if self.verb == "search":
-            search = self.search.on(programs.retriever_of(config, self.directory), topology)
-            return plan_searching(config, self.directory, search, topology, compiled)
+            return plan_searching(config, self.directory, self.search, topology, compiled)
         data = self.data(config, topology)
         values = plan_training(config, self.directory, data.shapes, topology, compiled)
         values["data"] = data.values()

@@ -204,12 +204,14 @@ class SearchLoad(NamedTuple):
     at_once: int = 1_000_000  # passages on the devices at a time
 
     def on(self, retriever: RetrieverModel, topology: Topology | None) -> SearchLoad:
-        """Return the load with `at_once` of these chips."""
+        """Return the load of one host of these chips, which searches its part of the passages for all queries."""
+        passages = -(-self.passages // (topology.hosts if topology else 1))
         if retriever.vectors_per_passage is None or topology is None:
-            return self._replace(at_once=self.passages)
+            return self._replace(passages=passages, at_once=passages)
         shape = retriever.vectors_per_passage, retriever.dimension
-        free = topology.devices * (topology.chip.memory - SCORES_BYTES)
-        return self._replace(at_once=rows_at_once(self.passages, shape, find_precision(self.precision), free))
+        free = topology.of_host.devices * (topology.chip.memory - SCORES_BYTES)
+        at_once = rows_at_once(passages, shape, find_precision(self.precision), free)
+        return self._replace(passages=passages, at_once=at_once)
 
 
 DEFAULT_SEARCH = SearchLoad()

@@ -24,8 +24,9 @@ def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterato
     if topology.hosts == 1:
         return
     where = f"{topology} is {topology.hosts} hosts"
+    start = "with --coordinator=auto" if platform == "tpu" else "with --coordinator (docs/clusters.md)"
     if verb == "search":
-        yield f"cannot be started: {where}, and jaxret search runs in one process, on the chips of one host"
+        yield f"{where}: start jaxret search on each, {start}; each holds its part of the passages"
     elif verb == "train" and not config.mesh.coordinator:
         yield (
             f"cannot be started so: {where}, and mesh.coordinator is empty; set it to auto (TPU slices, srun) or to "

@@ -30,6 +30,11 @@ class SearchResult:
     scored: int = 0  # (query, document) pairs that were scored exactly
 
 
+def no_result(queries: int, backend: str) -> SearchResult:
+    """Return the result of a search among no passages."""
+    return SearchResult(np.empty((queries, 0), np.float32), np.empty((queries, 0), np.int64), backend, (queries,))
+
+
 def recall_at(scores: np.ndarray, exact_scores: np.ndarray, k: int) -> float:
     """Return the share of the k best passages that an approximate search found.
 

@@ -35,10 +35,10 @@ class SearchOptions:
         "FIELD:VALUE of passages' metadata: search those that have it alone; of several, one value of each field",
         flag="filter",
     )
-
     max_passage: bool = option(
         False, "rank documents by their best passage: of passages ID#0, ID#1, ..., ID (jaxret data chunk writes such)"
     )
+    all_processes: bool = False  # of a JAX job search together: each holds a range of the shards (`process_group.py`)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -53,6 +53,8 @@ class SearchOptions:
             raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
         if self.max_passage and (self.candidates or self.index):
             raise ValueError("--max_passage needs exact search: leave --candidates and --index out")
+        if self.all_processes and (self.candidates or self.index):
+            raise ValueError("several processes search exactly: leave --candidates and --index, or --coordinator, out")
         if self.index_parameters and not self.index:
             raise ValueError("--index_parameters are of an approximate index: give --index=NAME too")
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,12 @@ from jaxret.search.backends.select import select_backend
 from jaxret.search.documents import best_documents, join_passages
 from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
-from jaxret.search.proof import SearchResult
+from jaxret.search.process_group import ProcessGroup
+from jaxret.search.proof import SearchResult, no_result
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
-from jaxret.storage.atomic import read_json
+from jaxret.storage.atomic import read_json, sha256_json
 from jaxret.types import Ragged, SparseRows, TextVectors
 
 if TYPE_CHECKING:
@@ -99,13 +100,13 @@ def text_files(encoded: EncodedCorpus) -> list[Path]:
     return [file for source in sources if source for file in Corpus.open(source).files]
 
 
-def open_corpus(run: Run, folder: Path) -> EncodedCorpus:
-    """Open the shards in `folder`, of all parts.
+def open_corpus(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> EncodedCorpus:
+    """Open the shards in `folder`, of all parts; `only`: the range whose vectors are checked (`open_encoded`).
 
     Raises ContractError if another model, or another checkpoint of it, encoded them (lengths of texts and vectors may
     differ), and ShardError if the shards do not record what they were made from.
     """
-    corpus = open_encoded(folder)
+    corpus = open_encoded(folder, only=only)
     for shards in corpus.shards:
         made_by, name = shards.fingerprint, f"{shards.folder}/manifest.json"
         for part, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
@@ -153,25 +154,36 @@ class Searcher:
         require_unforked()
         spec = parse_candidates(options.candidates) if options.candidates else None
         self.run, self.folder, self.filters, self.max_passage = run, folder, options.filters, options.max_passage
+        self.group = ProcessGroup.of_job() if options.all_processes else ProcessGroup()
         self._version = corpus_version(folder)  # before anything is read
-        self.shards = open_corpus(run, folder)
+        digests = {"the corpus": self._version, "the checkpoint": run.checkpoint}
+        self.group.require_same({**asdict(options), **digests})
+        self.shards = self.group.agreed(lambda: open_corpus(run, folder, (self.group.number, self.group.count)))
         if options.dimension or self.shards.dimension != run.model.dimension:
             self._cut(options.dimension or self.shards.dimension)
         if self.filters:
-            self.shards = self.shards.select(matching_rows(self.shards, self.filters))
+            self.group.agreed(lambda: matching_rows(self.shards, self.filters) if self.group.leads else None)
+            self.shards = self.group.agreed(lambda: self.shards.select(matching_rows(self.shards, self.filters)))
         if not self.shards.total_rows:
             why = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
         self.lists: InvertedLists | None = None
         self.generator: CandidateGenerator | None = None
         self.index: FaissIndex | SeismicIndex | None = None
-        self._corpus: Any = self.shards
+        # The rows that this process searches, and how many there are before them: all, or those of a range of shards.
+        self._first_row, self._own = 0, self.shards
+        if self.group.count > 1:
+            self._first_row, self._own = self.shards.in_range(self.group.number, self.group.count)
+        self._corpus: Any = self._own
+        self.group.agreed(lambda: self._open_vectors(options, spec, many))
+        self.embedder = self.run.embedder()
+        self._texts: list[Passages] = []  # of each part, the last one first
+
+    def _open_vectors(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
         if self.shards.sparse:
             self._open_sparse(options, many)
         else:
             self._open_dense(options, spec, many)
-        self.embedder = self.run.embedder()
-        self._texts: list[Passages] = []  # of each part, the last one first
 
     def _cut(self, size: int) -> None:
         """Search the first `size` numbers of vectors: of those that are stored, and of queries'."""
@@ -192,7 +204,7 @@ class Searcher:
             return
         backend = sparse_backend(options.backend)
         check_sparse(backend)
-        self.lists = InvertedLists(self.shards, many, backend)
+        self.lists = InvertedLists(self._own, many, backend)
 
     def _open_dense(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
         """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
@@ -205,8 +217,8 @@ class Searcher:
         self.index = open_faiss_index(self.shards, options.index, options.index_parameters) if options.index else None
         if self.index:
             self._corpus = MappedCorpus(self.shards)
-        if many and not self.index:
-            self._corpus = hold_in_memory(self.shards, fits_devices(self.shards, self.backend))
+        if many and not self.index and self._own.total_rows:
+            self._corpus = hold_in_memory(self._own, fits_devices(self._own, self.backend))
         if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
             self.backend = select_backend(options.backend, self.shards.ragged, options.precision, many=True)
         self_check(self.backend, self.shards.ragged)
@@ -221,7 +233,7 @@ class Searcher:
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> SearchOutcome:
         """Encode the queries and search for the k best passages of each, best first; exact but for `candidates` and
-        `index`.
+        `index`. Of several processes only the first names the passages; in others there are no rankings.
 
         Raises ValueError for k < 1 or no queries, and for more passages than there are candidates.
         """
@@ -229,11 +241,12 @@ class Searcher:
             raise ValueError(f"k is {k}; it must be at least 1")
         if self.generator:
             self.generator.spec.require(k)
+        self.group.require_same({"k": k, "the queries": sha256_json([(query.id, query.text) for query in queries])})
         cut, vectors = self.encode(queries, progress)
         result, ids = self.nearest(vectors, k, progress)
         rankings = {
             query.id: [(passage, float(score)) for passage, score in zip(row_ids, scores, strict=True)]
-            for query, row_ids, scores in zip(queries, ids, result.scores, strict=True)
+            for query, row_ids, scores in zip(queries, ids, result.scores)
         }
         approximate = self._approximate(k)
         return SearchOutcome(rankings, result, self.shards, cut, vectors, self.filters, self.max_passage, approximate)
@@ -246,7 +259,7 @@ class Searcher:
 
     def _part(self, shards: EncodedCorpus) -> Searcher:
         part = copy.copy(self)
-        part.shards = shards
+        part.shards = part._own = shards
         if self.lists:
             part._corpus, part.lists = part.shards, type(self.lists)(part.shards, True, self.lists.backend)
         else:
@@ -256,16 +269,20 @@ class Searcher:
     def among(self, rows: np.ndarray) -> Searcher:
         """Return a searcher of some rows alone (`matching_rows`), in memory as those of many searches are; it shares
         the rest. Raises ValueError for an approximate search."""
-        if self.generator or self.index:
-            raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
+        self._require_parts()
         return self._part(self.shards.select(rows))
 
     def require_first(self, passages: int) -> None:
         """Raise ValueError for an approximate search, and for more passages than there are."""
-        if self.generator or self.index:
-            raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
+        self._require_parts()
         if not 1 <= passages <= self.shards.total_rows:
             raise ValueError(f"the first {passages:,} passages: {self.folder} has {self.shards.total_rows:,}")
+
+    def _require_parts(self) -> None:
+        if self.generator or self.index:
+            raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
+        if self.group.count > 1:
+            raise ValueError("a part of a corpus is searched in one process; leave --coordinator out")
 
     def _approximate(self, k: int) -> dict[str, Any] | None:
         """Return how a search for k passages finds candidates, as JSON; None if it is exact."""
@@ -278,24 +295,42 @@ class Searcher:
         if not queries:
             raise ValueError("there is no query to search for")
         cut = Truncation("queries", self.run.tokenizer.query_length)
-        tokens = self.run.tokenizer.queries(queries, progress, cut)
-        return cut, self.embedder(tokens, "query", progress)
+
+        def embed() -> TextVectors:
+            return self.embedder(self.run.tokenizer.queries(queries, progress, cut), "query", progress)
+
+        return cut, self.group.vectors_of_first(embed, self.shards.sparse, self.shards.dimension)
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """Return the best passages for the vectors of each query, and their ids; with `max_passage` the best passages
-        of the best documents, and the ids of these."""
+        of the best documents, and the ids of these. Of several processes the first alone has ids."""
+        corpus = self._corpus if self.group.count == 1 else self.shards
         if self.max_passage:
             search_rows = functools.partial(self._search_rows, progress=progress)
-            result = best_documents(search_rows, self._corpus.ids, vectors, k, self.shards.total_rows)
+            result = best_documents(
+                search_rows,
+                lambda rows: self.group.agreed(lambda: corpus.ids(rows)),
+                vectors,
+                k,
+                self.shards.total_rows,
+            )
         else:
             result = self._search_rows(vectors, k, progress)
-        ids, width = self._corpus.ids(result.rows.reshape(-1)), result.rows.shape[1]
+        ids = self.group.agreed(lambda: corpus.ids(result.rows.reshape(-1)) if self.group.leads else [])
         if self.max_passage:
             ids = [document_id(key) for key in ids]
-        return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows))]
+        width = result.rows.shape[1]
+        return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows) if self.group.leads else 0)]
 
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
-        """Return the best passages for the vectors of each query."""
+        """Return the best passages for the vectors of each query, of all processes."""
+        own = self.group.agreed(lambda: self._search_own(vectors, k, progress))
+        return self.group.merged(own, self._first_row, min(k, self.shards.total_rows))
+
+    def _search_own(self, vectors: TextVectors, k: int, progress: bool) -> SearchResult:
+        """Return the best passages of this process's rows."""
+        if not self._own.total_rows:  # there are fewer shards than processes
+            return no_result(len(vectors), self.description)
         if self.lists:
             assert isinstance(vectors, SparseRows)
             return self.lists.search(vectors, k, progress)

@@ -21,7 +21,7 @@ import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,15 @@ def stored_file(path: str | os.PathLike[str]) -> StoredFile | None:
     return copy.stored_file(Path(path)) if copy else None
 
 
-def fetch_files(folder: str | os.PathLike[str]) -> None:
+def fetch_files(folder: str | os.PathLike[str], names: Collection[str] | None = None) -> None:
     """Fetch those files of a folder in a working copy whose bytes are in the bucket alone.
+
+    names: of the files that are needed; None: all.
 
     Raises BucketError if the bucket cannot be read.
     """
     if copy := copy_of(folder):
-        copy.fetch_files(Path(folder))
+        copy.fetch_files(Path(folder), names)
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
@@ -236,11 +238,16 @@ class WorkingCopy:
         name = self._name(path)
         return self._files[name] if name in self._remote_names else None
 
-    def fetch_files(self, folder: Path) -> None:
-        """Fetch the files of a folder whose bytes are in the bucket alone."""
+    def fetch_files(self, folder: Path, names: Collection[str] | None = None) -> None:
+        """Fetch the files of a folder whose bytes are in the bucket alone; of some names, if `names` is not None."""
         name = self._name(folder)
-        if any(remote.startswith(_prefix(name)) for remote in self._remote_names):
-            self.refresh(name, vectors=True)
+        chosen = None if names is None else {f"{_prefix(name)}{each}" for each in names}
+
+        def is_needed(remote: str) -> bool:
+            return remote.startswith(_prefix(name)) and (chosen is None or remote in chosen)
+
+        if any(map(is_needed, self._remote_names)):
+            self.refresh(name, is_needed)
 
     def digest(self, folder: Path) -> str:
         """Return a digest of the names and digests of the files below a folder, as this process has seen them."""
@@ -252,7 +259,7 @@ class WorkingCopy:
         name = path.absolute().relative_to(self.path).as_posix()
         return "" if name == "." else name
 
-    def refresh(self, folder: str = "", vectors: bool = False) -> None:
+    def refresh(self, folder: str = "", is_needed: Callable[[str], bool] = lambda _: False) -> None:
         """Fetch the files below a folder of names that this process has not, or that were changed in the bucket.
 
         Files that this process has changed stay. Those that were removed in the bucket are removed. Raises BucketError
@@ -260,16 +267,17 @@ class WorkingCopy:
 
         Args:
             folder: names of files begin with it; "": all.
-            vectors: fetch the arrays of shards, too; else only their digests and sizes (`stored_file`).
+            is_needed: whether to fetch the array of a shard of that name; of others only digest and size are fetched
+                (`stored_file`).
         """
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._refresh(folder, vectors)
+                return self._refresh(folder, is_needed)
             except ChangedFolderError:  # between the manifest and the bytes
                 self.folder.forget_groups()
-        return self._refresh(folder, vectors)
+        return self._refresh(folder, is_needed)
 
-    def _refresh(self, folder: str, vectors: bool) -> None:
+    def _refresh(self, folder: str, is_needed: Callable[[str], bool]) -> None:
         prefix = _prefix(folder)
         files = {name: file for name, file in self.folder.files().items() if name.startswith(prefix)}
         removed = [name for name in self._files if name.startswith(prefix) and name not in files]
@@ -287,7 +295,7 @@ class WorkingCopy:
 
         changed = {}
         for name, file in files.items():
-            is_deferred = not vectors and bool(_VECTORS.search(name))
+            is_deferred = bool(_VECTORS.search(name)) and not is_needed(name)
             if self._files.get(name) == file and (is_deferred or name not in self._remote_names):
                 continue
             path = self._require_inside(name)

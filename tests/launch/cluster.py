@@ -23,8 +23,8 @@ def start(command: list[str], count: int, folder: str = ".") -> int:
 def srun(arguments: list[str]) -> int:
     options = arguments[: arguments.index("launch/step.sh")]
     flags = dict(option.split("=") for option in options)
-    assert flags.keys() <= {"--kill-on-bad-exit", "--nodes", "--ntasks"}, flags
-    return start(arguments[len(options) :], int(flags.get("--ntasks", os.environ["HOSTS"])))
+    assert flags.keys() <= {"--kill-on-bad-exit"}, flags
+    return start(arguments[len(options) :], int(os.environ["HOSTS"]))
 
 
 def gcloud(arguments: list[str]) -> int:
@@ -32,8 +32,8 @@ def gcloud(arguments: list[str]) -> int:
     flags = dict(option.split("=", 1) for option in options)
     assert (arguments[:4], name) == (["compute", "tpus", "tpu-vm", "ssh"], "slice")
     assert flags.keys() == {"--zone", "--worker", "--command"}, flags
-    count = {"all": int(os.environ["HOSTS"]), "0": 1}[flags["--worker"]]
-    return start(["bash", "-c", flags["--command"]], count, os.environ["HOME"])
+    assert flags["--worker"] == "all"
+    return start(["bash", "-c", flags["--command"]], int(os.environ["HOSTS"]), os.environ["HOME"])
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def test_commands(file: str, runs: Runs) -> None:
     several = 1 if file == "node.sh" else HOSTS
     scripts = [f"{step}.py" for step in STEPS]
     started = [Path(command[1]).name for command in commands]
-    assert started == [scripts[0]] * several + [scripts[1]] * several + [scripts[2]]
+    assert started == [scripts[0]] * several + [scripts[1]] * several + [scripts[2]] * several
     keys = flat_config(get_config())
     for program, path, *flags in commands:
         script = Path(path).name

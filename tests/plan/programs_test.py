@@ -17,6 +17,7 @@ from jaxret.parallel.chips import parse_topology
 from jaxret.parallel.flops import count_flops
 from jaxret.plan import programs
 from jaxret.plan.estimates import corpus_bytes, parameter_counts, plan_searching, plan_training, program_work
+from jaxret.plan.plan_report import plan_report
 from jaxret.plan.workload import PlanTexts, measure_workload, read_plan_texts
 from jaxret.types import Ragged
 
@@ -245,7 +246,7 @@ def test_a_search_is_of_what_all_chips_hold(topology: str, precision: str, piece
     """MS MARCO: 27 GB in float32, a quarter of it in int8; products of places that stay empty are a few per cent."""
     config, directory = get_config(), programs.ENCODERS / "bert-base-uncased"
     chips = parse_topology(topology)
-    load = programs.SearchLoad(8_841_823, 6_980, 1000, precision).on(programs.retriever_of(config, directory), chips)
+    load = programs.SearchLoad(8_841_823, 6_980, 1000, precision)
     values = plan_searching(config, directory, load, chips)
     assert values["pieces"] == pieces
     whole = 2 * 7 * 1024 * 8_841_823 * 768
@@ -254,3 +255,32 @@ def test_a_search_is_of_what_all_chips_hold(topology: str, precision: str, piece
     number = 8_841_823 * 768 * (1 if precision == "int8" else 4)
     assert number <= values["memory"]["by_kind"]["documents"] * chips.devices * pieces <= 1.1 * number
     assert values["memory"]["fits"] is not False
+
+
+@pytest.mark.parametrize(
+    ("topology", "hosts", "chips", "precision"), [("v5e:4x4", 4, 4, "float32"), ("h100:32", 4, 8, "bfloat16")]
+)
+def test_a_search_of_several_hosts_is_that_of_each_and_a_merge(
+    topology: str, hosts: int, chips: int, precision: str
+) -> None:
+    config, directory = get_config(), programs.ENCODERS / "bert-base-uncased"
+    load = programs.SearchLoad(100_000_000, 6_980, 1000, precision)
+    values = plan_searching(config, directory, load, parse_topology(topology))
+    alone = load._replace(passages=25_000_000)
+    of_host = plan_searching(config, directory, alone, dataclasses.replace(parse_topology(topology).of_host))
+    assert parse_topology(topology).of_host.devices == chips
+    assert of_host["memory"] == values["memory"]
+    assert "host" not in of_host
+    assert (values["passages"], values["host"]["passages"]) == (100_000_000, 25_000_000)
+    assert values["flops_total"] == hosts * of_host["flops_total"]
+    assert values["corpus_bytes"] == hosts * values["host"]["vector_bytes"]
+    # A score of 4 bytes and a row of 8 from each process, and the vectors of the queries from the first.
+    assert values["host"]["received_bytes"] == 6_980 * (1000 * 12 * hosts + 768 * 4)
+    merge = values["host"]["merge_seconds"]
+    assert merge == values["host"]["received_bytes"] / parse_topology(topology).chip.link
+    assert values["search_seconds"] == pytest.approx(of_host["search_seconds"] + merge)
+    depth = {"float32": 1032, "bfloat16": 1200}[precision]  # candidates, beside the results of the range and of all
+    assert values["host"]["memory"] == 6_980 * (768 * 4 + 12 * (depth + 2 * 1000))
+    report = plan_report({"verb": "search", "config": "c", "encoder": "e", **values}, parse_topology(topology))
+    assert f"each of {hosts} hosts: 25,000,000 passages, {25e6 * 768 * 4 / 2**30:,.2f} GiB of vectors on disk" in report
+    assert f"of that the merge of {hosts} hosts: " in report

@@ -17,7 +17,7 @@ from jaxret.plan.start_problems import start_problems
         ("train", "v5e:4x4", {"mesh.coordinator": "auto"}, ""),
         ("train", "a100:8", {"mesh.platform": "tpu"}, "cannot be started: mesh.platform is 'tpu', and a100:8 is 'gpu'"),
         ("search", "v5e:2x4", {}, ""),
-        ("search", "v5e:4x4", {"mesh.coordinator": "auto"}, "4 hosts, and jaxret search runs in one process"),
+        ("search", "v5e:4x4", {"mesh.coordinator": "auto"}, "4 hosts: start jaxret search on each, with --coordinator"),
         ("encode", "v5e:4x4", {}, "start jaxret encode on each, with --coordinator=auto"),
         ("encode", "h100:16", {}, "start jaxret encode on each, each as a job of its own"),
     ],

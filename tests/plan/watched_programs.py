@@ -41,7 +41,9 @@ class WatchedProgram(NamedTuple):
         """ "train v5e:4x4 dtype=bfloat16"."""
         settings = [f"{key.removesuffix('.name').rpartition('.')[2]}={v}" for key, v in self.options.items()]
         settings += [f"lengths={','.join(f'{mean:g}' for mean in self.lengths)}"] if self.lengths else []
-        settings += [f"k={self.search.k} {self.search.precision}"] if self.verb == "search" else []
+        if self.verb == "search":
+            settings += [f"passages={self.search.passages}"] if self.search.passages != MARCO.passages else []
+            settings += [f"k={self.search.k} {self.search.precision}"]
         return " ".join([self.verb, self.topology, *settings])
 
 
@@ -77,10 +79,12 @@ def split_collectives(
     return {"all-gather": gathered, "reduce-scatter": scattered, "all-to-all": exchanged, "all-reduce": added}
 
 
-# Scores and rows that 8 or 16 devices gather for 1,024 queries: their shares of k, and some more.
+# Scores and rows that the devices of a host, 4 or 8, gather for 1,024 queries: their shares of k, and some more.
 CANDIDATES: dict[str, int | float] = {"all-gather": 17}
 # MS MARCO's passages and its dev queries.
 MARCO = SearchLoad(passages=8_841_823, queries=6_980, k=1000)
+# On four hosts of eight chips, each of which holds a quarter.
+MANY = SearchLoad(passages=100_000_000, queries=6_980, k=1000)
 # Packed texts lie in another order: vectors of all 128 queries and 256 passages are gathered, to be put in the batch's.
 ORDERED: dict[str, int | float] = {"all-gather": 1.2}
 WATCHED_PROGRAMS = (
@@ -117,9 +121,14 @@ WATCHED_PROGRAMS = (
     WatchedProgram("h200:1", {}, 27, {}, "search", search=MARCO, traffic=2.7),
     WatchedProgram("h200:1", {}, 14, {}, "search", search=MARCO._replace(precision="bfloat16"), traffic=1.0),
     WatchedProgram("h100:8", {}, 1.3, CANDIDATES, "search", search=MARCO._replace(precision="int8"), traffic=0.8),
-    WatchedProgram("v5e:4x4", {}, 1.8, CANDIDATES, "search", search=MARCO, traffic=1.1),
-    WatchedProgram("v5e:4x4", {}, 1.0, CANDIDATES, "search", search=MARCO._replace(precision="bfloat16"), traffic=1.05),
-    WatchedProgram("v5e:4x4", {}, 0.6, CANDIDATES, "search", search=MARCO._replace(precision="int8"), traffic=1.0),
+    WatchedProgram("v5e:4x4", {}, 1.85, CANDIDATES, "search", search=MARCO, traffic=1.95),
+    WatchedProgram(
+        "v5e:4x4", {}, 1.05, CANDIDATES, "search", search=MARCO._replace(precision="bfloat16"), traffic=2.15
+    ),
+    WatchedProgram("v5e:4x4", {}, 0.65, CANDIDATES, "search", search=MARCO._replace(precision="int8"), traffic=2.3),
+    WatchedProgram("h100:32", {}, 9.6, CANDIDATES, "search", search=MANY, traffic=2.7),
+    WatchedProgram("h100:32", {}, 5.3, CANDIDATES, "search", search=MANY._replace(precision="bfloat16"), traffic=0.75),
+    WatchedProgram("h100:32", {}, 3.7, CANDIDATES, "search", search=MANY._replace(precision="int8"), traffic=0.9),
 )
 
 
