@@ -223,14 +223,14 @@ class _AddressStream:
     """A text stream that shows the addresses of what is in working copies."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(_with_addresses(text))
+        self.stream.write(_with_addresses(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:

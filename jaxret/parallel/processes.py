@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -103,8 +104,12 @@ def keep_stdout() -> None:
     copy, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-    stream = sys.stdout
-    sys.stdout = io.TextIOWrapper(io.FileIO(copy, "w"), stream.encoding, stream.errors, write_through=True)
+    printed: Any = sys.stdout
+    stream = io.TextIOWrapper(io.FileIO(copy, "w"), printed.encoding, printed.errors, write_through=True)
+    if hasattr(printed, "stream"):  # a wrapper, which shows the addresses of working copies
+        printed.stream = stream
+    else:
+        sys.stdout = stream
 
 
 def under_slurm() -> bool:
