@@ -284,7 +284,7 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
         jobs = [start_client("search.py", clients | ONE_DEVICE, *job, f"--process_id={i}") for i in range(2)]
         first, second = (finish_one(job) for job in jobs)
         assert f"run: {run}/runs/data.test.trec" in first
-        assert "run: " not in second
+        assert run not in second
         finished("-m", "jaxret", "copy", run, str(tmp_path / "one"))
     assert (tmp_path / "one/runs/data.test.trec").read_bytes() == (one / "runs/data.test.trec").read_bytes()
 
