@@ -377,7 +377,8 @@ def get_config() -> ConfigDict:
 
     # Devices and processes (docs/clusters.md).
     c.mesh = ConfigDict()
-    c.mesh.fsdp = 1  # devices to split the parameters over; the batch is always split over all devices
+    # Devices to split the parameters over; 0: all devices. The batch is always split over all devices.
+    c.mesh.fsdp = 1
     # Precision of the sum of gradients over devices: float32, or bfloat16 for half the traffic.
     c.mesh.reduce_dtype = "float32"
     # Several hosts: "auto" on a TPU pod or under Slurm, else HOST:PORT of process 0. "": one process.

@@ -110,7 +110,8 @@ def check_platform(config: ConfigDict) -> Check | None:
 
 def check_mesh(config: ConfigDict, local: int) -> Check:
     """Return a check of mesh.fsdp with the devices of all processes, of which this one has `local`."""
-    devices, fsdp = _all_devices(config, local), config.mesh.fsdp
+    devices = _all_devices(config, local)
+    fsdp = config.mesh.fsdp or devices
     value = f"{devices} device{'s' * (devices > 1)}, parameters {f'split over {fsdp}' if fsdp > 1 else 'whole on each'}"
     if fsdp < 1 or devices % fsdp:
         allowed = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)

@@ -43,10 +43,11 @@ def map_with_names(function: Callable[[str, Any], Any], tree: Tree) -> Tree:
 
 
 def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return all devices as a (data, fsdp) mesh. Raises ValueError if `fsdp` does not divide their number,
-    RuntimeError in a forked process."""
+    """Return all devices as a (data, fsdp) mesh; fsdp 0: all of them. Raises ValueError if `fsdp` does not divide their
+    number, RuntimeError in a forked process."""
     require_unforked()
     devices = devices if devices is not None else jax.devices()
+    fsdp = fsdp or len(devices)
     if fsdp < 1 or len(devices) % fsdp:
         raise ValueError(f"mesh.fsdp is {fsdp}; it must divide the number of devices, {len(devices)}")
     grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)

@@ -38,7 +38,7 @@ from jaxret.training import prepare
 from jaxret.training.config_check import check_config, check_text_lengths
 from jaxret.training.losses.in_batch import loss_settings
 from jaxret.training.optimizers import make_optimizer
-from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder, write_t5
+from tests.pipeline import REPOSITORY, flat_config, run_script, tiny_config, write_data, write_encoder, write_language_model, write_t5
 
 CONFIGS = REPOSITORY / "configs"
 
@@ -54,6 +54,7 @@ SHIPPED = [
     for name in [path.relative_to(CONFIGS).with_suffix("").as_posix()]
     for suffix in getattr(module(name), "SUFFIXES", ("",))
 ]
+LANGUAGE_MODELS = ("qwen3", "recipes/language_models")
 RECIPES = [case for case in SHIPPED if case[0].startswith("recipes/")]
 
 
@@ -167,7 +168,7 @@ def test_a_shipped_config_builds(name: str, suffix: str) -> None:
     )
     if config.encoder.checkpoint == "t5-base":
         encoder = T5Config(99, 16, layers, 2, 8, 32)
-    if name == "qwen3":
+    if name in LANGUAGE_MODELS:
         encoder = DecoderConfig(99, 16, layers, 2, 1, 8, 32, max_positions=512, model_type="qwen3")
     retriever = build_retriever_model(config, encoder)
     check_config(config)
@@ -232,6 +233,15 @@ PAPERS: dict[str, tuple[Any, ...]] = {
     "i3_msmarco:distilled": (2e-5, 16, 127, None, 0.0, 0.0, 32, 140, 0.0, False),
     "ance_msmarco:": (1e-6, 64, 1, None, 5000, 1.0, 64, 512, 0.0, True),  # its published code
     "splade_msmarco:": (5e-6, 32, 7, 3, 0.1, 1.0, 128, 128, 0.0, True),  # Tevatron's example
+    "language_models:repllama": (1e-4, 32, 15, 1, 100, 1.0, 32, 196, 0.0, True),
+    "language_models:llama3": (1e-4, 32, 15, 1, 100, 1.0, 32, 196, 0.0, True),
+    "language_models:mistral": (1e-4, 32, 15, 1, 0.1, 1.0, 32, 156, 0.0, True),
+    **{
+        f"language_models:qwen3_{size}": (1e-4, 32, 15, 10, 0.1, 1.0, 32, 512, 0.0, True)
+        for size in ("0.6b", "4b", "8b")
+    },
+    "language_models:qwen3_full": (6e-6, 32, 15, 10, 0.1, 1.0, 32, 512, 0.0, True),
+    "language_models:gemma_full": (2e-5, 32, 15, 10, 0.1, 1.0, 64, 512, 0.0, True),
 }
 
 
@@ -316,10 +326,14 @@ def distinct_when_shrunken() -> list[tuple[str, str]]:
 def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     config = shipped(name, suffix).lock()
-    t5 = config.encoder.checkpoint == "t5-base"
-    encoder = (write_t5 if t5 else write_encoder)(tmp_path / "encoder")
-    data = write_data(tmp_path / "data", train=8, dev=2)
+    write = write_t5 if config.encoder.checkpoint == "t5-base" else write_encoder
+    write = write_language_model if name in LANGUAGE_MODELS else write
+    encoder, data = write(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
     config.update_from_flattened_dict(SHRUNKEN | {"encoder.checkpoint": str(encoder), "data.train": str(data)})
+    if name in LANGUAGE_MODELS:  # a token a character: prompts take most
+        config.tokens.query_length = config.tokens.passage_length = 120
+        shapes = json.loads((encoder / "config.json").read_text())
+        (encoder / "config.json").write_text(json.dumps(shapes | {"max_position_embeddings": 120}))
     if config.loss.kl.weight:  # taught: a teacher's scores of each query's positive and of the passage that is not one
         scores = tmp_path / "teacher.trec"
         scores.write_text("".join(f"q{i} Q0 p{i} 1 2.0 t\nq{i} Q0 n{i} 2 1.0 t\n" for i in range(8)))

@@ -42,10 +42,11 @@ from tests.tiny import DUAL_ENCODER, I3, SELF_CONTRASTIVE, make_batch, make_retr
 def test_meshes() -> None:
     assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1}
     assert dict(make_mesh(2).shape) == {"data": 4, "fsdp": 2}
+    assert dict(make_mesh(0).shape) == {"data": 1, "fsdp": 8}, "0: all"
     assert dict(make_mesh(1, jax.devices()[:3]).shape) == {"data": 3, "fsdp": 1}
 
 
-@pytest.mark.parametrize("fsdp", [0, -1, 3, 16])
+@pytest.mark.parametrize("fsdp", [-1, 3, 16])
 def test_fsdp_must_divide_the_devices(fsdp: int) -> None:
     with pytest.raises(ValueError, match=rf"mesh.fsdp is {fsdp}; it must divide the number of devices, 8"):
         make_mesh(fsdp)

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxret.configs import NOT_CONFIGS
 from jaxret.configs.base import get_config
+from jaxret.configs.recipes import language_models
 from jaxret.models.retriever import RetrieverModel, encoder_config
 from jaxret.parallel.chips import GIB, parse_topology
 from jaxret.plan.advice import with_changes
@@ -61,6 +62,22 @@ def test_the_documentation_has_every_config() -> None:
     assert not [line for line in rows.values() if "does not fit" in line]
 
 
+def test_recipes_of_language_models_fit_with_a_tenth_to_spare() -> None:
+    """In both tables of the documentation: all recipes, and the largest on larger machines."""
+    tables = {}
+    for title in ("| config |", "| recipe |"):
+        head, _, *lines = (title + SCALE.read_text().partition(title)[2]).split("\n\n")[0].splitlines()
+        chips = [parse_topology(name.strip()).chip for name in head.strip("| ").split("|")[1:]]
+        rows = [line.strip("| ").split(" | ") for line in lines]
+        tables[title] = [name for name, *_ in rows]
+        for name, *cells in rows:
+            for chip, cell in zip(chips, cells, strict=True):
+                assert float(cell.split()[0]) * GIB <= 0.9 * chip.memory or "language_models" not in name, (name, chip)
+    every = {f"recipes/language_models:{suffix}" for suffix in language_models.SUFFIXES}
+    assert every < set(tables["| config |"])
+    assert set(tables["| recipe |"]) < every
+
+
 def test_a_table_says_what_fits() -> None:
     def values(total: int, fits: bool) -> dict[str, Any]:
         return {"memory": {"total": total, "fits": fits}, "lower_bound": {"seconds": 0.0204}}
@@ -85,6 +102,7 @@ COMPILED = {
         "base",
         "recipes/aggretriever_msmarco:distilbert",
         "recipes/i3_msmarco:retromae",
+        "recipes/language_models:llama3",
         "recipes/mlr_msmarco:mlr",
     ),
     "v5e:4x4": (
@@ -97,10 +115,15 @@ COMPILED = {
         "modernbert",
         "mvr",
         "qwen3:last",
+        "recipes/language_models:gemma_full",
+        "recipes/language_models:qwen3_8b",
+        "recipes/language_models:qwen3_full",
         "xlm_roberta",
     ),
 }
 BYTES = {"bfloat16": 40, "float32": 56}  # of activations, for each number of the hidden states of a chunk, at most
+# With LoRA: 2 bytes a parameter; of activations with encoder.recompute="layer"; GiB of a word table and of two layers.
+LOW_RANK = 2, 8, 3.0
 
 
 def bound(config: ConfigDict, devices: int) -> float:
@@ -110,7 +133,14 @@ def bound(config: ConfigDict, devices: int) -> float:
     shapes = longest_batch(config, retriever, devices)
     tokens = shapes.computed(1) / devices / count_chunks(shapes.queries, config.train.chunk_size, devices)
     states = tokens * encoder.num_layers * encoder.hidden_size
-    return (4 * 4 * numbers(program_key(config), retriever) + BYTES[config.encoder.dtype] * states) / GIB + 1
+    parameters, split = numbers(program_key(config), retriever), config.mesh.fsdp or devices
+    if config.lora.rank:
+        each, activations, rest = LOW_RANK
+        return (each * parameters / split + activations * states) / GIB + rest
+    each = (
+        4 * 4 if split == 1 else 3 * 4 / split + 4 + 2
+    )  # of a split one the gradient, and the gathered one, are whole
+    return (each * parameters + BYTES[config.encoder.dtype] * states) / GIB + 1
 
 
 KNOWN: dict[str, int] = {}

@@ -56,6 +56,8 @@ Settings that the tables do not show:
 - No row on MS MARCO has a dev set, so the last checkpoint is measured. MLR takes the last one (section 4.3.2). I3's
   paper does not say; its code keeps the best on the questions that it reports. To keep the best of your own dev set:
   `--set=data.dev=FOLDER --set=validation.best=metric`.
+- Rows of language models that say "ours" have no published number; `jaxret reproduce --run` prints the run's alone.
+  Their parameters are split over all devices. SciFact's negatives are mined as MS MARCO's are.
 - MVR has no published code. [Methods](methods.md#mvr) lists the settings that its paper leaves open.
 """
 

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-PAPERS = ("mlr", "i3", "aggretriever", "mvr", "dpr")
+PAPERS = ("mlr", "i3", "aggretriever", "mvr", "dpr", "language_models")
 SEEDS = ("seed.init", "seed.data", "seed.dropout", "seed.negatives")
 
 

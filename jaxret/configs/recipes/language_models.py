@@ -1,0 +1,62 @@
+"""LoRA on language models: RepLLaMA, Tevatron's Mistral and Qwen3-Embedding on SciFact, by their published settings.
+
+:llama3 is RepLLaMA's recipe on Llama 3.1; without LoRA, :qwen3_full trains the 0.6B at the rate of Qwen's documentation,
+and :gemma_full EmbeddingGemma. These are ours: nothing is published. Parameters are split over all devices.
+
+Tevatron's examples encode 32 queries at a time, each with 16 passages; those on MS MARCO add up four such batches.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config as base
+from jaxret.configs.base import one_stage as stages  # noqa: F401
+from jaxret.configs.base import require_suffix
+
+QWEN3 = {size: f"Qwen/Qwen3-Embedding-{size.upper()}" for size in ("0.6b", "4b", "8b")}
+CHECKPOINTS = {
+    "repllama": "meta-llama/Llama-2-7b-hf",
+    "llama3": "meta-llama/Llama-3.1-8B",
+    "mistral": "mistralai/Mistral-7B-v0.1",
+    **{f"qwen3_{size}": checkpoint for size, checkpoint in QWEN3.items()},
+    "qwen3_full": QWEN3["0.6b"],
+    "gemma_full": "google/embeddinggemma-300m",
+}
+SUFFIXES = tuple(CHECKPOINTS)
+NOT_K = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def get_config(suffix: str) -> ConfigDict:
+    require_suffix("recipes/language_models.py", suffix, SUFFIXES)
+    c = base()
+    c.encoder.checkpoint = CHECKPOINTS[suffix]
+    c.encoder.tied = True
+    c.encoder.dtype, c.encoder.recompute = "bfloat16", "layer"
+    c.head.token = "last"
+    c.normalize = True
+    c.loss.temperature = 0.01
+    c.tokens.title_separator = " "
+    c.tokens.query_length = 32
+    c.data.negatives = 15
+    c.train.batch_size, c.train.chunk_size = 32, 1
+    c.optimizer.learning_rate, c.optimizer.warmup_fraction, c.optimizer.clip_norm = 1e-4, 0.1, 1.0
+    c.validation.best = "last"
+    c.mesh.fsdp = 0
+    if not suffix.endswith("full"):
+        c.lora.rank, c.lora.alpha, c.lora.dropout = 16, 64.0, 0.1
+    if suffix in ("repllama", "llama3", "mistral"):
+        c.train.accumulate, c.train.epochs = 4, 1.0
+        c.tokens.prompts = "tevatron_mistral" if suffix == "mistral" else "repllama"
+        c.tokens.passage_length = 156 if suffix == "mistral" else 196
+    else:
+        c.tokens.passage_length, c.train.epochs = 512, 10.0
+    if c.tokens.prompts == "repllama":
+        c.lora.rank, c.lora.targets = 32, NOT_K
+        c.optimizer.warmup_steps = 100
+    if suffix.startswith("qwen3"):
+        c.tokens.query_prompt = "Find a relevant scientific paper abstract to support or reject the claim. Query: "
+    if suffix == "gemma_full":
+        c.tokens.prompts, c.tokens.query_length = "embedding_gemma", 64
+        c.head.token, c.head.dual_encoder.dense = "mean", (3072, 768)
+    if suffix.endswith("full"):
+        c.optimizer.learning_rate = 6e-6 if suffix == "qwen3_full" else 2e-5
+    return c
