@@ -137,10 +137,9 @@ def bound(config: ConfigDict, devices: int) -> float:
     if config.lora.rank:
         each, activations, rest = LOW_RANK
         return (each * parameters / split + activations * states) / GIB + rest
-    each = (
-        4 * 4 if split == 1 else 3 * 4 / split + 4 + 2
-    )  # of a split one the gradient, and the gathered one, are whole
-    return (each * parameters + BYTES[config.encoder.dtype] * states) / GIB + 1
+    # Of a split parameter the gradient, and the gathered one, are whole.
+    held = 4 * 4 if split == 1 else 3 * 4 / split + 4 + 2
+    return (held * parameters + BYTES[config.encoder.dtype] * states) / GIB + 1
 
 
 KNOWN: dict[str, int] = {}
