@@ -170,7 +170,7 @@ def write_dpr_corpus(path: PathLike, passages: Iterable[Passage]) -> None:
         file.write("\t".join(CORPUS_COLUMNS) + "\n")
         for number, passage in enumerate(passages, 1):
             check_passage(passage, Location(path, f"passage {number}"))
-            file.write(f"{passage.id}\t{_quoted(passage.text)}\t{_quoted(passage.title)}\n")
+            file.write(f"{_quoted(passage.id)}\t{_quoted(passage.text)}\t{_quoted(passage.title)}\n")
 
 
 def write_dpr_queries(path: PathLike, queries: Iterable[Query]) -> None:

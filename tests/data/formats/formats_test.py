@@ -836,3 +836,10 @@ def test_real_dpr_sample(data_dir: Path) -> None:
         ids = {key: [c["passage_id"] for c in record[key]] for key in ("positive_ctxs", "hard_negative_ctxs")}
         assert [passage.id for passage in example.positives] == list(dict.fromkeys(ids["positive_ctxs"]))
         assert {p.id for p in example.negatives} == set(ids["hard_negative_ctxs"]) - set(ids["positive_ctxs"])
+
+
+@pytest.mark.parametrize("key", ['"', '"a', 'a"b"'])
+def test_an_id_with_quotes_is_read_back_from_dpr_s_passages(key: str, tmp_path: Path) -> None:
+    passages = [Passage(key, "text", "title"), Passage("next", "text")]
+    write_dpr_corpus(tmp_path / "psgs.tsv", passages)
+    assert list(read_corpus(tmp_path / "psgs.tsv")) == passages
