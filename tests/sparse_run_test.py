@@ -100,12 +100,11 @@ def test_search_and_explain_as_processes(root: Path) -> None:
         assert [passage for passage, _ in ranking] == [ids[row] for row in expected]
     query = next(iter(rankings))
     best = rankings[query][0][0]
-    explained = jaxret("explain", f"--workdir={root}/run", f"--query={texts[query]}", f"--passage_id={best}")
+    explain = ("explain", f"--workdir={root}/run", f"--query={texts[query]}", "--rank")
+    explained = jaxret(*explain, f"--passage_id={best}")
     assert explained.returncode == 0, explained.stderr
     assert f"\n\nrank 1 of {len(ids):,} passages\n\n" in explained.stdout
-    last = jaxret(
-        "explain", f"--workdir={root}/run", f"--query={texts[query]}", f"--passage_id={rankings[query][4][0]}"
-    )
+    last = jaxret(*explain, f"--passage_id={rankings[query][4][0]}")
     assert f"\nrank 5 of {len(ids):,} passages\n" in last.stdout
     header = next(line for line in explained.stdout.splitlines() if "contributes" in line)
     assert header.split() == ["word", "in", "the", "query", "in", "the", "passage", "contributes"]

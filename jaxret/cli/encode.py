@@ -54,15 +54,20 @@ def main() -> None:
         raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")
     if _DELETE.value and (_CORPUS.value or _APPEND.value):
         raise ValueError("--delete deletes, and nothing else: leave --corpus and --append out, and run them after it")
-    options, engine = _OPTIONS(), _ENGINE()
+    options, engine, together = _OPTIONS(), _ENGINE(), _JOB()
+    if engine.engine and (_DELETE.value or _APPEND.value or together.coordinator):
+        raise ValueError(
+            f"--engine={engine.engine}: workers encode a whole corpus; leave --append, --delete and --coordinator out"
+        )
     if _DELETE.value:
         folder = corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name")
         deleted, left = delete_passages(folder, _DELETE.value)
         print(f"{deleted:,} passages deleted from {folder}; {left:,} are left")
         return
     keep_freed_memory()
-    _JOB().join()
-    require_platform(_PLATFORM.value, "--platform")
+    together.join()
+    if not engine.engine:  # its workers have the devices
+        require_platform(_PLATFORM.value, "--platform")
     length = _PASSAGE_LENGTH.value
     if _APPEND.value and length is None:
         length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
@@ -72,12 +77,18 @@ def main() -> None:
         "attention": _ATTENTION.value,
     }
     if engine.engine:
-        if _APPEND.value or _JOB().coordinator:
-            raise ValueError(
-                f"--engine={engine.engine}: workers encode a whole corpus; leave --append and --coordinator out"
-            )
-        job = EncodeJob(_WORKDIR.value, _CHECKPOINT.value, opening, _CORPUS.value, _NAME.value, options)
-        encode_by_ray(job, engine)
+        encode_by_ray(
+            EncodeJob(
+                workdir=_WORKDIR.value,
+                checkpoint=_CHECKPOINT.value,
+                platform=_PLATFORM.value,
+                opening=opening,
+                corpus=_CORPUS.value,
+                name=_NAME.value,
+                options=options,
+            ),
+            engine,
+        )
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, **opening)
     print_line(describe_attention(run.config.encoder.attention))
     if _APPEND.value:

@@ -73,10 +73,8 @@ def joined_chunks(texts: Sequence[str]) -> str:
     most = min((len(each) for each in words[:-1]), default=0)
     pairs = list(itertools.pairwise(words))
     overlap = next((n for n in range(most, 0, -1) if all(one[-n:] == two[:n] for one, two in pairs)), 0)
-    parts = (
-        [text.split(maxsplit=overlap)[overlap:] for text in texts[1:]] if overlap else [[text] for text in texts[1:]]
-    )
-    return " ".join([*texts[:1], *(part for rest in parts for part in rest)])
+    new = [part for text in texts[1:] for part in text.split(maxsplit=overlap)[overlap:]]
+    return " ".join([*texts[:1], *new])
 
 
 def _windows(count: int, options: ChunkOptions) -> Sequence[tuple[int, int]]:

@@ -10,8 +10,10 @@ from jaxret.data.chunks import ChunkOptions, split_passage, split_passages
 from jaxret.data.errors import Policy
 from jaxret.data.formats import detect_file, read_corpus, read_examples
 from jaxret.data.formats.detect import source_path
+from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.source_layout import is_folder
 from jaxret.data.formats.writers import WRITERS
+from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answers import AnswerMatcher
 from jaxret.storage.atomic import require_other_file
@@ -49,17 +51,23 @@ def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | No
     counts = ChunkCounts()
     if examples:
         records = _chunk_examples(source, read_examples(source, None, policy, targets=False), options, counts)
-        WRITERS["tevatron.examples"][0].write(Path(out), records)
+        write_records(Path(out), map(make_tevatron_record, records))  # one at a time: chunks take more room than texts
     else:
-        passages = split_passages(_counted(read_corpus(source, policy), counts), options)
+        passages = split_passages(_counted(source, read_corpus(source, policy), counts), options)
         WRITERS["tevatron.corpus"][0].write(Path(out), _written(passages, counts))
     return counts
 
 
-def _counted(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
+def _require_some(source: str, counts: ChunkCounts) -> None:
+    if not counts.read:
+        raise ValueError(f"{source} has no record to split; nothing is written")
+
+
+def _counted(source: str, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
     for passage in passages:
         counts.read += 1
         yield passage
+    _require_some(source, counts)
 
 
 def _written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
@@ -88,5 +96,6 @@ def _chunk_examples(
             continue
         counts.written += 1
         yield Example(query, positives, tuple(split_passages(example.negatives, options)))
-    if not counts.written:
+    if counts.read and not counts.written:
         raise ValueError(f"{source}: no chunk of a positive has an answer of its query; nothing is written")
+    _require_some(source, counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -22,6 +23,15 @@ from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.types import Ragged, Tokens
 
 DEPTH = 1000  # to which the rank of a passage is looked for
+
+
+@dataclass(frozen=True)
+class StoredPassage:
+    """The id of a passage, "" for none; its encoded corpus, "" for the only one; and whether its rank is searched."""
+
+    id: str = ""
+    corpus: str = ""
+    rank: bool = False
 
 
 def stored_passage(folder: Path, passage_id: str) -> Passage:
@@ -47,25 +57,24 @@ def explain_in_run(
     checkpoint: str,
     question: str = "",
     passage: Passage | None = None,
-    stored: tuple[str, str] = ("", ""),
+    stored: StoredPassage = StoredPassage(),
     top: int = 10,
 ) -> str:
-    """Open a run and return `explain` for it; of a query and a stored passage also the passage's rank.
+    """Open a run and return `explain` for it.
 
     Args:
         workdir, checkpoint: see `open_run`.
         question, passage, top: see `explain`.
-        stored: (passage id, encoded corpus) of a passage to read instead of `passage`; its text comes first.
+        stored: a passage to read instead of `passage`; its text comes first.
     """
-    passage_id, corpus = stored
-    if not passage_id:
+    if not stored.id:
         return explain(open_run(workdir, checkpoint), question, passage, top)
-    folder = corpus_folder(Workdir(workdir), corpus)
-    passage = stored_passage(folder, passage_id)
+    folder = corpus_folder(Workdir(workdir), stored.corpus)
+    passage = stored_passage(folder, stored.id)
     run, text = open_as_encoded(workdir, checkpoint, folder), f"{passage.id}: {passage.title} {passage.text}".rstrip()
     parts = [text, explain(run, question, passage, top)]
-    if question:
-        parts.insert(1, describe_rank(Searcher(run, folder), question, passage_id))
+    if stored.rank:
+        parts.insert(1, describe_rank(Searcher(run, folder), question, stored.id))
     return "\n\n".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from jaxret.configs.options import check_options, option
 
+SECONDS = 10  # in which a cluster must answer
 RETRIES = 3  # of work whose worker or host died
 
 
@@ -46,16 +48,30 @@ class EngineOptions:
 def connected(options: EngineOptions) -> Iterator[Any]:
     """Yield the module ray, connected to the cluster of `options`. Disconnecting at the end ends this job's workers.
 
-    Raises ValueError where Ray is not installed, and ConnectionError where there is no cluster.
+    Raises ValueError where Ray is not installed, and ConnectionError where nothing answers at the cluster's address.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
     try:
         import ray
     except ImportError as error:
         raise ValueError(f"--engine={options.engine} needs Ray: pip install 'jaxret[ray]'") from error
+    _require_answer(options.engine if options.engine != "ray" else os.environ.get("RAY_ADDRESS", ""))
     address = options.engine if options.engine != "ray" else None  # Ray reads RAY_ADDRESS
     ray.init(address=address, logging_level=logging.WARNING)
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raise ConnectionError if nothing answers at HOST:PORT: Ray itself would try for minutes, without a word."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # "auto", or a local cluster
+        return
+    try:
+        socket.create_connection((host, int(port)), SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address} ({error}); start it, or correct the address"
+        ) from error

@@ -14,6 +14,7 @@ from typing import Any
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.ray_cluster import RETRIES, EngineOptions, connected
+from jaxret.parallel.processes import require_platform
 from jaxret.parallel.progress import job_log
 from jaxret.runs.run import open_run
 
@@ -25,6 +26,7 @@ class EncodeJob:
     Attributes:
         workdir: path or address of the run.
         checkpoint: "best", "last" or a step.
+        platform: "gpu", "tpu" or "cpu" that workers must have; "" for any.
         opening: further arguments of `open_run`.
         corpus: path or address of the passages.
         name: of the encoded corpus; "" for that of the corpus.
@@ -34,6 +36,7 @@ class EncodeJob:
 
     workdir: str
     checkpoint: str
+    platform: str
     opening: dict[str, Any]
     corpus: str
     name: str
@@ -45,6 +48,7 @@ class EncodeJob:
         if os.path.isdir(self.current):  # else all is in buckets, or a path is missed by its name
             os.chdir(self.current)
         try:
+            require_platform(self.platform, "--platform")
             run = open_run(self.workdir, self.checkpoint, **self.opening)
             encode_corpus(run, self.corpus, self.name, self.options, progress=False)
         except (ValueError, OSError, RuntimeError) as error:  # the driver raises them: a bad record is bad again
@@ -68,11 +72,16 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
         task = ray.remote(max_retries=RETRIES, retry_exceptions=False, **engine.worker_resources())(EncodeJob.run)
         pending = [task.remote(job) for _ in range(engine.workers)]
         job_log(progress)(f"{engine.workers} workers of Ray, each with {engine.resources}")
+        kind, count = engine.resources.split(":")
+        if ray.cluster_resources().get(kind, 0) < int(count):
+            job_log(progress)(f"the cluster has no {engine.resources} now: workers wait until a host comes that has")
         try:
             while pending:  # the first one ends when all shards are there, or by an error
                 (done,), pending = ray.wait(pending, num_returns=1)
                 try:
                     error = ray.get(done)
+                except ray.exceptions.RayTaskError:  # a fault of the code, not of a host
+                    raise
                 except ray.exceptions.RayError as died:
                     if not pending:
                         raise RuntimeError(

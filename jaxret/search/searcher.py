@@ -410,8 +410,8 @@ class Searcher:
         return sum(texts.bytes_read for texts in self._texts)
 
     def passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return the passages of the shards with these ids; read no others. With `max_passage`, documents: the texts of
-        their passages, joined by blanks. Raises what opening `Passages` raises."""
+        """Return the passages of the shards with these ids; read no others. With `max_passage`, documents
+        (`join_passages`). Raises what opening `Passages` raises."""
         return join_passages(self._read_passages, ids) if self.max_passage else self._read_passages(ids)
 
     def missing_ids(self, ids: set[str]) -> set[str]:

@@ -139,12 +139,14 @@ def test_a_corpus_and_training_records_are_split(tmp_path: Path) -> None:
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"_id": "p1", "text": "red fox"}\n')
+    (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "train.jsonl").write_text('{"query": "q", "pos": ["red fox"], "neg": ["blue sea"]}\n')
     for arguments, message in {
         ("corpus.jsonl", "out.jsonl"): "give one of --sentences, --equal=N and --words=N",
         ("corpus.jsonl", "corpus.jsonl", "--words=1"): "corpus.jsonl is what is split",
         ("train.jsonl", "out.jsonl", "--words=1"): "train.jsonl: query '0' has no answers",
         ("corpus.jsonl", "no/out.jsonl", "--words=1"): "there is no folder",
+        ("empty.jsonl", "out.jsonl", "--words=1"): "empty.jsonl has no record to split",
     }.items():
         done = jaxret(tmp_path, *arguments)
         assert done.returncode == 1, done

@@ -11,7 +11,7 @@ import pytest
 
 from jaxret.data.formats import read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.explain import explain_in_run
+from jaxret.experiments.explain import StoredPassage, explain_in_run
 from jaxret.experiments.search_sizes import parse_sizes, search_sizes
 from jaxret.index.cut_corpus import find_larger_vectors
 from jaxret.index.encode import encode_corpus
@@ -110,7 +110,7 @@ def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) ->
     run = runs[DAILY]
     query = next(iter(read_queries(root / "data" / "queries.jsonl")))
     (passage, score), *_ = rankings(run, f"first-{SIZE}", root)[query.id]
-    stored = passage, f"first-{SIZE}"
+    stored = StoredPassage(passage, f"first-{SIZE}")
     assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, stored=stored)
 
 

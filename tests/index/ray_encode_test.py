@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.ray_cluster import EngineOptions
+from jaxret.index.ray_encode import EncodeJob
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
 
 QUICK = {  # a dead host is noticed in two seconds instead of fifteen
@@ -96,6 +99,22 @@ def test_the_error_of_a_worker_is_that_of_the_command(root: Path, cluster: Any, 
     assert done.returncode == 1
     assert done.stderr.count("error: ") == 1
     assert "bad.jsonl:2: " in done.stderr
+
+
+def test_a_worker_without_the_platform_says_so(root: Path) -> None:
+    job = EncodeJob(str(root / "run"), "best", "tpu", {}, str(root / "data"), "", EncodeOptions())
+    assert job.run().startswith("--platform is 'tpu', and what JAX finds here")
+
+
+def test_a_cluster_that_does_not_answer(root: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"ray://127.0.0.1:{bound.getsockname()[1]}"
+        done = run_script("encode.py", f"--workdir={root / 'run'}", f"--corpus={root / 'data'}", f"--engine={address}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: no Ray cluster answers at {address} (")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
