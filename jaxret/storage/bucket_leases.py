@@ -161,9 +161,8 @@ class BucketLeases(Leases):
         return any(current and _owner_of(current) for current in self._bucket.get_several(keys))
 
     def clear(self) -> None:
-        """Remove the leases of all other jobs; see `Leases.clear`."""
-        held = set(map(self._key, self._versions))
-        self._bucket.delete(key for key in self._bucket.list(f"leases/{self._names}") if key not in held)
+        """Remove all leases, those of this job too: one that is released later is not written again."""
+        self._bucket.delete(self._bucket.list(f"leases/{self._names}"))
         self._copy.folder.sweep_groups(self._names)
         super().clear()
 

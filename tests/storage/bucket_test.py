@@ -468,6 +468,23 @@ assert copy.folder.files() == {}
     assert [name for _, name in gcs[0].objects] == ["run/files.json"]
 
 
+def test_the_last_job_to_finish_leaves_no_lease_in_the_bucket(gcs: Server) -> None:
+    script = """
+from jaxret.storage.bucket_leases import LAST, BucketLeases
+from jaxret.storage.working_copy import WorkingCopy
+copies = [WorkingCopy("gs://bucket/run") for _ in range(2)]
+jobs = [BucketLeases(copy, copy.path / "x") for copy in copies]
+with jobs[1] as second:
+    with jobs[0] as first:
+        assert first.claim("shard") and not second.claim("shard") and first.claim(LAST)
+        first.clear()  # while it holds both
+    assert second.claim(LAST), "as a job that looked before the first one was ready"
+    second.clear()
+"""
+    run_script(script, gcs[1])
+    assert [name for _, name in gcs[0].objects] == []
+
+
 def test_only_groups_that_a_job_has_seen_become_part_of_the_folder(gcs: Server) -> None:
     script = """
 from jaxret.storage.working_copy import WorkingCopy
