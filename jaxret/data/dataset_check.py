@@ -62,7 +62,8 @@ class ListingPolicy(Policy):
 
 @dataclass
 class DataCheck:
-    """The report of one data set, line by line; `policy.errors` lists every bad record, and the `unreadable` files."""
+    """The report of one data set, line by line; `policy.errors` lists every bad record, and the `unreadable` files.
+    `counts` has the numbers of a single file by name, as "passages" and "judged queries"."""
 
     source: str
     tokenizer: TextTokenizer | None
@@ -70,6 +71,7 @@ class DataCheck:
     policy: ListingPolicy = field(default_factory=ListingPolicy)
     lines: list[str] = field(default_factory=list)
     unreadable: list[DataError] = field(default_factory=list)
+    counts: dict[str, float | int] = field(default_factory=dict)
 
     def log(self, line: str) -> None:
         self.lines.append(line)
@@ -140,6 +142,7 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
     hashes, first = np.unique(np.frombuffer(ids, np.uint64), return_index=True)
     corpus.reject_repeated_ids(ids, check.policy)
     check.policy.errors[before:] = sorted(check.policy.errors[before:], key=_by_line)
+    check.counts["passages"] = len(hashes)
     check.log(f"passages: {len(hashes):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
     if first_read:
         check.log(first_read)
@@ -166,6 +169,7 @@ def _by_line(error: DataError) -> tuple[int, str]:
 
 def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     queries = read_queries(source, check.policy)
+    check.counts["queries"] = len(queries)
     answered = sum(bool(query.answers) for query in queries)
     texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
     answers = f", {answered:,} with answers" if answered else ""
@@ -183,8 +187,10 @@ def _log_judgements(check: DataCheck, judgements: Sequence[Judgement], name: str
     grades = Counter(judgement.relevance for judgement in judgements)
     queries = {judgement.query_id for judgement in judgements}
     relevant = {judgement.query_id for judgement in judgements if judgement.relevance > 0}
-    counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in sorted(grades.items()))
-    check.log(f"{name}: {len(judgements):,} for {len(queries):,} queries ({counts})")
+    parts = ", ".join(f"{count:,} of grade {grade}" for grade, count in sorted(grades.items()))
+    check.counts["judgements"], check.counts["judged queries"] = len(judgements), len(queries)
+    check.counts["relevant judgements"] = sum(count for grade, count in grades.items() if grade > 0)
+    check.log(f"{name}: {len(judgements):,} for {len(queries):,} queries ({parts})")
     if len(queries) > len(relevant):
         check.log(f"  {len(queries) - len(relevant):,} queries have no relevant passage")
 
@@ -205,7 +211,10 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
     check.log(
         f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {scored:,} with scores"
     )
+    check.counts["examples"] = len(examples)
+    check.counts["examples with those left out"] = len(examples) + check.policy.skipped.total()
     if targets := len({e.positives[0].id for e in examples if e.positives}):
+        check.counts["examples per first positive"] = len(examples) / targets
         check.log(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
     if negatives and without:
         check.log(f"  {without:,} queries have no negative")
@@ -337,8 +346,8 @@ def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
 
 def print_data_check(
     source: str, tokenizer: TextTokenizer | None, lengths: Sequence[int], on_error: str = "error"
-) -> None:
-    """Print what there is, and every bad record.
+) -> DataCheck:
+    """Print what there is, and every bad record; return the report.
 
     Args:
         source: folder, file or named data set.
@@ -366,6 +375,7 @@ def print_data_check(
     emit("data", source=source, lines=check.lines, notes=list(check.policy.describe_notes()), problems=problems)
     if errors:
         raise ValueError(f"{source}: {len(errors):,} bad records, listed above")
+    return check
 
 
 def load_uncut_tokenizer(directory: str | Path, title_separator: str = SEPARATOR) -> TextTokenizer:

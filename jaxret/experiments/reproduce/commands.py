@@ -147,11 +147,8 @@ def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[st
 
 def _counted_files(case: Case, places: Places) -> list[Path]:
     """Return the files whose records a table counts."""
-    data = case.target
-    if names := case.row.counted.get(data.name):
-        return [_inside(places, data, name) for name in names]
-    files = [_inside(places, data, data.train) if data.train else _corpus(places, data)]
-    return files + ([_inside(places, data, data.queries)] if data.queries else [])
+    names = [measure.rpartition(" of ")[2] for measure in case.measures]
+    return [_inside(places, case.target, name) for name in dict.fromkeys(names)]
 
 
 def _check(places: Places, data: PaperData, path: str) -> list[str]:

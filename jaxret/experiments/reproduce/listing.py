@@ -96,7 +96,8 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
     """Yield a line of the paper's numbers for each data set of a row."""
     for case in row.cases():
         if case.row.counts:
-            yield f"{case.target.name}: {', '.join(f'{n or 0:,}' for n in case.numbers)}"
+            parts = (f"{number:,} {name}" for name, number in zip(case.measures, case.numbers, strict=True))
+            yield f"{case.target.name}: {', '.join(parts)}"
             continue
         values = [
             f"{measure} {'-' if number is None else f'{number:.4g}'}{_deviation(case, index)}"

@@ -89,7 +89,7 @@ class PaperRow:
         subsets: numbers of parts of the queries (I3, table 4).
         diversity: data set -> perplexity and local variation, or what `measures` names.
         counts: data set -> sizes.
-        counted: data set -> the files whose records these are; by default its training data and queries.
+        counted: data set -> "COUNT of FILE" for each size; COUNT is a name of `DataCheck.counts`.
         milliseconds, gib: times and storage that the paper prints.
         same_as: id of the row that has the same system.
         reason: why the row cannot be run here; "" if it can.
@@ -141,8 +141,10 @@ class PaperRow:
         if self.numbers:
             measures = self.measures or data.measures
             values = [None if value == "-" else value / (100 if self.percent else 1) for value in values]
+        elif self.diversity:
+            measures = self.measures or ("perplexity", "local_variation")
         else:
-            measures = (self.measures or ("perplexity", "local_variation")) if self.diversity else ()
+            measures = tuple(self.counted[key])
         return Case(
             row=self,
             source=datasets()[source],

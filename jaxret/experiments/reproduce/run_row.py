@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from jaxret.data.dataset_check import LENGTHS, print_data_check
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
@@ -33,16 +34,16 @@ class Measured:
     Attributes:
         case: the row and the data set.
         measure: its name.
-        value: the run's, 0 to 1; the mean where there are several seeds.
+        value: the run's, 0 to 1, or a count; the mean where there are several seeds.
         error: standard error of the value over seeds, or over queries where there is one run.
         paper: the paper's number; None where it prints none.
     """
 
     case: Case
     measure: str
-    value: float
+    value: float | int
     error: float
-    paper: float | None
+    paper: float | int | None
 
     @property
     def difference(self) -> float | None:
@@ -74,6 +75,8 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
     missing = [line for case in cases for line in missing_files(case, places)]
     if missing:
         raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing)))
+    if row.verb == "count":
+        return [measured for case in cases for measured in _count_records(case, places)]
     places.workdir.mkdir(parents=True, exist_ok=True)  # --out of a command is in a folder that exists
     for case in cases:
         for seed in case_seeds(case):
@@ -92,6 +95,19 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
                         f"jaxret {command[0]} ended with status {status}; the same command again goes on"
                     )
     return [measured for case in cases for measured in measure_case(case, places)]
+
+
+def _count_records(case: Case, places: Places) -> Iterator[Measured]:
+    """Run `jaxret data check` on the files of a row that counts, and yield its counts."""
+    counts: dict[str, dict[str, float | int]] = {}
+    for command in case_commands(case, places):
+        print(f"== jaxret {' '.join(command)}", flush=True)
+        path = Path(command[2])
+        on_error = _flags(command).get("on_error", "error")
+        counts[path.name] = print_data_check(str(path), None, LENGTHS, on_error).counts
+    for measure, paper in zip(case.measures, case.numbers, strict=True):
+        name, _, file = measure.rpartition(" of ")
+        yield Measured(case, measure, counts[file][name], 0.0, paper)
 
 
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
@@ -180,8 +196,11 @@ def comparison_table(measured: Sequence[Measured]) -> str:
     rows = []
     for entry in measured:
         difference = "" if entry.difference is None else f"{entry.difference:+.1f}"
-        paper = "" if entry.paper is None else f"{entry.paper:.4f}"
         row = [entry.case.row.id, entry.case.target.name, entry.measure]
+        if entry.case.row.counts:
+            rows.append([*row, f"{entry.paper:,}", f"{round(entry.value, 2):,}", "", ""])
+            continue
+        paper = "" if entry.paper is None else f"{entry.paper:.4f}"
         rows.append([*row, paper, f"{entry.value:.4f}", f"{entry.error:.4f}", difference])
     header = ["row", "data", "measure", "paper", "run", "standard error", "difference in errors"]
     return aligned_table(header, rows, left=3)

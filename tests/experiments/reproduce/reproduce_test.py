@@ -513,8 +513,29 @@ def test_counts_are_of_files_and_of_questions() -> None:
         for row in find_rows("aggretriever/1")
         for case in row.cases()
     }
-    assert commands["dl19"][0] == "data/msmarco/collection.tsv"
+    assert commands["msmarco"][0] == "data/msmarco/collection.tsv"
     assert commands["nq"] == ["data/nq/biencoder-nq-train.json", "data/nq/nq-test.qa.csv"]
+    for row in paper_rows().values():
+        for case in row.cases():
+            assert not row.counts or len(case.measures) == len(case.numbers), row.id
+
+
+def test_counts_are_beside_the_paper_s(small_squad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = small_squad / "data" / "squad" / "biencoder-squad1-train.json"
+    records = json.loads(file.read_text())
+    records.append(records[0] | {"question": "without a positive passage", "positive_ctxs": []})
+    file.write_text(json.dumps(records))
+    list_rows("mlr/6/squad", str(small_squad / "data"), str(small_squad / "runs"), [], "")
+    *_, header, _, original, filtered, dev, test = capsys.readouterr().out.splitlines()
+    assert header.split()[:5] == ["row", "data", "measure", "paper", "run"]
+    assert [line.split()[-2:] for line in (original, filtered, dev, test)] == [
+        ["78,713", "9"],
+        ["70,096", "8"],
+        ["8,886", "8"],
+        ["10,570", "4"],
+    ]
+    measured = run_row(find_rows("mvr/section-4.1")[0], Places(small_squad / "data", small_squad / "runs"), "squad")
+    assert [(entry.paper, entry.value) for entry in measured] == [(2.7, 8 / 8)]
 
 
 def test_table_6_counts_questions_before_and_after_filtering() -> None:
