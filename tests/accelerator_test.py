@@ -49,7 +49,7 @@ def test_memory_is_compared_with_the_plan(total: float, at_least: bool, verdict:
     assert not list(judge_memory(planned(), None))
 
 
-def test_a_part_that_hangs_or_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_or_hanging_part_is_reported_as_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(accelerator.LIMITS, "encode", 0.05)
     (row,) = run_part("encode", tmp_path, small=True)
     assert (row.what, row.verdict) == ("encode", "not done after 0.2 s")
@@ -70,7 +70,7 @@ def test_a_report_is_a_table() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_rehearsal(tmp_path: Path) -> None:
+def test_all_parts_run_on_two_cpu_devices(tmp_path: Path) -> None:
     """All parts, on two CPU devices: attention as XLA runs the kernel of TPUs, and two processes."""
     variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "bench/accelerator.py", f"--out={tmp_path}", "--small"]

@@ -46,7 +46,7 @@ def texts(count: int, word: str) -> list[str]:
     return [f"{word} number {number} of the river" for number in range(count)]
 
 
-def test_passages_come_and_go(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     """The result is that of an index of the same passages which was built at once."""
     retriever = opened(tmp_path / "run")
     index = Index.build(retriever, texts(6, "stone"), progress=False)
@@ -75,7 +75,7 @@ def test_passages_come_and_go(opened: Callable[..., Retriever], tmp_path: Path) 
     assert len(index) == 9
 
 
-def test_what_others_change_is_seen_after_a_refresh(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     retriever = opened(tmp_path / "run")
     index, run = Index.build(retriever, texts(6, "stone"), progress=False), retriever.run
     before, folder = index.search(QUESTIONS, 9), tmp_path / "run" / "embeddings" / "passages"
@@ -101,7 +101,7 @@ def test_what_others_change_is_seen_after_a_refresh(opened: Callable[..., Retrie
     assert index.search(QUESTIONS, 9, texts=False)
 
 
-def test_a_refresh_while_others_search(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+def test_refresh_during_searches_of_other_threads(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     """Every result is that of a state of the corpus."""
     index = Index.build(opened(tmp_path / "run"), texts(6, "stone"), progress=False)
     allowed, done, errors = [index.search(QUESTIONS, 9)], threading.Event(), []
@@ -177,7 +177,9 @@ def test_rows_are_ids_and_vectors(family: str, opened: Callable[..., Retriever],
             np.testing.assert_allclose(one, two, atol=1e-5)
 
 
-def test_an_approximate_index_takes_no_changes(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+def test_append_and_delete_are_refused_with_an_approximate_index(
+    opened: Callable[..., Retriever], tmp_path: Path
+) -> None:
     retriever = opened(tmp_path / "run")
     exact = Index.build(retriever, texts(40, "stone"), progress=False)
     index_corpus(Workdir(tmp_path / "run"), IndexOptions("IVF2,Flat", sample=20), progress=False)

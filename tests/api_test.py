@@ -55,7 +55,7 @@ def index(retriever: jaxret.Retriever) -> jaxret.Index:
     return jaxret.Index.open(retriever)
 
 
-def test_the_package_is_light() -> None:
+def test_import_jaxret_imports_no_jax() -> None:
     """Until a name is asked for; a name that there is not is told as of any module."""
     code = "import sys, jaxret; print('jax' in sys.modules, sorted(jaxret.__all__)); jaxret.nothing"
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_the_package_is_light() -> None:
     "family",
     ["one vector", *(pytest.param(f, marks=pytest.mark.exhaustive) for f in ("several vectors", "late interaction"))],
 )
-def test_hits_are_what_the_vectors_say(family: str, root: Path, retriever: jaxret.Retriever, tmp_path: Path) -> None:
+def test_hits_equal_a_numpy_search(family: str, root: Path, retriever: jaxret.Retriever, tmp_path: Path) -> None:
     if family != "one vector":
         untrained_run(tmp_path / "run", root / "encoder", root / "data", **FAMILIES[family])
         retriever = jaxret.Retriever.open(tmp_path / "run")
@@ -113,7 +113,7 @@ class Compilations:
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
-def test_the_second_question_compiles_nothing_and_reads_its_passages_alone(root: Path, tmp_path: Path) -> None:
+def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "run", tmp_path / "run")
     index = jaxret.Index.open(tmp_path / "run")
     compilations, searcher = Compilations(), index._searcher
@@ -158,7 +158,7 @@ def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Pa
 
 
 @pytest.mark.exhaustive
-def test_a_model_as_it_comes(tmp_path: Path) -> None:
+def test_from_model_without_training(tmp_path: Path) -> None:
     """Without a workdir everything is in a temporary folder, which goes with the retriever; with one it stays."""
     model = write_modules(tmp_path / "model", normalize=True)
     retriever = jaxret.Retriever.from_model(model)
@@ -200,7 +200,7 @@ del temporary
 """
 
 
-def test_a_forked_child_is_told_to_open_its_own_and_removes_nothing(root: Path) -> None:
+def test_a_forked_process_raises_and_removes_no_files(root: Path) -> None:
     """It would wait for JAX's threads for ever; and with it went the temporary files of its parent."""
     program = [sys.executable, "-c", FORKED, str(root / "run")]
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=90)
@@ -210,7 +210,7 @@ def test_a_forked_child_is_told_to_open_its_own_and_removes_nothing(root: Path) 
     assert last == "True True"
 
 
-def test_pickled_is_opened_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpickling_opens_the_run_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its folder, with its checkpoint, lengths and options; in any working directory."""
     monkeypatch.chdir(root)
     retriever = jaxret.Retriever.open("run", query_length=5)
@@ -226,13 +226,13 @@ def test_pickled_is_opened_again(root: Path, tmp_path: Path, monkeypatch: pytest
     assert repr(index_again) == repr(index)
 
 
-def test_what_is_temporary_is_not_pickled(retriever: jaxret.Retriever) -> None:
+def test_a_temporary_retriever_cannot_be_pickled(retriever: jaxret.Retriever) -> None:
     temporary = jaxret.Retriever(retriever.run, TemporaryFolder())
     with pytest.raises(TypeError, match="give from_model a workdir"):
         pickle.dumps(temporary)
 
 
-def test_a_callback_has_the_lines_of_the_log(root: Path, tmp_path: Path) -> None:
+def test_the_callback_gets_every_line_of_the_log(root: Path, tmp_path: Path) -> None:
     """An error in it ends the training; the same call goes on from the last checkpoint."""
     config, calls = tiny_config(root / "encoder", root / "data"), list[dict[str, float]]()
     changes = {"train.steps": 4, "train.log_every": 1, "train.checkpoint_every": 2}
@@ -344,7 +344,7 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_is_a_sentence(name: str, retriever: jaxret.Retriever, index: jaxret.Index, tmp_path: Path) -> None:
+def test_errors_are_one_sentence(name: str, retriever: jaxret.Retriever, index: jaxret.Index, tmp_path: Path) -> None:
     call, kind, message = ERRORS[name]
     with pytest.raises(kind) as raised:
         call(retriever, index, tmp_path)
@@ -430,7 +430,7 @@ for call in json.loads(sys.argv[2]):
 """
 
 
-def test_what_is_wrong_with_arguments_is_a_value_error(root: Path) -> None:
+def test_bad_arguments_are_value_errors(root: Path) -> None:
     """In a process of its own: the tests check types before the function does."""
     program = [sys.executable, "-c", PROGRAM, str(root / "run"), json.dumps(list(WRONG_ARGUMENTS))]
     done = subprocess.run(program, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
@@ -438,7 +438,7 @@ def test_what_is_wrong_with_arguments_is_a_value_error(root: Path) -> None:
     assert dict(zip(WRONG_ARGUMENTS, done.stdout.splitlines(), strict=True)) == WRONG_ARGUMENTS
 
 
-def test_nothing_to_do_is_no_error(retriever: jaxret.Retriever, index: jaxret.Index) -> None:
+def test_empty_lists_are_no_error(retriever: jaxret.Retriever, index: jaxret.Index) -> None:
     assert index.search([]) == []
     queries, passages = retriever.encode_queries([]), retriever.encode_passages([])
     assert isinstance(queries, np.ndarray)
@@ -447,7 +447,7 @@ def test_nothing_to_do_is_no_error(retriever: jaxret.Retriever, index: jaxret.In
     assert passages.shape == (0, 1, 32)
 
 
-def test_it_says_what_it_is(root: Path, retriever: jaxret.Retriever, index: jaxret.Index) -> None:
+def test_repr_names_run_and_step(root: Path, retriever: jaxret.Retriever, index: jaxret.Index) -> None:
     assert repr(retriever) == f"Retriever({str(root / 'run')!r}, step 0)"
     assert repr(index).startswith(f"Index({str(root / 'run' / 'embeddings' / 'data')!r}, {len(index):,} passages, ")
 

@@ -45,7 +45,7 @@ write_json(work.result(name, seed), {{}})
 """
 
 
-def test_seeds_take_turns_and_long_claims_wait() -> None:
+def test_order_of_seeds_and_claims() -> None:
     first, second, late = CLAIM, replace(CLAIM, says="b"), replace(CLAIM, says="c", later=2)
     turns = [(seed, claim.says) for seed, claim in order([late, first, second], 3)]
     better = first.says
@@ -53,7 +53,7 @@ def test_seeds_take_turns_and_long_claims_wait() -> None:
     assert turns == [*early, (1, "c"), (3, better), (3, "b"), (2, "c"), (3, "c")]
 
 
-def test_claims_are_about_steps_whose_keys_there_are() -> None:
+def test_claims_name_existing_steps_and_keys() -> None:
     for claim in CLAIMS:
         assert isinstance(STEPS[claim.baseline], Train)
         assert isinstance(STEPS[claim.treated], Train)
@@ -67,7 +67,7 @@ def test_claims_are_about_steps_whose_keys_there_are() -> None:
             pretraining_config().lock().update_from_flattened_dict(dict(step.keys))
 
 
-def test_every_stored_run_is_of_a_step() -> None:
+def test_every_stored_run_belongs_to_a_step() -> None:
     """Renamed config keys change the digests in file names: then rename the files, and the runs of results.json."""
     results = json.loads(run.RESULTS.read_text())
     values = run.RESULTS.with_name("values")
@@ -99,7 +99,7 @@ def test_a_passage_answers_the_query_of_its_keywords(tmp_path: Path) -> None:
     assert needs("keywords") == []
 
 
-def test_a_changed_step_is_another_folder_and_so_is_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_step_and_its_dependants_get_new_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: digest.__wrapped__(name, "data") for name in ("stage-1", "own", "stage-2", "dual")}
     digest.cache_clear()
     monkeypatch.setitem(STEPS, "stage-1", Train(keys={"data.train": "@bm25/mined.jsonl", "train.steps": 7}))
@@ -162,7 +162,7 @@ def test_stored_values_meet_the_passages_of_their_questions(tmp_path: Path) -> N
     assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "of passages, each for itself"
 
 
-def test_of_vectors_that_are_one_but_for_rounding_the_first_wins() -> None:
+def test_of_vectors_equal_up_to_rounding_the_first_wins() -> None:
     scores = np.array([[0.5, 0.5 + 1e-7, 0.1], [0.5, 0.6, 0.1], [0.1, 0.2, 0.2 + 1e-7]])
     assert winning(scores).tolist() == [0, 1, 1]
 
@@ -193,7 +193,7 @@ def test_holm_counts_the_rows_that_were_run() -> None:
 
 
 @pytest.mark.exhaustive
-def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
+def test_finished_steps_are_skipped_and_a_failure_stops_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "CLAIMS", (CLAIM, Claim("", "b", "stage-1", "stage-2"), replace(CLAIM, says="c")))
@@ -223,7 +223,7 @@ def test_what_is_done_is_done_once_and_a_failure_stops_nothing(
     assert json.loads(results.read_text()) == written
 
 
-def test_rows_are_of_the_values_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_use_the_existing_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "CLAIMS", (CLAIM,))
     work = Work(tmp_path, "data", tmp_path / "values", ANSWERS)
 

@@ -92,7 +92,7 @@ def overrides(family: str, pooling: str, encoder: str, tied: bool = True) -> dic
 
 
 @pytest.mark.parametrize(("family", "pooling", "encoder"), [case for case in CASES if message(*case)])
-def test_what_means_nothing_is_an_error(family: str, pooling: str, encoder: str) -> None:
+def test_unsupported_combinations_are_errors(family: str, pooling: str, encoder: str) -> None:
     with pytest.raises(ValueError, match=message(family, pooling, encoder)):
         tiny.make_retriever(overrides(family, pooling, encoder), ENCODERS[encoder])
 
@@ -130,7 +130,7 @@ def test_every_family(family: str, pooling: str, encoder: str, tied: bool) -> No
     ("family", "pooling", "encoder", "tied"),
     [pytest.param(*case, marks=[] if case == DAILY else pytest.mark.exhaustive) for case in TABLE],
 )
-def test_the_rest_of_the_table(family: str, pooling: str, encoder: str, tied: bool) -> None:
+def test_other_encoders_of_the_table(family: str, pooling: str, encoder: str, tied: bool) -> None:
     train_encode_search(family, pooling, encoder, tied)
 
 

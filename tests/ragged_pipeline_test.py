@@ -31,7 +31,7 @@ from tests.pipeline import (
 
 
 @pytest.mark.exhaustive
-def test_late_interaction_from_text_to_ranking(tmp_path: Path) -> None:
+def test_late_interaction_end_to_end(tmp_path: Path) -> None:
     encoder, data = write_t5(tmp_path / "t5"), write_data(tmp_path / "data")
     config = tiny_config(
         encoder,

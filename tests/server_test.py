@@ -44,7 +44,7 @@ QUESTIONS = ["river stone music", "silver garden", "paper light forest", "winter
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
-def test_threads_have_the_results_of_one(rounds: int, run: Path) -> None:
+def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     """32 threads, several k, filters, backends, exact and approximate: the parameters of a search travel with it."""
     retriever = Retriever.open(run)
     every = [SearchOptions(), SearchOptions(backend="xla")]
@@ -83,7 +83,7 @@ def test_threads_have_the_results_of_one(rounds: int, run: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("searches", "openings"), [(60, 6), pytest.param(20_000, 100, marks=pytest.mark.exhaustive)])
-def test_searches_and_openings_leave_nothing_behind(searches: int, openings: int, run: Path) -> None:
+def test_searches_and_openings_leak_no_resources(searches: int, openings: int, run: Path) -> None:
     """Open files are as many as before; threads too, but for a few that libraries start late; memory grows by less than
     a quarter of a megabyte for each opening, which compiles programs, and not with searches. A control keeps what it
     opens."""
@@ -117,7 +117,7 @@ def test_searches_and_openings_leave_nothing_behind(searches: int, openings: int
     assert len(kept) == 2
 
 
-def test_an_opening_leaves_next_to_no_objects(run: Path) -> None:
+def test_opening_an_index_leaks_no_objects(run: Path) -> None:
     """Python's blocks of memory, nearly the same number every time. TensorStore keeps a few for each array that Orbax
     reads; JAX would keep what it traces. Control: what an opening holds while it is open."""
 

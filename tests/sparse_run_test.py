@@ -53,7 +53,7 @@ def test_training_counts_words(root: Path) -> None:
     assert any("validation/RR@10" in line for line in lines)
 
 
-def test_encoding_goes_on_to_the_same_bytes(root: Path) -> None:
+def test_encoding_continues_to_the_same_bytes(root: Path) -> None:
     folder = root / "run/embeddings/data"
     shards = open_encoded(folder)
     counts = np.concatenate([shard.word_counts for _, shard in shards])
@@ -117,7 +117,7 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     assert "are weights of words, which inverted lists search: leave --precision=int8 out" in refused.stderr
 
 
-def test_passages_come_and_go(root: Path, tmp_path: Path) -> None:
+def test_appended_and_deleted_passages(root: Path, tmp_path: Path) -> None:
     run, folder = open_run(root / "run"), root / "run/embeddings/changing"
     encode_corpus(run, root / "data", "changing", EncodeOptions(words=6), progress=False)
     more = tmp_path / "more.jsonl"
@@ -139,7 +139,7 @@ def test_passages_come_and_go(root: Path, tmp_path: Path) -> None:
     assert result.backend == searcher.description
 
 
-def test_the_first_passages_are_searched_alone(root: Path) -> None:
+def test_latency_passages_searches_the_first_passages(root: Path) -> None:
     run, folder = open_run(root / "run"), root / "run/embeddings/data"
     searcher = Searcher(run, folder)
     first = searcher.first(30)

@@ -195,7 +195,7 @@ def test_every_error_is_one_line_and_a_status(
         raise error
 
 
-def test_a_status_of_its_own_goes_through() -> None:
+def test_a_custom_exit_status_is_kept() -> None:
     with pytest.raises(SystemExit) as ended, report_errors():
         raise SystemExit(143)
     assert ended.value.code == 143
@@ -228,7 +228,7 @@ def test_signals(number: int, status: int, message: str) -> None:
     assert (process.returncode, errors) == (status, message)
 
 
-def test_a_process_that_lost_another_does_not_wait_for_it() -> None:
+def test_a_process_does_not_wait_for_a_dead_peer_at_exit() -> None:
     """JAX would, when Python ends: what is registered for then does not run."""
     gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
     reset = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error [127.0.0.1]:60141: Connection reset by peer"
@@ -243,7 +243,7 @@ def test_a_process_that_lost_another_does_not_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize("body", ["print('x' * 100_000); print('y')", "print('short')"])
-def test_a_reader_that_left(body: str) -> None:
+def test_a_closed_pipe_ends_the_command(body: str) -> None:
     process = program(f"import time; sys.stdin.readline(); {body}", stdin=subprocess.PIPE)
     assert process.stdout
     process.stdout.close()
@@ -272,7 +272,7 @@ def test_nothing_is_imported_before_the_flags_are_right() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_jaxs_own_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_jax_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """About an accelerator that is not used; what Orbax says of its work goes."""
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")  # and put back as it was
     before = {name: logging.getLogger(name).level for name in ("jax._src", *cli._VERBOSE_LOGGERS)}
@@ -288,7 +288,7 @@ def test_jaxs_own_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
             logging.getLogger(name).setLevel(level)
 
 
-def test_an_accelerator_that_was_asked_for_and_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_platform_is_an_error(tmp_path: Path) -> None:
     untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), "")
     done = subprocess.run(
         command("search.py", f"--workdir={tmp_path / 'run'}", "--query=x"),
@@ -348,7 +348,7 @@ def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
     return variables_set
 
 
-def test_where_compiled_programs_are_kept(variables: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+def test_location_of_the_compilation_cache(variables: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     assert variables() == {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache" / "jaxret" / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -363,7 +363,7 @@ def test_where_compiled_programs_are_kept(variables: Callable[..., dict[str, str
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
-def test_what_xla_logs_is_for_debugging(debug: str) -> None:
+def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
     """Here that it cannot write where it was asked to."""
     program = (
         "from jaxret.cli.app import silence_libraries; silence_libraries(); import jax; jax.jit(lambda x: x + 1)(1.0)"

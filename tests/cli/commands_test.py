@@ -97,7 +97,7 @@ def test_flags_of_several_verbs_are_defined_once() -> None:
     assert {(verb, name) for verb, name in defined if name in shared} == OWN_MEANING
 
 
-def test_which_verb() -> None:
+def test_the_verb_is_parsed_from_the_command_line() -> None:
     assert split_verb(["data", "check", "x", "--lengths=3"]) == ("data check", ["x", "--lengths=3"])
     assert split_verb(["plan", "encode", "x"]) == ("plan", ["encode", "x"])
     assert split_verb(["train"]) == ("train", [])
@@ -113,7 +113,7 @@ def test_help_lists_the_verbs(tmp_path: Path) -> None:
     assert "  train " not in done.stdout, "of a group, its own"
 
 
-def test_help_has_the_arguments_without_a_name() -> None:
+def test_help_lists_positional_arguments() -> None:
     done = subprocess.run(
         command("-m", "jaxret", "open", "x", "-h"), cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
@@ -126,7 +126,7 @@ def test_help_has_the_arguments_without_a_name() -> None:
     )
 
 
-def test_an_argument_that_may_be_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     several, one = ModuleType("several"), ModuleType("one")
     several.ARGUMENTS, one.ARGUMENTS = {"RUN...": "runs"}, {"DIR": "a folder"}  # type: ignore[attr-defined]
     monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
@@ -174,7 +174,7 @@ def test_a_config_is_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pyte
         ("mlr:x", "mlr takes no suffix: leave ':x' out"),
     ],
 )
-def test_a_config_that_is_not_there(config: str, message: str) -> None:
+def test_a_missing_config(config: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         configs.load_config(config)
 
@@ -182,7 +182,7 @@ def test_a_config_that_is_not_there(config: str, message: str) -> None:
 @pytest.mark.parametrize(
     "config", [("--config=recipes/mlr_open_qa:t5",), ("--config", "configs/mlr.py"), ("--config=mine.py",)]
 )
-def test_a_command_finds_it_from_any_folder(config: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_config_is_found_from_any_folder(config: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     done = runs(tmp_path, *command("-m", "jaxret", "plan", *config, NO_CHIP, "--config.train.steps=3"))
     assert done.returncode == 1
@@ -190,7 +190,7 @@ def test_a_command_finds_it_from_any_folder(config: tuple[str, ...], tmp_path: P
 
 
 @pytest.mark.exhaustive
-def test_an_installed_wheel(tmp_path: Path) -> None:
+def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     """Built from the repository and run in an environment that sees the libraries, but not the repository."""
     source, wheels, home = tmp_path / "source", tmp_path / "wheels", tmp_path / "venv"
     source.mkdir()

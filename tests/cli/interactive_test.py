@@ -38,7 +38,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["faiss-cpu", "xla"])
-def test_each_question_is_answered_as_if_it_were_asked_alone(
+def test_answers_equal_those_of_single_searches(
     backend: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions = ["silver river", "stone", "paper light forest market winter garden bridge window thunder"]
@@ -56,7 +56,7 @@ def test_each_question_is_answered_as_if_it_were_asked_alone(
 
 
 @pytest.mark.exhaustive
-def test_what_is_wrong_with_a_question_ends_nothing(
+def test_a_bad_question_does_not_end_the_session(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(monkeypatch, b"caf\xe9\nstone\r\n")
@@ -72,7 +72,7 @@ def compiled() -> int:
 
 
 @pytest.mark.exhaustive
-def test_after_the_first_nothing_is_compiled_and_few_bytes_are_read(run: Run) -> None:
+def test_later_questions_compile_nothing_and_read_few_bytes(run: Run) -> None:
     searcher = Searcher(replace(run, compiled={}), corpus_folder(run.workdir), SearchOptions("xla"))
     interactive.warm_up(searcher, 3)
     assert searcher.bytes_read > 0, "the first question does not wait until the places of all texts are known"
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_a_line_and_the_end_of_input_ends_all(
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), KeyError("x")])
-def test_what_is_no_fault_of_a_question_ends_all(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_end_the_session(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def show(*_: object, **__: object) -> None:
         raise error
 

@@ -84,7 +84,7 @@ finally:
 
 
 @pytest.mark.exhaustive
-def test_both_streams_hold_only_what_is_ours(root: Path, tmp_path: Path) -> None:
+def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> None:
     """Train, encode, search: every line to the last. The compiled programs are kept where a user has them, so the
     second search compiles nothing; damaged ones, and a folder that cannot be written, change nothing but the time."""
     workdir, cache = tmp_path / "run", tmp_path / "cache"

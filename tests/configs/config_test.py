@@ -129,7 +129,7 @@ def test_a_family_reads_its_own_group_and_no_other() -> None:
 WORDS = ("MLR", "ME-BERT", "ColBERT", "MVR", "Aggretriever", "I3", "SPLADE", "COIL", "viewer", "lexical", "implicit")
 
 
-def test_no_family_is_known_by_name_outside_its_file() -> None:
+def test_family_names_occur_only_in_their_files() -> None:
     """In code: names of the table and of its classes, and the papers' names in what is printed. Docstrings and comments
     may cite a paper. The demo is an example, as the configs are; reproduce is about the papers."""
     classes = {head.__name__ for head in HEADS.values()}
@@ -323,7 +323,7 @@ def distinct_when_shrunken() -> list[tuple[str, str]]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "suffix"), distinct_when_shrunken())
-def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
     config = shipped(name, suffix).lock()
     write = write_t5 if config.encoder.checkpoint == "t5-base" else write_encoder
@@ -343,7 +343,7 @@ def test_a_recipe_runs_shrunken(name: str, suffix: str, tmp_path: Path, monkeypa
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("devices", [1, 4, 8])
-def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
+def test_i3_trains_and_validates_in_chunks_of_one_query(
     devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
@@ -359,7 +359,7 @@ def test_i3_trains_and_validates_a_query_at_a_time_on_any_number_of_devices(
 
 
 @pytest.mark.exhaustive
-def test_i3_warms_up_with_frozen_encoders_and_goes_on_from_there(
+def test_i3_fine_tuning_starts_from_the_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))

@@ -27,7 +27,7 @@ from jaxret.serving.serve_options import ServeOptions
         (ServeOptions, "answer_seconds"),
     ],
 )
-def test_a_number_is_finite(kind: Any, name: str, value: str) -> None:
+def test_nan_and_infinity_are_refused(kind: Any, name: str, value: str) -> None:
     """NaN is below no bound, and would be the score of every passage."""
     with pytest.raises(ValueError, match=f"^{name} is {value}; it must be a finite number$"):
         kind(**{name: float(value)})

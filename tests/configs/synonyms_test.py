@@ -34,11 +34,11 @@ KEYS = list(all_keys(load_config("base")))
         ("unheard_of", ""),
     ],
 )
-def test_a_key_of_another_library_is_a_key_here(name: str, meant: str) -> None:
+def test_keys_of_other_libraries_suggest_ours(name: str, meant: str) -> None:
     assert similar_name(name, KEYS) == meant
 
 
-def test_only_names_that_the_command_has_are_suggested() -> None:
+def test_only_existing_names_are_suggested() -> None:
     assert suggest_name("top_k", ["workdir", "k"]) == "; did you mean k?"
     assert suggest_name("top_k", ["workdir", "top"]) == ""
     assert suggest_name("output-dir", ["workdir", "k"]) == "; did you mean workdir?"
@@ -64,7 +64,7 @@ def run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("compare", "batch_size", ""),
     ],
 )
-def test_a_flag_of_another_library_is_a_hint_of_the_verb(verb: str, name: str, hint: str) -> None:
+def test_flags_of_other_libraries_are_hints_of_the_verb(verb: str, name: str, hint: str) -> None:
     done = run_verb(verb, f"--{name}=1")
     assert done.returncode == 1
     assert done.stderr == f"error: --{name} is no flag{'; ' * bool(hint)}{hint} (--help lists them)\n"

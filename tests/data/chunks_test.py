@@ -45,7 +45,7 @@ def test_the_words_of_a_text_are_those_of_its_chunks(text: str, count: int, equa
 
 
 @hypothesis.given(st.text(), st.integers(1, 9), st.data())
-def test_windows_begin_with_the_end_of_the_one_before(text: str, words: int, data: st.DataObject) -> None:
+def test_windows_overlap_with_the_previous_window(text: str, words: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(0, words - 1))
     chunks = [chunk.split() for chunk in split_text(text, ChunkOptions(words=words, overlap=overlap))]
     again = chunks[0] + [word for chunk in chunks[1:] for word in chunk[overlap:]]
@@ -80,12 +80,12 @@ def test_ids() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"equal": 2, "words": 3}, {"words": 3, "overlap": 3}, {"equal": -1}])
-def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+def test_contradicting_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"give one of|overlap is 3|equal is -1"):
         ChunkOptions(**options)
 
 
-def test_documents_are_read_whole() -> None:
+def test_a_document_is_the_sequence_of_its_chunks() -> None:
     """Also those with more chunks than are read at a time, without any, and not there."""
     long = Passage("long", " ".join(map(str, range(40))), "Title")
     stored = {chunk.id: chunk for chunk in split_passage(long, ChunkOptions(words=1))} | {"one": Passage("one", "text")}
@@ -137,7 +137,7 @@ def test_a_corpus_and_training_records_are_split(tmp_path: Path) -> None:
     assert example.negatives == (Passage("2#0", "old sea"), Passage("2#1", "map"))
 
 
-def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
+def test_unsplittable_input_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"_id": "p1", "text": "red fox"}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "train.jsonl").write_text('{"query": "q", "pos": ["red fox"], "neg": ["blue sea"]}\n')

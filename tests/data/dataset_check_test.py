@@ -84,14 +84,14 @@ def test_bad_records_are_counted_by_reason_on_request(tmp_path: Path, capsys: py
         print_data_check(str(path), None, [64])
 
 
-def test_a_file_that_cannot_be_read_is_bad_on_every_request(folder: Path) -> None:
+def test_an_unreadable_file_is_an_error_with_every_on_error(folder: Path) -> None:
     (folder / "qrels" / "test.tsv.gz").write_bytes((folder / "qrels" / "test.tsv").read_bytes())
     (folder / "qrels" / "test.tsv").unlink()
     with pytest.raises(ValueError, match="1 bad records"):
         print_data_check(str(folder), None, [64], "skip")
 
 
-def test_records_with_the_query_of_another_are_counted(tmp_path: Path) -> None:
+def test_records_with_repeated_queries_are_counted(tmp_path: Path) -> None:
     rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
     check = check_data(str(lines(tmp_path / "a.jsonl", *rows)))
     message = "  1 have the query of an earlier one; what one says of it is not known of the other"
@@ -99,7 +99,7 @@ def test_records_with_the_query_of_another_are_counted(tmp_path: Path) -> None:
     assert message not in check_data(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
 
 
-def test_what_is_noted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"anchor": "a", "positive": "x", "label": 0}, {"anchor": "b", "positive": "y", "label": 1}]
     print_data_check(str(lines(tmp_path / "a.jsonl", *rows)), None, [64])
     message = "noted: 1 queries without a positive, which give no example (as a.jsonl:1)"
@@ -202,5 +202,5 @@ def test_limits_are_in_tokens(tmp_path: Path) -> None:
     assert done.stderr == "error: --lengths are limits in tokens, which only a --tokenizer can count: give one\n"
 
 
-def test_what_a_file_is_called_where_content_does_not_tell(tmp_path: Path) -> None:
+def test_ambiguous_content_is_described_by_the_file_name(tmp_path: Path) -> None:
     assert "MS MARCO queries" in check_data(str(lines(tmp_path / "queries.dev.tsv", "1\ta text"))).lines[0]

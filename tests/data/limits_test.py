@@ -74,9 +74,7 @@ print(time.process_time() - begin, peak() - before)
         pytest.param("train.json.gz", "read_examples(path)", b"[", b"[", marks=LONG),
     ],
 )
-def test_a_line_without_an_end_is_an_error_soon(
-    tmp_path: Path, name: str, code: str, start: bytes, filler: bytes
-) -> None:
+def test_an_endless_line_is_an_error(tmp_path: Path, name: str, code: str, start: bytes, filler: bytes) -> None:
     path = write_gzip(tmp_path / name, start, (filler * (8 * MIB // len(filler)), 200))  # 1.6 GB
     said, seconds, peak = measure(code, path)
     assert f"{name}:{start.count(10) + 1}: this " in said
@@ -118,9 +116,7 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
         ("dev.json", "read_queries(path)", '[{"question": "', '", "answers": [], "positive_ctxs": []}]\n'),
     ],
 )
-def test_the_longest_line_there_may_be_is_held_a_few_times(
-    tmp_path: Path, name: str, code: str, start: str, end: str
-) -> None:
+def test_memory_of_the_longest_allowed_line(tmp_path: Path, name: str, code: str, start: str, end: str) -> None:
     """With an emoji, because of which Python takes four bytes for each character."""
     path = tmp_path / name
     path.write_text(start + "\U0001f600" + "river " * ((lines.LINE_LIMIT - 200) // 6) + end, encoding="utf-8")
@@ -142,7 +138,9 @@ READERS: dict[str, tuple[Callable[[Path], object], bytes, bytes]] = {
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("name", READERS)
-def test_the_limit_is_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str) -> None:
+def test_the_limit_counts_bytes_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str
+) -> None:
     for module in (lines, tables):
         monkeypatch.setattr(module, "LINE_LIMIT", 3 * MIB)  # of chunks of 1
     read, line, what = READERS[name]
@@ -158,7 +156,7 @@ def test_the_limit_is_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 4096])
-def test_lines_are_the_same_wherever_a_chunk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_lines_do_not_depend_on_chunk_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     rows = [json.dumps({"_id": str(i), "text": f"naïve\u2028🎉 {i}"}, ensure_ascii=False) for i in range(3)]
     text = f"\ufeff{rows[0]}\r\n\n \t\r\n\r\n{rows[1]}\n\n{rows[2]}"
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
@@ -207,7 +205,7 @@ def test_a_json_array_is_read_value_by_value(
         assert list(values) == []
 
 
-def test_a_json_file_is_not_held_whole(tmp_path: Path) -> None:
+def test_a_json_file_is_streamed(tmp_path: Path) -> None:
     record = json.dumps({"question": "river", "positive_ctxs": [{"text": "x" * MIB}]}).encode() + b",\n"
     path = write_gzip(tmp_path / "train.json.gz", b"[", (record, 400), record[:-2], b"]")
     said, _, peak = measure("print(len(read_queries(path)))", path)
@@ -215,9 +213,7 @@ def test_a_json_file_is_not_held_whole(tmp_path: Path) -> None:
     assert peak < AIR
 
 
-def test_a_record_that_is_too_long_is_an_error_under_any_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_long_record_is_an_error_under_any_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LINE_LIMIT", 2 * MIB)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"question": "a", "positive_ctxs": []}, {"question": "x" * 5 * MIB}], indent=0))

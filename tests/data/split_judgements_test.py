@@ -23,7 +23,7 @@ TEST = [
 ]
 
 
-def test_a_query_is_in_a_set_by_all_its_relevant_passages() -> None:
+def test_all_relevant_passages_decide_the_set_of_a_query() -> None:
     sets = split_by_training(TEST, {"p2", "other"})
     assert [[j.query_id for j in entries] for entries in sets] == [["new"], ["old", "old"], ["both", "both"]]
     without = split_by_training(TEST, set()).set0

@@ -52,7 +52,7 @@ def test_every_row_is_compared_with_the_one_above(table: dict[str, Evaluation]) 
     assert "yes" not in change_table({"a": table["b"], "b": table["c"]}, ["one"], aligned_table)
 
 
-def test_every_system_is_a_config_that_says_what_it_is(tmp_path: Path) -> None:
+def test_every_system_is_a_config_with_a_description(tmp_path: Path) -> None:
     for system in SYSTEMS:
         config = demo_config(system.config, tmp_path, {"train.steps": 7})
         check_config(config)
@@ -61,7 +61,7 @@ def test_every_system_is_a_config_that_says_what_it_is(tmp_path: Path) -> None:
         assert "{" not in system.change.format(steps=1, pairs=2)
 
 
-def test_answers_are_of_the_demos_own_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_from_the_demos_own_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other searches of the run do not change them."""
     passages = [Passage("a", "a text"), Passage("b", "another text")]
     question = Query("q", "which text?")

@@ -29,7 +29,7 @@ def test_has_answer_golden_values(answer: str, text: str, expected: bool) -> Non
     assert has_answer(text, [answer]) is expected
 
 
-def test_a_matcher_of_many_texts_says_the_same() -> None:
+def test_a_matcher_of_many_texts_equals_single_matches() -> None:
     matcher = AnswerMatcher()
     for answer, _, _ in [*GOLDEN, *GOLDEN]:
         assert matcher([text for _, text, _ in GOLDEN], Query("q", "?", (answer, ""))) == [
@@ -43,7 +43,7 @@ def test_an_answer_without_tokens_occurs_nowhere(answer: str) -> None:
     assert has_answer("anything at all", [answer, "at all"])
 
 
-def test_tokens_match_whole_and_in_a_row() -> None:
+def test_answers_match_consecutive_whole_tokens() -> None:
     text = "the quick brown fox"
     assert has_answer(text, ["quick brown"])
     assert has_answer(text, ["fox"])
@@ -83,7 +83,7 @@ def test_answer_ranks_and_accuracy_by_hand() -> None:
     assert (ranks.queries_expected, ranks.queries_found) == (3, 2)
 
 
-def test_accuracy_refuses_what_it_cannot_measure() -> None:
+def test_accuracy_with_missing_answers_or_texts_is_an_error() -> None:
     with pytest.raises(ValueError, match="'q9' has no answers"):
         answer_accuracy(RUN, [Query("q9", "?")], TEXTS, [1])
     with pytest.raises(ValueError, match=r"'p3' \(rank 1 of query 'q2'\) has no text"):
@@ -94,7 +94,7 @@ def test_accuracy_refuses_what_it_cannot_measure() -> None:
         answer_accuracy(RUN, QUERIES, TEXTS, [0])
 
 
-def test_answers_that_are_regular_expressions(data_dir: Path) -> None:
+def test_answers_as_regular_expressions(data_dir: Path) -> None:
     """CuratedTREC's, as DPR matches them: anywhere, in any case, across marks that are written in two ways."""
     queries = read_queries(data_dir / "format-samples" / "dpr" / "curatedtrec-like.qa.csv")
     texts = {"a": "As NANCY she sings.", "b": "by Coco-Chanel, or Jean Patou", "c": "on 18 May 1974", "d": "nothing"}

@@ -69,7 +69,7 @@ def test_only_systems_of_several_runs_are_tested_over_runs(compared: SystemCompa
     assert [one.p_runs is None for one in compared.tests] == [False, False, True, True]
 
 
-def test_text_markdown_and_json_say_the_same(compared: SystemComparison) -> None:
+def test_text_markdown_and_json_have_the_same_values(compared: SystemComparison) -> None:
     text, markdown, values = compared.to_text(), compared.to_markdown(), json.loads(json.dumps(compared.to_json()))
     difference = f"{compared.tests[0].comparison.difference:+.4f}"
     for report in (text, markdown):
@@ -91,7 +91,7 @@ def test_text_markdown_and_json_say_the_same(compared: SystemComparison) -> None
     )
 
 
-def test_one_system_has_means_alone() -> None:
+def test_one_system_has_only_means() -> None:
     text = compare_systems({"dual": SYSTEMS["dual"]}, ["R@5"]).to_text()
     assert "±" in text
     assert "nothing to compare it with" in text
@@ -113,7 +113,7 @@ def test_measures_of_fewer_queries_are_counted() -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("shift", [0.0, 0.25, 0.1])
-def test_differences_that_are_all_equal_have_no_t_test(shift: float) -> None:
+def test_equal_differences_have_no_t_test(shift: float) -> None:
     values = {query: place / 30 for place, query in enumerate(QUERIES)}
     other = {query: value + shift for query, value in values.items()}  # of 0.1, equal but for rounding
     comparison = compare_systems(

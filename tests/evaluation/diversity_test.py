@@ -41,7 +41,7 @@ def test_perplexity_counts_effective_vectors() -> None:
     assert counted == 0
 
 
-def test_all_of_it() -> None:
+def test_all_measures_together() -> None:
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((50, 4, 6)).astype(np.float32)
     queries = vectors[np.arange(50), np.arange(50) % 4] * 3  # pair i is won by vector i mod 4

@@ -53,7 +53,7 @@ def test_one_system_has_no_best() -> None:
     assert "*" not in evaluation_text(one) + evaluation_markdown(one)
 
 
-def test_footer_says_which_system_missed_queries() -> None:
+def test_the_footer_names_systems_with_missing_queries() -> None:
     assert footer({"a": evaluation(299, R=0.5), "b": evaluation(299, R=0.5)}) == (
         "Queries found: 299 of 300 expected; the missing ones count as zero."
     )
@@ -71,7 +71,7 @@ def test_systems_that_cannot_be_compared_are_an_error() -> None:
         evaluation_markdown({"a": evaluation(R=1.0), "b": evaluation(299, 299, R=1.0)})
 
 
-def test_the_file_holds_the_evaluation_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_the_file_has_the_evaluation_and_its_provenance(tmp_path: Path) -> None:
     path = tmp_path / "eval" / "scifact.test.json"
     provenance = {"seed": 7, "versions": {"jax": "0.10.2"}}
     write_evaluation(path, evaluation(299, R=0.123456), provenance)
@@ -89,7 +89,7 @@ def test_the_file_holds_the_evaluation_and_where_it_comes_from(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_accuracy_says_of_how_many_queries_it_is(judged: bool, tmp_path: Path) -> None:
+def test_accuracy_states_its_number_of_queries(judged: bool, tmp_path: Path) -> None:
     answers = replace(evaluation(90, 90, **{"Accuracy@5": 0.5}), answered=(90, 100))
     if judged:
         write_evaluation(tmp_path / "a.json", evaluation(100, 100, R=0.5), {}, answers)
@@ -105,7 +105,7 @@ def test_accuracy_says_of_how_many_queries_it_is(judged: bool, tmp_path: Path) -
     assert "Accuracy" not in footer({"a": everywhere, "b": evaluation(90, 90, R=1.0)})
 
 
-def test_an_evaluation_is_read_again(tmp_path: Path) -> None:
+def test_an_evaluation_round_trips(tmp_path: Path) -> None:
     write_evaluation(tmp_path / "a.json", evaluation(299, R=0.25), {}, evaluation(299, Accuracy=1.0))
     assert read_evaluation(tmp_path / "a.json") == evaluation(299, R=0.25, Accuracy=1.0)
     write_evaluation(tmp_path / "a.json", evaluation(299, R=0.25), {})

@@ -44,7 +44,7 @@ def test_a_retrieved_passage_is_never_below_one_that_is_not(method: str) -> None
         assert {passage for passage, score in fused if score == min(fused, key=lambda hit: hit[1])[1]} >= {"other"}
 
 
-def test_the_order_of_each_run_is_kept_alone() -> None:
+def test_a_single_run_keeps_its_order() -> None:
     for method in METHODS:
         assert [passage for passage, _ in fuse([SPARSE, DENSE], method, (1.0, 0.0))["q"]][:2] == ["a", "b"]
         assert [passage for passage, _ in fuse([SPARSE, DENSE], method, (0.0, 1.0), k=2)["q"]] == ["c", "d"]

@@ -67,7 +67,7 @@ def test_control_another_ranking_is_not_equal() -> None:
     assert evaluate(run, judgements, MEASURES).mean != pytest.approx(expected, abs=1e-9)
 
 
-def test_the_given_order_decides_ties() -> None:
+def test_ties_keep_the_order_of_the_ranking() -> None:
     """trec_eval would put "b" first, by descending id."""
     run: Run = {"q": [("a", 1.0), ("b", 1.0)]}
     judgements = [Judgement("q", "a", 1)]
@@ -104,7 +104,7 @@ def test_by_hand() -> None:
     assert mean["AP"] == pytest.approx((1 / 2 + 2 / 3) / 3)
 
 
-def test_counts_found_and_expected_queries() -> None:
+def test_judged_queries_and_queries_with_results_are_counted() -> None:
     judgements = [Judgement("found", "a", 1), Judgement("missing", "a", 1), Judgement("empty", "a", 1)]
     judgements.append(Judgement("nothing relevant", "a", 0))
     run: Run = {"found": [("a", 1.0)], "empty": [], "unjudged": [("a", 1.0)]}
@@ -159,13 +159,13 @@ def test_names_are_those_of_ir_measures(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["MRR@10", "ndcg@10", "nDCG@0", "nDCG@", "nDCG@-1", "nDCG 10", "", "nDCG@10 ", "R@1.5"]
 )
-def test_an_unknown_name_is_an_error_with_the_known_names(name: str) -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_names(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown measure .*known are nDCG@k, RR@k"):
         parse_measure(name)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("R", "cut-off"), ("Success", "cut-off"), ("nDCG(rel=2)@5", "graded")])
-def test_a_name_that_means_nothing_is_an_error(name: str, reason: str) -> None:
+def test_an_impossible_name_is_an_error(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"{reason}.*known are"):
         parse_measure(name)
 
@@ -183,6 +183,6 @@ def test_json_rounds_means_and_keeps_values_per_query() -> None:
         ("recall_at_100", "R@100"), ("map", "AP"), ("hit_rate@5", "Success@5"), ("recall", "R@k"), ("P@10", ""),
     ],
 )  # fmt: skip
-def test_a_measure_of_another_library_is_told_its_name_here(name: str, meant: str) -> None:
+def test_measure_names_of_other_libraries_get_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}'{f'; did you mean {meant}[?]' if meant else ''}; known are"):
         parse_measure(name)

@@ -25,7 +25,7 @@ def rankings() -> Rankings:
     return result
 
 
-def test_measures_are_those_of_beir() -> None:
+def test_measures_equal_beirs() -> None:
     """BEIR's evaluation.py pops the query's own id from what was found, and gives the rest to pytrec_eval."""
     result = rankings()
     random = np.random.default_rng(1)
@@ -44,7 +44,7 @@ def test_measures_are_those_of_beir() -> None:
     assert all(len(ranking) == K for ranking in kept.values()), "one more was searched for"
 
 
-def test_which_queries_found_themselves() -> None:
+def test_queries_that_retrieve_themselves_are_counted() -> None:
     result = rankings()
     assert (
         set(self_matching_queries(result)) == {query for query in result if query in dict(result[query])} != set(result)
@@ -62,5 +62,5 @@ def test_which_queries_found_themselves() -> None:
         ("arguanas", False),
     ],
 )
-def test_which_data_sets_are_known(name: str, expected: bool) -> None:
+def test_data_sets_with_self_matches(name: str, expected: bool) -> None:
     assert has_passages_as_queries(name) == expected

@@ -64,7 +64,7 @@ def test_sign_and_symmetry() -> None:
     assert backward.p_t == pytest.approx(forward.p_t)
 
 
-def test_the_seed_decides_and_the_order_of_queries_does_not() -> None:
+def test_results_depend_on_the_seed_not_on_the_order_of_queries() -> None:
     baseline, system = values(0, 50), values(1, 50, shift=0.05)
     result = paired_comparison(baseline, system, seed=3, resamples=500)
     shuffled = dict(sorted(system.items(), reverse=True))

@@ -41,7 +41,7 @@ def data(run: Run) -> str:
 
 
 @pytest.mark.exhaustive
-def test_a_search_says_that_it_is_approximate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_an_index_are_marked_approximate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """And is exact without the index: two searches, two files, which are not compared with each other."""
     for options in (
         SearchOptions(),
@@ -72,7 +72,7 @@ def test_a_search_says_that_it_is_approximate(run: Run, capsys: pytest.CaptureFi
         compare_runs([str(run.workdir.path / "eval" / f"data.dev{name}.json") for name in ("", ".ivf")])
 
 
-def test_one_question_and_python(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_questions_and_python(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     options = SearchOptions(index="ivf", index_parameters="nprobe=3")
     searcher = Searcher(run, corpus_folder(run.workdir), options)
     show_answer(searcher, "silver river", 3, progress=False)
@@ -92,7 +92,7 @@ def test_one_question_and_python(run: Run, capsys: pytest.CaptureFixture[str]) -
     assert "IVF4" not in repr(exact), "never a default"
 
 
-def test_it_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path) -> None:
+def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path) -> None:
     folder = corpus_folder(run.workdir)
     with pytest.raises(ValueError, match="--filter needs exact search"):
         Searcher(run, folder, SearchOptions(index="ivf", filters=("kind:a",)))

@@ -62,7 +62,7 @@ def result(
 
 
 @pytest.mark.parametrize("length", ["query_length", "passage_length"])
-def test_texts_cut_elsewhere_are_another_system(length: str, tmp_path: Path) -> None:
+def test_other_lengths_are_another_system(length: str, tmp_path: Path) -> None:
     cut: dict[str, Any] = {"query_length": 32, "passage_length": 128}
     runs = [
         result(tmp_path / f"a-{seed}", seed, **({**cut, length: 512} if seed > 2 else cut)) for seed in (1, 2, 3, 4)
@@ -71,7 +71,7 @@ def test_texts_cut_elsewhere_are_another_system(length: str, tmp_path: Path) -> 
     assert [len(results) for results in systems.values()] == [2, 2]
 
 
-def test_runs_that_differ_in_their_seeds_alone_are_one_system(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_seeds_are_one_system(tmp_path: Path) -> None:
     runs = [result(tmp_path / f"dual-{seed}", seed) for seed in (1, 2)]
     runs += [result(tmp_path / f"mlr-seed{seed}", seed, "mlr") for seed in (1, 2, 3)]
     comparison, systems = compare_runs(runs, resamples=1000)
@@ -92,7 +92,9 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_system(tmp_path: Path) ->
         ("validation.corpus", "wiki", 2),
     ],
 )
-def test_what_changes_no_result_makes_no_other_system(key: str, value: Any, systems: int, tmp_path: Path) -> None:
+def test_settings_that_change_no_result_make_no_other_system(
+    key: str, value: Any, systems: int, tmp_path: Path
+) -> None:
     runs = [result(tmp_path / f"{seed}", seed, keys={key: value} if seed == 2 else {}) for seed in (1, 2)]
     assert len(compare_runs(runs, resamples=1000)[1]) == systems
 
@@ -128,7 +130,7 @@ def test_other_training_data_are_another_system(tmp_path: Path) -> None:
     assert len(compare_runs([one, two], resamples=1000)[1]) == 2, "another teacher"
 
 
-def test_runs_that_began_with_other_weights_under_one_path_are_two_systems(tmp_path: Path) -> None:
+def test_runs_from_different_weights_under_one_path_are_two_systems(tmp_path: Path) -> None:
     runs = [result(tmp_path / f"dual-{seed}", seed, weights="ab" * 32 if seed > 2 else "cd" * 32) for seed in (1, 2, 3)]
     _, systems = compare_runs(runs, resamples=100)
     assert {name: len(of) for name, of in systems.items()} == {"dual": 2, "dual-3": 1}
@@ -140,14 +142,14 @@ def test_runs_that_began_with_other_weights_under_one_path_are_two_systems(tmp_p
     assert "not seeds of one system" in comparison_notes(systems)[0], "a named system has the note, too"
 
 
-def test_stages_of_a_recipe_begin_with_what_their_own_seeds_made(tmp_path: Path) -> None:
+def test_stages_that_start_from_models_of_their_seed_are_one_system(tmp_path: Path) -> None:
     runs = [result(tmp_path / f"two-{seed}", seed, **lineage(seed), weights=f"{seed}") for seed in (1, 2)]
     _, systems = compare_runs(runs, resamples=100)
     assert [len(results) for results in systems.values()] == [2]
     assert not any("weights" in note for note in comparison_notes(systems))
 
 
-def test_one_system_is_checked_as_several_are(tmp_path: Path) -> None:
+def test_runs_of_one_system_are_checked_too(tmp_path: Path) -> None:
     one, two = result(tmp_path / "a", 1), result(tmp_path / "b", 2, qrels="7")
     with pytest.raises(ContractError, match="qrels: '2' in"):
         compare_runs([f"x={one},{two}"])
@@ -212,7 +214,7 @@ def test_filters_may_be_given_in_any_order(tmp_path: Path) -> None:
     assert len(compare_runs(runs, resamples=100)[1]) == 1
 
 
-def test_which_result_of_a_run(tmp_path: Path) -> None:
+def test_the_result_of_a_run_is_selected_by_name(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2)
     (tmp_path / "a" / "eval" / "scifact.test.diversity.json").write_text("{}")  # of another verb
     compare_runs([one, other], resamples=1000)
@@ -232,7 +234,7 @@ def test_which_result_of_a_run(tmp_path: Path) -> None:
         compare_runs([one, str(tmp_path)])
 
 
-def test_measures_that_some_lack_or_that_mean_something_else(tmp_path: Path) -> None:
+def test_missing_or_different_measures(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 1), result(tmp_path / "b", 2, k=1000)
     with pytest.raises(ValueError, match=r"scifact\.test\.json has no 'R@5'; it has nDCG@10, RR, Accuracy@5"):
         compare_runs([one, other], measures=["R@5"])
@@ -249,7 +251,7 @@ def test_queries_without_a_ranking_are_noted(tmp_path: Path) -> None:
     assert note.endswith("b/eval/scifact.test.json has rankings of 3 of 10 queries: the missing ones count as zero.")
 
 
-def test_a_file_that_is_no_result_or_has_no_digests(tmp_path: Path) -> None:
+def test_invalid_result_files(tmp_path: Path) -> None:
     one = result(tmp_path / "a", 1)
     path = Workdir(one).evaluation("scifact.test")
     path.write_text(path.read_text().replace('"sha256": {"', '"was": {"').replace('"sha256": {\n', '"was": {\n'))

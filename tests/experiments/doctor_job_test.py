@@ -81,7 +81,7 @@ def test_the_config_of_a_run_as_a_process(root: Path) -> None:
     assert "encoder" not in checks  # the run has its own
 
 
-def test_memory_is_what_the_step_needs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_step_is_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[int, int | None]] = []
     config = tiny_config(root / "encoder", root / "data")
     devices = jax.local_devices()[:1]
@@ -101,7 +101,7 @@ def test_memory_is_what_the_step_needs(root: Path, monkeypatch: pytest.MonkeyPat
     assert (usable, small < large) == (10**12, True)
 
 
-def test_what_needs_less_memory_is_named() -> None:
+def test_keys_that_need_less_memory_are_named() -> None:
     config = changed(get_config(), train__batch_size=64)
     check = check_fit(config, 10**10, 10**9)
     assert (check.fatal, "10.0 GB of 1.0 GB" in check.value) == (True, True)

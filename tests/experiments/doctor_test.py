@@ -42,7 +42,7 @@ def test_this_machine_as_a_process(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_fails_is_the_exit_status() -> None:
+def test_a_failed_check_sets_the_exit_status() -> None:
     result = jaxret_doctor("--coordinator=no.such.host.invalid:1234")
     assert result.returncode == 1
     assert "FAIL  coordinator: no.such.host.invalid:1234\n      the host is not known here" in result.stdout
@@ -92,7 +92,7 @@ def test_a_kernel_is_compared_with_plain_attention(monkeypatch: pytest.MonkeyPat
     assert (check.mark, check.value) == ("FAIL", "cannot be computed")
 
 
-def test_folders_are_tried(tmp_path: Path) -> None:
+def test_folders_are_checked(tmp_path: Path) -> None:
     assert check_folder("workdir", tmp_path / "not/yet/there").mark in ("ok", "note")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")

@@ -47,7 +47,7 @@ def rows(explanation: str, header: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in lines[2:]]
 
 
-def test_of_what_is_no_retriever_no_corpus_is_to_be_encoded(tmp_path: Path) -> None:
+def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere is no run \(it has no config.json\)"):
         corpus_folder(Workdir(tmp_path / "nowhere"))
 
@@ -82,7 +82,7 @@ def test_several_vectors_show_which_one_won(make: Callable[..., Run]) -> None:
 
 
 @pytest.mark.exhaustive
-def test_i3_shows_the_words_it_imagines(make: Callable[..., Run]) -> None:
+def test_i3_shows_the_reconstructed_words(make: Callable[..., Run]) -> None:
     changes = {"reconstructor_layers": 1, "interactor_layers": 1, "pseudo_length": 4, "mask_id": 4}
     keys = {f"head__i3__{key}": value for key, value in changes.items()}
     run = make("i3", head__name="i3", data__pseudo_queries="query", **keys)

@@ -62,7 +62,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["several", "one"])
-def test_a_folder_has_the_numbers_of_jaxret_search_in_mteb_s_files(root: Path, name: str) -> None:
+def test_results_in_mteb_files_equal_jaxret_search(root: Path, name: str) -> None:
     arguments = ["mteb", f"--workdir={root / name}", "--tasks=data", f"--out=results-{name}"]
     done = jaxret(*arguments, home=root)
     assert done.returncode == 0, done.stderr
@@ -97,7 +97,7 @@ def test_a_folder_has_the_numbers_of_jaxret_search_in_mteb_s_files(root: Path, n
 
 
 @pytest.mark.exhaustive
-def test_a_stored_result_is_that_of_its_split_and_judgements(root: Path) -> None:
+def test_a_stored_result_is_reused_only_for_its_split_and_judgements(root: Path) -> None:
     arguments = ["mteb", f"--workdir={root / 'one'}", "--tasks=changing", "--out=stored"]
     shutil.copytree(root / "data", root / "changing")
 
@@ -121,7 +121,7 @@ def test_a_stored_result_is_that_of_its_split_and_judgements(root: Path) -> None
 
 
 @pytest.mark.exhaustive
-def test_what_is_wrong_is_one_sentence(root: Path) -> None:
+def test_errors_are_one_sentence(root: Path) -> None:
     for tasks, sentence in {
         "nothing-of-this-name": "--tasks=nothing-of-this-name is no folder, and mteb has no such task",
         "SciFact": "the data of SciFact are not in the cache of Hugging Face; --download fetches them",
@@ -156,7 +156,7 @@ for text in json.loads(sys.argv[2]):
 
 
 @pytest.mark.exhaustive
-def test_a_card_that_mteb_does_not_take_is_one_sentence(root: Path) -> None:
+def test_an_invalid_card_is_one_sentence(root: Path) -> None:
     done = with_mteb("-c", READ_CARDS, str(root / "one"), json.dumps(list(CARDS)), home=root)
     assert done.returncode == 0, done.stderr
     for line, sentence in zip(done.stdout.splitlines(), CARDS.values(), strict=True):

@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_rankings_and_evaluation_are_those_of_the_library(root: Path) -> None:
+def test_rankings_and_evaluation_equal_the_library(root: Path) -> None:
     queries, judgements = read_queries(root / "data"), read_judgements(root / "data", "test")
     judged = {judgement.query_id for judgement in judgements}
     expected = BM25.of(read_corpus(root / "data")).search([query for query in queries if query.id in judged], 20)
@@ -52,7 +52,7 @@ def test_rankings_and_evaluation_are_those_of_the_library(root: Path) -> None:
     assert stored["provenance"]["config"] == {"bm25": {"k1": 0.9, "b": 0.4, "language": "english"}}
 
 
-def test_the_index_is_kept_and_refused_where_it_does_not_fit(root: Path, tmp_path: Path) -> None:
+def test_the_index_is_reused_or_refused(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "one", root / "kept")
     again = jaxret(root, "bm25", "--workdir=kept", *SOURCES, "--measures=RR@5,Accuracy@3", "--latency=2")
     assert again.returncode == 0, again.stderr
@@ -75,7 +75,7 @@ def test_the_index_is_kept_and_refused_where_it_does_not_fit(root: Path, tmp_pat
     assert "damaged/bm25/data/data.csc.index.npy is missing or damaged; remove damaged/bm25/data" in damaged.stderr
 
 
-def test_empty_passages_are_kept_where_asked(root: Path) -> None:
+def test_empty_passages_are_kept_on_request(root: Path) -> None:
     """Some sets of BEIR have them."""
     shutil.copytree(root / "data", root / "with-empty" / "data")
     with open(root / "with-empty" / "data" / "corpus.jsonl", "a") as file:

@@ -49,7 +49,7 @@ def flipped(path: Path) -> bytes:
     return good
 
 
-def test_what_is_wrong_is_named(run: Path) -> None:
+def test_every_defect_is_named(run: Path) -> None:
     everything = list(verify_folder(run))
     assert [one for one in everything if one.problem] == []
     assert len({one.name for one in everything}) == len(everything) > 20
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_named(run: Path) -> None:
     assert problems(run) == []
 
 
-def test_a_corpus_without_sidecars_is_a_corpus(run: Path, tmp_path: Path) -> None:
+def test_a_corpus_without_sidecars_is_valid(run: Path, tmp_path: Path) -> None:
     """Search needs none; what its manifest says is compared all the same."""
     shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
     part = next((tmp_path / "corpus").glob("part-*"))
@@ -83,7 +83,7 @@ def test_a_corpus_without_sidecars_is_a_corpus(run: Path, tmp_path: Path) -> Non
         assert any(name in problem for problem in damages), name
 
 
-def test_each_of_several_is_named(run: Path, tmp_path: Path) -> None:
+def test_several_defects_are_all_named(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")
     wrong = sorted((tmp_path / "corpus").glob("*-of-00002.*"))[:3]
     for path in wrong:
@@ -123,6 +123,6 @@ def test_a_store_of_tokens(run: Path) -> None:
     (folder / "ids.flat.npy").write_bytes(good)
 
 
-def test_what_cannot_be_verified_is_refused(tmp_path: Path) -> None:
+def test_other_folders_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run, no encoded corpus, no index and no store"):
         list(verify_folder(tmp_path))

@@ -47,7 +47,7 @@ def make_run(folder: Path, **overrides: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in RUNS])
-def test_vectors_are_those_of_the_modules(tmp_path: Path, name: str) -> None:
+def test_exported_modules_give_the_same_vectors(tmp_path: Path, name: str) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
     report = export(run, "sentence-transformers", out)
     assert "read back, vectors of 64 texts differ by " in report
@@ -61,7 +61,7 @@ def test_vectors_are_those_of_the_modules(tmp_path: Path, name: str) -> None:
     assert ("Queries were cut at 12 tokens and passages at 24" in report) == (not router)
 
 
-def test_hidden_states_are_those_of_the_encoder(tmp_path: Path) -> None:
+def test_exported_encoder_gives_the_same_states(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="mvr", head__mvr__count=2)
     report = export(run, "hf", tmp_path / "out")
     assert "read back, hidden states of 64 texts differ by " in report
@@ -72,7 +72,7 @@ def test_hidden_states_are_those_of_the_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_transformers_loads_what_was_trained(tmp_path: Path) -> None:
+def test_transformers_loads_the_trained_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     transformers = pytest.importorskip("transformers")
     run = make_run(tmp_path, encoder__tied=False, train__steps=2)
@@ -92,9 +92,7 @@ def test_transformers_loads_what_was_trained(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.exhaustive
-def test_what_has_no_stock_form_is_exported_as_far_as_it_goes(
-    tmp_path: Path, overrides: dict[str, Any], named: str
-) -> None:
+def test_unsupported_heads_are_exported_as_an_encoder(tmp_path: Path, overrides: dict[str, Any], named: str) -> None:
     run, out = make_run(tmp_path, **overrides), tmp_path / "out"
     report = export(run, "sentence-transformers", out)
     assert f"head.name {named} has no form in stock modules" in report
@@ -108,7 +106,7 @@ def test_what_has_no_stock_form_is_exported_as_far_as_it_goes(
 
 
 @pytest.mark.exhaustive
-def test_the_card_is_one(tmp_path: Path) -> None:
+def test_the_model_card_is_valid(tmp_path: Path) -> None:
     """The hub's library reads it; it has the measures of this checkpoint only."""
     run, out = make_run(tmp_path), tmp_path / "out"
     checkpoint = open_run(run).checkpoint
@@ -129,7 +127,7 @@ def test_the_card_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_left_of_an_export_that_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminated_export_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
     monkeypatch.setattr("jaxret.export.export.write_card", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):

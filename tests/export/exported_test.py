@@ -35,7 +35,7 @@ TITLE, TEXT = "River", "a stream of water"
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_reader_makes_the_runs_vectors(name: str, tmp_path: Path) -> None:
+def test_read_export_gives_the_runs_vectors(name: str, tmp_path: Path) -> None:
     workdir, out = make_run(tmp_path, **FAMILIES[name]), tmp_path / "out"
     assert "vectors, as jaxret.export.exported.read_export makes them, of 64 texts differ by" in export(
         workdir, "hf", out
@@ -57,7 +57,7 @@ def test_the_reader_makes_the_runs_vectors(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_mismatched_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no jaxret.json; `jaxret export --to=hf` writes it"):
         read_export(tmp_path)
     out = tmp_path / "out"

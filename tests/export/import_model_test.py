@@ -34,7 +34,7 @@ STOCK: dict[str, dict[str, Any]] = {
 }
 
 
-def test_the_texts_are_real_ones() -> None:
+def test_the_compared_texts_are_real() -> None:
     lengths = [len(text.split()) for text in sample_texts()]
     assert len(lengths) == len(set(sample_texts())) == 64
     assert min(lengths) < 12 < 100 < max(lengths)
@@ -100,7 +100,7 @@ def test_a_t5_encoder_alone_is_compared_with_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_differs_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_modules(tmp_path / "model")
 
     def differs(run: Run, directory: Path) -> str:
@@ -120,7 +120,7 @@ def test_nothing_is_left_of_a_model_that_differs(tmp_path: Path, monkeypatch: py
         import_model(str(folder), tmp_path / "other")
 
 
-def test_without_torch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_a_message_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     folder = write_modules(tmp_path / "model")
     sentences = import_model(str(folder), tmp_path / "run").splitlines()
@@ -137,7 +137,7 @@ def test_without_torch_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (write_encoder, " ", " "),
     ],
 )
-def test_title_and_text_are_joined_as_the_directory_implies_or_as_told(
+def test_the_title_separator_follows_the_directory_or_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path], separator: str, expected: str
 ) -> None:
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
@@ -152,7 +152,7 @@ def test_title_and_text_are_joined_as_the_directory_implies_or_as_told(
 
 
 @pytest.mark.exhaustive
-def test_it_encodes_searches_and_starts_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opened_model_encodes_searches_and_starts_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, data = write_modules(tmp_path / "model"), write_data(tmp_path / "data")
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
     import_model(str(folder), tmp_path / "run")
@@ -175,7 +175,7 @@ def test_it_encodes_searches_and_starts_another_run(tmp_path: Path, monkeypatch:
         train(tiny_config(folder, data, **started, **lengths | {"tokens__query_length": 12}), tmp_path / "o", False)
 
 
-def test_a_run_remembers_what_its_directory_stated(tmp_path: Path) -> None:
+def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
     """A config continues after its directory is gone; stated.json is sealed like all other files."""
     folder = write_modules(tmp_path / "model")
     none = {"train__steps": 0, "data__dev": "", "tokens__query_length": 256, "tokens__passage_length": 256}
@@ -196,7 +196,7 @@ def test_an_encoder_without_cls_needs_the_mean(tmp_path: Path) -> None:
         import_model(str(write_t5(tmp_path / "t5")), tmp_path / "run")
 
 
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "corpus.jsonl").write_text("{}\n")
     with pytest.raises(FileNotFoundError, match=r"data has no config.json \(it has corpus.jsonl\); a Hugging Face"):
@@ -206,6 +206,6 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
-def test_a_token_that_the_modules_contradict(tmp_path: Path) -> None:
+def test_a_token_flag_that_contradicts_the_modules(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
         import_model(str(write_modules(tmp_path / "model")), tmp_path / "run", token="cls")

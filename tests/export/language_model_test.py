@@ -36,7 +36,7 @@ def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["tiny_qwen3", "tiny_embeddinggemma"])  # one causal, one bidirectional
 @pytest.mark.exhaustive
-def test_there_and_back(tmp_path: Path, name: str) -> None:
+def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     """Both times it is compared with transformers, where PyTorch is installed."""
     model = write_language_model(tmp_path / "model", name)
     said = import_model(str(model), tmp_path / "run", token="last", normalize=True, title_separator=" ")

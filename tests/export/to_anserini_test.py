@@ -33,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_impacts_rank_as_the_run_does(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(to_anserini, "ROWS", 7)
     monkeypatch.setattr(to_anserini, "FILE_ROWS", 50)
     report = export(root / "run", "anserini", tmp_path / "out", queries=str(root / "data"))
@@ -59,9 +59,7 @@ def test_impacts_rank_as_the_run_does(root: Path, tmp_path: Path, monkeypatch: p
             assert products[id] / 100**2 == pytest.approx(score, abs=0.02 * largest / 100**2 + 0.01)
 
 
-def test_what_differs_beyond_rounding_is_not_exported(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_difference_beyond_rounding_is_an_error(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     impacts_of = to_anserini.impacts_of
     monkeypatch.setattr(
         to_anserini, "impacts_of", lambda *rest: {word: impact + 1 for word, impact in impacts_of(*rest).items()}

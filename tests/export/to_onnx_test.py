@@ -42,7 +42,7 @@ def write(name: str, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_states_are_pytorchs(name: str, tmp_path: Path) -> None:
+def test_states_equal_pytorch(name: str, tmp_path: Path) -> None:
     ids, mask, expected = write(name, tmp_path / "model.onnx")
     outputs = run_graph(tmp_path / "model.onnx", ids, mask)
     np.testing.assert_allclose(outputs["states"][:, mask], expected[:, mask], atol=1e-5)
@@ -76,7 +76,7 @@ def test_activations(activation: str, tmp_path: Path) -> None:
     assert np.abs(outputs - np.asarray(jax.jit(ACTIVATIONS["gelu"])(x))).max() > 1e-4, "control"
 
 
-def test_large_weights_lie_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_in_a_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_graph, "IN_ONE_FILE", 1000)
     ids, mask, expected = write("tiny_bert", tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx.data").stat().st_size > (tmp_path / "model.onnx").stat().st_size
@@ -105,7 +105,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUNS)
-def test_runs(name: str, tmp_path: Path) -> None:
+def test_exported_runs_equal_the_run(name: str, tmp_path: Path) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
     report = export(run, "onnx", out)
     files = sorted(path.name for path in out.glob("*.onnx"))

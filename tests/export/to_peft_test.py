@@ -45,7 +45,7 @@ def root(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("config", [BERT, MODERNBERT, T5, LLAMA], ids=lambda config: config.model_type)
-def test_files_name_the_layers_that_have_adapters_and_no_others(config: Any) -> None:
+def test_files_name_exactly_the_layers_with_adapters(config: Any) -> None:
     every = choose_layers(config, ("all-linear",))
     for chosen in (*((layer,) for layer in every), every[:2], every[2:], every):
         written = target_modules(config, [f"layers/{layer}" for layer in chosen])
@@ -65,7 +65,7 @@ def test_an_error_names_the_file_that_has_a_target(tmp_path: Path) -> None:
         load_adapters(tmp_path, BERT, settings)
 
 
-def test_peft_reads_them(root: Path) -> None:
+def test_peft_reads_the_files(root: Path) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is what the encoders are compared with")
     peft = pytest.importorskip("peft", reason="PEFT is what adapters are compared with")
     transformers = pytest.importorskip("transformers")
@@ -80,7 +80,7 @@ def test_peft_reads_them(root: Path) -> None:
     np.testing.assert_allclose(ours, states[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_they_need_is_beside_them(root: Path) -> None:
+def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
     """The base as its user named it, in PEFT's file; the keys that determine vectors, those of the adapters too."""
     described = read_json(root / "adapters" / CONFIG)
     assert described["base_model_name_or_path"] == "encoder"
@@ -108,7 +108,7 @@ def test_each_side_of_an_untied_run_has_adapters_of_its_own(root: Path) -> None:
     assert read_json(root / "untied-adapters" / "query" / CONFIG)["base_model_name_or_path"] == "encoder"
 
 
-def test_adapters_of_some_layers_go_out_and_come_back(root: Path) -> None:
+def test_adapters_of_some_layers_round_trip(root: Path) -> None:
     """Control: with those of all layers the vectors are others."""
     keys = {**LORA, "lora__layers": (2,)}
     train(tiny_config("encoder", "data", data__dev="", **keys), root / "second-layer", progress=False)
@@ -144,7 +144,7 @@ def test_verify_compares_the_base(damage: str, root: Path, tmp_path: Path, monke
     assert expected[damage] in broken.problem
 
 
-def test_a_run_begins_with_them(root: Path) -> None:
+def test_a_run_starts_from_exported_adapters(root: Path) -> None:
     """Control: one that begins with new adapters has the vectors of the encoder."""
     vectors = {}
     for name, more in (("adapters", {"lora__adapters": str(root / "adapters")}), ("new", {})):
@@ -174,7 +174,7 @@ def test_the_merged_encoder_is_exported_and_a_run_starts_from_the_run(root: Path
 
 
 @pytest.mark.exhaustive
-def test_what_pefts_files_do_not_say_is_said(root: Path) -> None:
+def test_settings_missing_in_pefts_files_are_printed(root: Path) -> None:
     write_language_model(root / "decoder")
     keys = {"lora__rank": 2, "encoder__layers": 1, "encoder__direction": "bidirectional", "head__token": "last"}
     config = tiny_config(root / "decoder", root / "data", data__dev="", train__steps=0, **keys)

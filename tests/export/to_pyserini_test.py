@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.exhaustive
-def test_the_files_are_faisss_own(run: Path, tmp_path: Path) -> None:
+def test_faiss_reads_the_files(run: Path, tmp_path: Path) -> None:
     report = export(run, "pyserini", tmp_path / "out")
     assert "read back by FAISS, scores of the 10 best passages of 64 queries differ by" in report
     index = faiss.read_index(str(tmp_path / "out" / "index"))
@@ -42,7 +42,9 @@ def test_the_files_are_faisss_own(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_ids_that_are_others_are_found(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_swapped_ids_and_changed_vectors_are_errors(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Control: two ids change places; a vector is another."""
     write_ids, write_index = to_pyserini.write_ids, to_pyserini.write_index
 
@@ -69,7 +71,7 @@ def test_ids_that_are_others_are_found(run: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.exhaustive
-def test_a_corpus_that_is_not_there(run: Path, tmp_path: Path) -> None:
+def test_a_missing_corpus(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no corpus 'other'; it has data"):
         export(run, "pyserini", tmp_path / "out", corpus="other")
     with pytest.raises(ValueError, match=r"--corpus=data is for --to=pyserini"):
@@ -77,7 +79,7 @@ def test_a_corpus_that_is_not_there(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_several_vectors_a_passage_are_refused(tmp_path: Path) -> None:
+def test_several_vectors_per_passage_are_an_error(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="me_bert", head__me_bert__count=2)
     encode_corpus(open_run(run), tmp_path / "data", progress=False)
     with pytest.raises(ValueError, match=r"a passage has 2 vectors in .*, and Pyserini's dense search has one"):
@@ -85,6 +87,6 @@ def test_several_vectors_a_passage_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="the shared samples are not on this machine")
-def test_pyserinis_own_folder_is_read() -> None:
+def test_a_folder_of_pyserini_is_read() -> None:
     index = to_pyserini.open_pyserini_index(SAMPLE)
     assert to_pyserini.docids_of_rows(SAMPLE, np.array([[0, index.ntotal - 1]])).shape == (1, 2)

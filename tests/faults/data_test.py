@@ -251,7 +251,7 @@ LIMIT = 1000  # MiB; about 350 are JAX, its compiler and the rest
 
 @pytest.mark.faults(13)
 @pytest.mark.parametrize("what", ["1M tokens", "100 MB of words", "100 MB of one word", "gzip bomb"])
-def test_lines_without_end(what: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_endless_lines(what: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """Cut and counted, or refused; never in memory more than once or twice."""
     corpus = tmp_path / "corpus.jsonl"
     name = what.replace(" ", "-")

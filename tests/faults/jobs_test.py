@@ -49,7 +49,7 @@ def first_shard(tiny: Tiny, name: str) -> Path:
 
 
 @pytest.mark.faults(4)
-def test_told_to_stop_while_training(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+def test_signals_during_training(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
     """Once: the step is finished and saved. Twice: at once. Ctrl-C: one line. Each time the same command goes on."""
     expected = trained(alone)
     for number, (signals, status) in enumerate(
@@ -78,7 +78,7 @@ def test_told_to_stop_while_training(tiny: Tiny, alone: Path, tmp_path: Path, tr
 
 @pytest.mark.faults(4)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
-def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trials: Trials) -> None:
+def test_signals_during_encoding(number: int, status: int, tiny: Tiny, trials: Trials) -> None:
     name = f"stopped{number}"
     process = encode(tiny, name, delay=["fsync", 40, 5])  # Ctrl-C waits for what is being written
     wait_for(first_shard(tiny, name), process)
@@ -93,7 +93,7 @@ def test_told_to_stop_while_encoding(number: int, status: int, tiny: Tiny, trial
 
 @pytest.mark.faults(4)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
-def test_told_to_stop_while_text_is_read(number: int, status: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_signals_while_text_is_read(number: int, status: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """It is not read to the end of the shard first, which takes 17 seconds. What is written stays."""
     name, folder = f"read{number}", tiny.run / "embeddings" / f"read{number}"
     flags = ["--shard_rows=40", f"--store={tmp_path}"]  # where no other test has left its tokens: then no text is read
@@ -116,7 +116,7 @@ def names_owner(message: str, owner: Script) -> bool:
 
 
 @pytest.mark.faults(16)
-def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_two_encoding_jobs(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """One into the folder of another, which is stopped or was killed: the same corpus is completed, another refused."""
     folder, expected = tiny.run / "embeddings" / "together", vectors(tiny.run / "embeddings" / "data")
     first = encode(tiny, "together", None, "--lease=2", delay=["fsync", 60, 4])
@@ -142,7 +142,7 @@ def test_two_encode(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
 
 
 @pytest.mark.faults(16)
-def test_two_train(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+def test_two_training_jobs(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
     workdir = tmp_path / "run"
     flags = tiny.training(workdir, train__steps=12)
     first = start("train.py", *flags)
@@ -164,7 +164,7 @@ def test_two_train(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> N
 
 
 @pytest.mark.faults(16)
-def test_several_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
+def test_jobs_that_start_at_the_same_moment(tiny: Tiny, trials: Trials) -> None:
     for turn in range(2):
         name = f"race{turn}"
         jobs = [encode(tiny, name) for _ in range(3)]
@@ -204,7 +204,7 @@ def copied(tiny: Tiny, tmp_path: Path) -> Path:
 
 
 @pytest.mark.faults(17)
-def test_resumed_with_other_things(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
+def test_resuming_with_changed_settings(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
     """A setting that changes the result is refused with both values, the folder unchanged; others are accepted."""
     before = contents(copied)
     for key, (old, new) in REFUSED.items():
@@ -222,7 +222,7 @@ def test_resumed_with_other_things(tiny: Tiny, copied: Path, tmp_path: Path, tri
 
 
 @pytest.mark.faults(17)
-def test_resumed_when_the_source_has_changed(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
+def test_resuming_after_the_source_changed(tiny: Tiny, copied: Path, tmp_path: Path, trials: Trials) -> None:
     """The run has its own copy of what it read of the encoder: the source may change, the copy must not."""
     flags = tiny.training(copied, train__steps=6)
     shutil.copytree(copied, tmp_path / "expected")
@@ -269,7 +269,7 @@ def devices(count: int) -> dict[str, str]:
 
 
 @pytest.mark.faults(18)
-def test_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+def test_resuming_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
     name = "devices"
     process = encode(tiny, name, kill_at=80)
     assert process.wait() == -signal.SIGKILL
@@ -311,7 +311,7 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
 
 
 @pytest.mark.faults(22)
-def test_read_only(tiny: Tiny, read_only: Callable[[Path], Path], trials: Trials) -> None:
+def test_a_read_only_folder(tiny: Tiny, read_only: Callable[[Path], Path], trials: Trials) -> None:
     """Verbs that only read work; others are refused in a line that names the folder."""
     workdir = read_only(tiny.run)
     done = run("search.py", f"--workdir={workdir}", "--query=river stone", "--corpus=data")
@@ -354,7 +354,7 @@ def test_the_folder_vanishes(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
 
 
 @pytest.mark.faults(22)
-def test_the_clock_goes_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
+def test_the_clock_is_set_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: Trials) -> None:
     workdir = tmp_path / "run"
     done = run("train.py", *tiny.training(workdir, train__steps=12), clock=-60)
     trials.count(done.returncode == 0 and trained(workdir) == trained(alone), done.output)
@@ -365,7 +365,9 @@ def test_the_clock_goes_back(tiny: Tiny, alone: Path, tmp_path: Path, trials: Tr
 
 @pytest.mark.faults(23)
 @pytest.mark.parametrize("killed", [0, 1])
-def test_one_of_two_processes_is_killed(killed: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_one_of_two_processes_is_killed_and_both_continue(
+    killed: int, tiny: Tiny, tmp_path: Path, trials: Trials
+) -> None:
     """The other ends too, and both can go on."""
     workdir = tmp_path / "run"
 

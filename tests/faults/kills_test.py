@@ -193,14 +193,14 @@ def trained_together(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Al
 
 @pytest.mark.faults(1)
 @pytest.mark.parametrize("seed", range(CHAINS))
-def test_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
+def test_killed_while_encoding(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
     assert len(encoded_alone.result) > 60
     all_chains(encoding(tiny), tiny.run / "embeddings", seed, encoded_alone, vectors, trials)
 
 
 @pytest.mark.faults(26)
 @pytest.mark.parametrize("seed", range(2))
-def test_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
+def test_killed_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, trials: Trials) -> None:
     """Three jobs, of which one after another is killed, or stopped for longer than its lease; for one that was killed
     another begins. What comes out is what one job makes alone."""
     random = np.random.default_rng(seed)
@@ -229,13 +229,13 @@ def test_jobs_that_share_a_folder(seed: int, tiny: Tiny, encoded_alone: Alone, t
 
 
 @pytest.mark.faults(1)
-def test_appending(tiny: Tiny, appended_alone: Alone, trials: Trials) -> None:
+def test_killed_while_appending(tiny: Tiny, appended_alone: Alone, trials: Trials) -> None:
     assert {"parts.json", "manifest.json"} <= appended_alone.result.keys()
     all_chains(appending(tiny), tiny.run / "embeddings", CHAINS, appended_alone, vectors, trials)
 
 
 @pytest.mark.faults(1)
-def test_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_killed_while_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """At every call that makes something durable or visible: all of the passages are gone, or none is."""
     (tmp_path / "ids.txt").write_text("p1\np2\n")
     for number in range(1, 9):
@@ -257,11 +257,13 @@ def test_deleting(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
 
 @pytest.mark.faults(2)
 @pytest.mark.parametrize("seed", range(CHAINS))
-def test_training(seed: int, tiny: Tiny, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:
+def test_killed_while_training(seed: int, tiny: Tiny, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:
     all_chains(training(tiny), tmp_path, seed, trained_alone, trained, trials)
 
 
 @pytest.mark.faults(3)
 @pytest.mark.parametrize("seed", range(CHAINS))
-def test_two_processes(seed: int, tiny: Tiny, trained_together: Alone, tmp_path: Path, trials: Trials) -> None:
+def test_killed_with_two_processes(
+    seed: int, tiny: Tiny, trained_together: Alone, tmp_path: Path, trials: Trials
+) -> None:
     all_chains(together(tiny), tmp_path, seed, trained_together, trained, trials)

@@ -137,7 +137,7 @@ def test_code_beside_a_model(tiny: Tiny, tmp_path: Path, trials: Trials) -> None
 
 
 @pytest.mark.faults(19)
-def test_headers_and_totals(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> None:
+def test_headers_with_huge_sizes(victim: Path, lists: Path, tmp_path: Path, trials: Trials) -> None:
     """Sizes that would take all memory, with digests that fit."""
     for workdir, name, shapes in (
         (victim, "vectors", [(2**62, 1, 32), (2**40, 1, 32), (2**31, 1, 32), (-1, 1, 32)]),
@@ -177,7 +177,7 @@ def test_headers_and_totals(victim: Path, lists: Path, tmp_path: Path, trials: T
 
 
 @pytest.mark.faults(19)
-def test_json_of_another_kind(victim: Path, trials: Trials) -> None:
+def test_json_of_another_type(victim: Path, trials: Trials) -> None:
     """Where an object should be: a list, a number, null, an empty object, something nested deeply, a key twice."""
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     (victim / "seal.json").unlink()  # else it would be the seal that refuses
@@ -204,7 +204,7 @@ def test_json_of_another_kind(victim: Path, trials: Trials) -> None:
 
 
 @pytest.mark.faults(19)
-def test_names_that_lead_outside(tiny: Tiny, victim: Path, trials: Trials) -> None:
+def test_names_that_leave_the_folder(tiny: Tiny, victim: Path, trials: Trials) -> None:
     before = sorted(p for p in victim.parent.iterdir())
     opened = open_run(victim)
     for name in ("../../escape", "/tmp/escape", "..", ".", "a/b", "a\\b", ".hidden", "a\0b"):
@@ -218,7 +218,7 @@ def test_names_that_lead_outside(tiny: Tiny, victim: Path, trials: Trials) -> No
 
 
 @pytest.mark.faults(19)
-def test_paths_that_are_no_files(tiny: Tiny, victim: Path, tmp_path: Path, trials: Trials) -> None:
+def test_paths_that_are_not_files(tiny: Tiny, victim: Path, tmp_path: Path, trials: Trials) -> None:
     """A folder, a link into nothing, a link around in a circle, where a file should be."""
     opened, folder = open_run(victim), victim / "embeddings" / "data"
     corpus = tmp_path / "corpus.jsonl"

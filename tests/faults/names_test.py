@@ -87,7 +87,7 @@ def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
     trials.count("5" in steps and len(steps) <= 2, f"checkpoints {steps}")
 
 
-def test_no_verb_is_left_out(tiny: Tiny, tmp_path: Path) -> None:
+def test_every_verb_is_covered(tiny: Tiny, tmp_path: Path) -> None:
     tried = {" ".join(verb_words(name)) for name in commands(tiny, tmp_path, tiny.data)}
     assert tried | NOT_TRIED == set(VERBS)
     assert not tried & NOT_TRIED

@@ -66,7 +66,7 @@ def shimmed(folder: Path, log: Path, kill_at: int = 0) -> dict[str, str]:
 
 
 @pytest.mark.faults(28)
-def test_training(tiny: Tiny, shim: str, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:  # noqa: F811
+def test_power_cut(tiny: Tiny, shim: str, trained_alone: Alone, tmp_path: Path, trials: Trials) -> None:  # noqa: F811
     """Cut anywhere, some runs twice: what comes out at the end is what comes out without a cut."""
     arguments = training_arguments(tiny, tmp_path / "whole")
     whole = start("train.py", *arguments, env=shimmed(tmp_path / "whole", tmp_path / "log"), preload=shim)
@@ -102,7 +102,7 @@ EPHEMERAL = ("events.out.tfevents", ".lock", "passages.")
 
 
 @pytest.mark.faults(28)
-def test_results_are_on_the_disk(tiny: Tiny, shim: str, tmp_path: Path, trials: Trials) -> None:
+def test_results_are_flushed_to_the_disk(tiny: Tiny, shim: str, tmp_path: Path, trials: Trials) -> None:
     """When a command ends, every file that it has made is flushed."""
     (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
     folder = tmp_path / "root"

@@ -106,7 +106,7 @@ def test_folders(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
 
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("verb", ["beir", "sweep", "recipe", "generate"])
-def test_the_same_command_again_finds_it_done(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_a_repeated_command_repeats_no_work(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     def begin(folder: Path) -> Script:
         folder.mkdir(parents=True, exist_ok=True)
         if verb == "beir":
@@ -143,7 +143,7 @@ def test_opening(apart: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None
 
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("verb", ["append", "delete", "index"])
-def test_vectors_that_two_jobs_change(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_two_jobs_that_change_a_corpus(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     """The second of two that append or delete the same is refused by the ids that it has no more to do with."""
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f'{{"_id": "more{i}", "text": "river market {i}"}}\n' for i in range(12)))
@@ -175,7 +175,9 @@ def _copy(source: Path, folder: Path) -> None:
 
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("verb", ["mine", "export", "data convert"])
-def test_what_a_killed_command_left_goes_with_the_next(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_leftovers_of_a_killed_command_are_removed_by_the_next(
+    verb: str, tiny: Tiny, tmp_path: Path, trials: Trials
+) -> None:
     """The leftovers are made an hour old; younger ones might still be written."""
 
     def begin(**faults: Any) -> Script:

@@ -48,7 +48,7 @@ def made(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.faults(25)
 @pytest.mark.parametrize(("recipe", "files"), [("two_stages", 6), ("rounds", 7)])
-def test_every_step(recipe: str, files: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+def test_every_step_of_a_recipe_is_killed(recipe: str, files: int, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     alone = begin(tiny, tmp_path / "alone", recipe)
     assert alone.wait() == 0, alone.output
     expected = made(tmp_path / "alone")

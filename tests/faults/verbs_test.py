@@ -102,7 +102,7 @@ def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @pytest.mark.faults(30)
 @pytest.mark.parametrize("name", VERBS)
-def test_ended_anywhere(name: str, stage: Stage, shim: str, trials: Trials) -> None:  # noqa: F811
+def test_every_verb_is_ended_at_random_times(name: str, stage: Stage, shim: str, trials: Trials) -> None:  # noqa: F811
     alone = undisturbed(name, stage, shim)
     assert alone.made, "it made files that are the same each time"
     count, random = stage.operations, np.random.default_rng(len(name))
@@ -122,7 +122,7 @@ def test_ended_anywhere(name: str, stage: Stage, shim: str, trials: Trials) -> N
 
 @pytest.mark.faults(29)
 @pytest.mark.parametrize("name", RACED)
-def test_two_at_once(name: str, stage: Stage, trials: Trials) -> None:
+def test_two_jobs_of_every_verb_at_once(name: str, stage: Stage, trials: Trials) -> None:
     """The second begins at any time of the first: both make what one makes alone, or one is refused."""
     alone, random = undisturbed(name, stage), np.random.default_rng(len(name))
     for _ in range(MANY if name in CHEAP else RACES):

@@ -93,7 +93,9 @@ def comparable(values: Any, role: str) -> Any:
 
 @pytest.mark.parametrize(("name", "role"), CASES)
 @hypothesis.given(data=st.data())
-def test_records_come_back(name: str, role: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_records_round_trip(
+    name: str, role: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     values = data.draw(records(role))
     path = tmp_path_factory.mktemp("written") / "file"
     whole = written(path, name, role, values)
@@ -144,7 +146,7 @@ INSERTED = [
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "detected"])
 @pytest.mark.parametrize(("name", "role"), CASES)
 @hypothesis.given(data=st.data())
-def test_a_damaged_file_is_read_or_named(
+def test_a_damaged_file_is_read_or_is_an_error(
     name: str, role: str, forced: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "file.txt"
@@ -182,7 +184,7 @@ ANY_LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("\t".join) | objec
     ("name", "role"), [(form.name, role) for form in FORMATS for role in ROLES if form.gives(role)]
 )
 @hypothesis.given(lines=st.lists(ANY_LINES, max_size=6), an_array=st.booleans())
-def test_any_text_in_any_format_is_read_or_named(
+def test_any_text_in_any_format_is_read_or_is_an_error(
     name: str, role: str, lines: list[str], an_array: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Also in formats that are read and not written."""

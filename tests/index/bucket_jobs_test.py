@@ -43,7 +43,7 @@ LISTED = "import sys; from jaxret.storage.bucket import Bucket; print(*Bucket(sy
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["moto", "weed"])
-def test_four_jobs_of_which_two_die_encode_what_one_does_on_s3(kind: str, tmp_path: Path) -> None:
+def test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3(kind: str, tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=150)
     local, run = tmp_path / "local" / "tiny", "s3://bucket/runs/tiny"
     with s3_server(kind, tmp_path / "server") as server:
@@ -71,7 +71,7 @@ def test_four_jobs_of_which_two_die_encode_what_one_does_on_s3(kind: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_is_the_run_on_a_disk(gcs: Server, tmp_path: Path) -> None:
+def test_a_run_in_a_bucket_equals_a_run_on_a_disk(gcs: Server, tmp_path: Path) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     local = tmp_path / "local" / "tiny"
     for steps in (3, 6):  # the second time it resumes

@@ -34,7 +34,7 @@ def test_the_mean_over_all_pairs(most: int) -> None:
     assert mean_cosine([-each for each in passages[:1]] + passages[1:]) != pytest.approx(pairs(passages), abs=1e-3)
 
 
-def test_what_has_no_pairs_or_no_direction() -> None:
+def test_single_and_zero_vectors() -> None:
     assert mean_cosine([]) == mean_cosine([np.ones((3, 4))]) == mean_cosine([np.zeros((1, 4)), np.ones((1, 4))]) == 0
     assert mean_cosine([np.zeros((1, 4))] * 2) == 1
 
@@ -49,7 +49,7 @@ def test_vectors_of_zeros_have_collapsed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lists", [False, True])
-def test_the_alarm(lists: bool, tmp_path: Path) -> None:
+def test_warning_above_the_limit(lists: bool, tmp_path: Path) -> None:
     """Above the limit only; whatever the length of the vectors."""
     random = np.random.default_rng(0)
     for spread, expected in ((0.1, True), (1.0, False)):

@@ -71,7 +71,7 @@ def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_cut_vectors_are_those_of_a_fresh_encode(kind: str, root: Path, runs: RunsByKind) -> None:
+def test_cut_vectors_equal_a_fresh_encoding(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
     fresh = encode_corpus(run.with_dimension(SIZE), root / "first.jsonl", f"fresh-{SIZE}", progress=False)
     stored, cut = open_encoded(run.workdir.embeddings("first")), open_encoded(run.workdir.embeddings(f"first-{SIZE}"))
@@ -86,7 +86,7 @@ def test_cut_vectors_are_those_of_a_fresh_encode(kind: str, root: Path, runs: Ru
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_search_of_stored_vectors_is_that_of_the_cut_corpus(kind: str, root: Path, runs: RunsByKind) -> None:
+def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
     results = rankings(run, f"first-{SIZE}", root)
     assert results == rankings(run, "first", root, SIZE)
@@ -114,7 +114,7 @@ def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) ->
     assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, stored=stored)
 
 
-def test_what_is_appended_and_deleted_follows(root: Path) -> None:
+def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
     run = untrained_run(root / "changing", root / "encoder", root / "data", **KINDS[DAILY])
     options = EncodeOptions(dimension=SIZE)
     encode_corpus(run, root / "first.jsonl", progress=False)
@@ -143,7 +143,9 @@ def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) 
     assert np.array_equal(all_vectors(open_encoded(folder)), all_vectors(open_encoded(fresh)))
 
 
-def test_a_path_is_no_name(root: Path, tmp_path: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_refused_as_a_name(
+    root: Path, tmp_path: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runs[DAILY].with_dimension(SIZE)
     monkeypatch.chdir(tmp_path)
     assert find_larger_vectors(run, "first", tmp_path) == run.workdir.embeddings("first")
@@ -172,7 +174,7 @@ def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> N
     assert open_encoded(cut).corpus == open_encoded(whole).corpus
 
 
-def test_a_run_may_keep_so_many_numbers_of_all_vectors(root: Path) -> None:
+def test_encode_dimension_applies_to_all_vectors_of_a_run(root: Path) -> None:
     run = untrained_run(root / "short", root / "encoder", root / "data", **KINDS[DAILY], encode__dimension=SIZE)
     assert read_json(run.workdir.contract)["dimension"] == SIZE
     folder = encode_corpus(run, root / "first.jsonl", progress=False).folder
@@ -183,7 +185,7 @@ def test_a_run_may_keep_so_many_numbers_of_all_vectors(root: Path) -> None:
         rankings(run, "first", root, 9)
 
 
-def test_an_interrupted_cut_goes_on_and_is_no_corpus_before(
+def test_an_interrupted_cut_continues_and_is_no_complete_corpus(
     root: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, written = runs[DAILY], []
@@ -251,14 +253,14 @@ def test_wrong_sizes(texts: list[str]) -> None:
         parse_sizes(texts)
 
 
-def test_a_head_whose_vectors_cannot_be_cut_says_so(root: Path) -> None:
+def test_heads_that_cannot_be_cut_are_errors(root: Path) -> None:
     parts = {"head__aggretriever__mlm": False, "head__aggretriever__lexical_dim": 8, "head__aggretriever__cls_dim": 4}
     run = untrained_run(root / "parts", root / "encoder", root / "data", head__name="aggretriever", **parts)
     with pytest.raises(ValueError, match="--dimension is 5, but head 'aggretriever' joins slots of words"):
         encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
 
 
-def test_the_arithmetic() -> None:
+def test_cutting_and_scaling_of_vectors() -> None:
     """Vectors have the same numbers alone and among others; float16 stays; a vector of zeros too."""
     vectors = np.random.default_rng(0).normal(size=(50, 2, 12)).astype(np.float32)
     cut = cut_vectors(vectors, SIZE, True)

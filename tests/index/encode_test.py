@@ -82,7 +82,7 @@ def with_run(run: Run, workdir: Path, **changes: Any) -> Run:
     return replace(run, workdir=Workdir(workdir), **changes)
 
 
-def test_the_vectors_are_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
+def test_vectors_equal_those_of_the_retriever(root: Path, run: Run, encoded: Path) -> None:
     passages = list(read_corpus(root / "data"))
     shards = open_shards(encoded)
     assert encoded == root / "run" / "embeddings" / "data"
@@ -95,7 +95,7 @@ def test_the_vectors_are_those_of_the_retriever(root: Path, run: Run, encoded: P
     assert not np.allclose(stored[1:], expected[:-1], atol=1e-2)  # control: one row off
 
 
-def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
+def test_content_of_the_manifest(root: Path, run: Run, encoded: Path) -> None:
     made_by = open_shards(encoded).fingerprint
     assert made_by["contract"] == run.contract
     assert made_by["checkpoint"] == run.checkpoint
@@ -106,7 +106,7 @@ def test_what_the_manifest_says(root: Path, run: Run, encoded: Path) -> None:
     assert read_shard_json(encoded / "corpus.json") == written
 
 
-def test_what_is_cut_is_said_of_the_first_passages_before_they_are_encoded_and_of_all(
+def test_cut_texts_are_counted_before_and_after_encoding(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -230,7 +230,7 @@ def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
     ).shards == len(starts)
 
 
-def test_what_goes_wrong_does_not_wait_for_a_text_that_nobody_needs(
+def test_an_error_does_not_wait_for_the_reader(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second shard is being read when computing the first fails: reading ends, and the error is told."""
@@ -258,7 +258,7 @@ def test_what_goes_wrong_does_not_wait_for_a_text_that_nobody_needs(
     assert read < 2 * ROWS - 10
 
 
-def test_no_job_idles_while_another_has_a_shard_that_it_has_not_begun(
+def test_an_idle_job_takes_reserved_shards(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs, three shards: one job is at the first and has read the second; the other takes the third, which nobody
@@ -294,7 +294,7 @@ def test_no_job_idles_while_another_has_a_shard_that_it_has_not_begun(
     assert contents(folder) == contents(encoded)
 
 
-def test_a_shard_that_its_own_job_begins_is_not_read_on_by_another(
+def test_a_job_stops_reading_a_shard_that_its_owner_begins(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All shards are another's wish. This job reads the first, until that job begins it, and computes the others."""
@@ -336,9 +336,7 @@ def test_a_shard_that_its_own_job_begins_is_not_read_on_by_another(
 
 
 @pytest.mark.parametrize("kind", ["text", "store"])
-def test_parts_that_are_asked_for_out_of_order_are_those_of_one_pass(
-    kind: str, root: Path, run: Run, tmp_path: Path
-) -> None:
+def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run, tmp_path: Path) -> None:
     """Shards of a dead job are, and damaged ones: before what was read last, text is read from its beginning."""
     source = inspect_corpus(run, root / "data", "error", str(tmp_path), print)
     expected = run.tokenizer.passages(read_corpus(root / "data"))
@@ -354,7 +352,7 @@ def test_parts_that_are_asked_for_out_of_order_are_those_of_one_pass(
         np.testing.assert_array_equal(part.passages.lengths, expected.lengths[start:stop])
 
 
-def test_a_part_goes_on_after_one_that_was_not_wanted_any_more(root: Path, run: Run) -> None:
+def test_reading_continues_after_an_abandoned_part(root: Path, run: Run) -> None:
     source, unwanted = inspect_corpus(run, root / "data", "error", "", print), threading.Event()
     texts = TextReader(source, run.tokenizer)
     unwanted.set()
@@ -364,7 +362,7 @@ def test_a_part_goes_on_after_one_that_was_not_wanted_any_more(root: Path, run: 
     assert list(texts.part(0, 1).ids) == [next(read_corpus(root / "data")).id]
 
 
-def test_shards_of_a_corpus_that_was_another_meanwhile_are_taken_away(
+def test_shards_of_a_changed_corpus_are_removed(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same size and time; only the digest of all of it tells, when some shards are there. When it is again what
@@ -414,7 +412,7 @@ def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
 
-def test_empty_passages_are_rows_if_they_are_kept(root: Path, run: Run, tmp_path: Path) -> None:
+def test_kept_empty_passages_are_rows(root: Path, run: Run, tmp_path: Path) -> None:
     rows = [{"_id": f"p{i}", "text": "" if i % 2 else f"river {i}"} for i in range(7)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="passage 'p1' is empty"):
@@ -524,7 +522,7 @@ def test_a_finished_folder_is_not_written_to(
         ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),
     ],
 )
-def test_what_a_killed_writer_left_is_cleared(
+def test_leftovers_of_a_killed_writer_are_removed(
     lost: str, half: str, root: Path, run: Run, encoded: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
@@ -551,7 +549,7 @@ def test_a_damaged_shard_is_written_again(root: Path, run: Run, encoded: Path, t
     assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
 
 
-def test_shards_of_other_jobs_are_waited_for(
+def test_a_job_waits_for_shards_of_other_jobs(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another job has the first shard, and stops; it is taken over when its lease has ended, and what it publishes
@@ -575,7 +573,7 @@ def test_shards_of_other_jobs_are_waited_for(
     assert contents(folder) == contents(encoded)
 
 
-def test_two_jobs_that_are_asked_for_different_things(
+def test_a_second_job_with_other_settings_is_refused(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each finds an empty folder; who is first says what it is of, and the other writes nothing."""
@@ -593,7 +591,7 @@ def test_two_jobs_that_are_asked_for_different_things(
     assert open_shards(results[0].folder).fingerprint["checkpoint"]["step"] == 9
 
 
-def test_a_job_that_fails_at_once_leaves_nothing(
+def test_a_job_that_fails_at_once_leaves_no_files(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -606,7 +604,7 @@ def test_a_job_that_fails_at_once_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
-def test_a_name_that_leaves_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+def test_a_name_outside_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the name of a corpus is"):
         encode_corpus(with_run(run, tmp_path), root / "data", name, progress=False)
     assert not list(tmp_path.iterdir())
@@ -628,7 +626,7 @@ def test_a_passage_without_finite_vectors_is_named_with_its_line(
         encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
 
 
-def test_what_is_taken_away_while_it_is_written_is_an_error(
+def test_a_folder_removed_during_encoding_is_an_error(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = ShardWriter.write
@@ -643,7 +641,7 @@ def test_what_is_taken_away_while_it_is_written_is_an_error(
         encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
 
 
-def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passages_per_shard(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for; or as the folder has it; or as the run says, but not too many to lose."""
     other = with_run(run, tmp_path)
     monkeypatch.setattr(encode, "SHARD_ROWS", 40)
@@ -655,7 +653,7 @@ def test_how_many_passages_a_shard_has(root: Path, run: Run, tmp_path: Path, mon
     assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
 
 
-def test_a_cpu_loses_a_minute_at_most(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the products of the layers, so that another machine with a CPU has the same shards."""
     leaves = jax.tree_util.tree_leaves_with_path(run.params)
     products = 2 * sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
@@ -691,14 +689,14 @@ def test_shard_rows_may_change_while_there_is_no_shard(
 
 
 @pytest.mark.parametrize("name", ["shard_rows", "shard_mb"])
-def test_a_shard_of_fewer_than_no_passages_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+def test_negative_shard_rows_are_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{name} is -1; it must be at least 0"):
         encode_corpus(with_run(run, tmp_path), root / "data", options=EncodeOptions(**{name: -1}), progress=False)  # type: ignore[arg-type]
     assert not (tmp_path / "embeddings").exists()
 
 
 @pytest.mark.parametrize("head", ["mlr", "colbert"])
-def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path) -> None:
+def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: Path) -> None:
     """Of vectors, whether each passage has as many or each its own number; unless one passage alone has more."""
     chosen = {"head__mlr__chosen": (1, 3)} if head == "mlr" else {}
     config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
@@ -715,7 +713,7 @@ def test_a_shard_has_so_many_bytes_at_most(head: str, root: Path, tmp_path: Path
         assert rows == 50 or max(twice) > limit  # no smaller than it needs to be
 
 
-def test_the_size_of_a_shard_is_the_lesser_of_rows_and_bytes(
+def test_shard_rows_and_shard_mb_together(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a folder that has shards keeps their size, also one that is begun with rows that are too many now."""
@@ -743,9 +741,7 @@ def test_the_size_of_a_shard_is_the_lesser_of_rows_and_bytes(
         encode_corpus(other, root / "data", "new", EncodeOptions(shard_mb=2), progress=False)
 
 
-def test_the_bar_is_that_of_the_whole_job(
-    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_covers_the_whole_job(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[Any] = []
 
     class Bar(worker.Progress):
@@ -763,7 +759,7 @@ def test_the_bar_is_that_of_the_whole_job(
     assert (bar.began, bar.done, bar.total) == (result.passages - ROWS, result.passages, result.passages)
 
 
-def test_shards_made_on_other_devices_are_told(
+def test_shards_of_other_devices_are_reported(
     root: Path, run: Run, encoded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
@@ -783,7 +779,7 @@ def test_names(tmp_path: Path) -> None:
     assert corpus_name("a/psgs_w100.tsv.gz") == "psgs_w100"
 
 
-def test_vectors_that_have_collapsed_are_told(
+def test_collapsed_vectors_are_reported(
     root: Path, run: Run, encoded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_warnings(run.workdir, "encode data", [RunWarning("truncation", "of the job that encoded them")])

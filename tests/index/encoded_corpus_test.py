@@ -67,7 +67,7 @@ def written(folder: Path, documents: Any, deleted: list[int]) -> Path:
 
 @pytest.mark.parametrize("deleted", DELETED.values(), ids=DELETED)
 @pytest.mark.parametrize(("layout", "width", "backend"), CASES)
-def test_a_search_is_that_of_what_is_left(
+def test_a_search_covers_only_remaining_passages(
     layout: str, width: int, backend: str, deleted: list[int], tmp_path: Path
 ) -> None:
     queries, documents = vectors(layout, width)
@@ -88,7 +88,7 @@ def test_a_search_is_that_of_what_is_left(
     assert corpus.corpus["passages"] == len(left)
 
 
-def test_control_what_was_deleted_would_be_found(tmp_path: Path) -> None:
+def test_control_deleted_passages_would_be_retrieved(tmp_path: Path) -> None:
     queries, documents = vectors("fixed", 1)
     best = search(queries, [documents], 3, select_backend("xla")).rows.ravel().tolist()
     folder = written(tmp_path, documents, best)
@@ -97,7 +97,7 @@ def test_control_what_was_deleted_would_be_found(tmp_path: Path) -> None:
     assert (result.scores < whole.scores).any()
 
 
-def test_all_shards_may_be_mapped_at_a_time(tmp_path: Path) -> None:
+def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
     """A descriptor each; MS MARCO has more than many systems allow."""
     writer = ShardWriter(tmp_path, 100, 1, {"corpus": {"sha256": "0" * 64, "passages": 100}})
     for shard in writer.pending():
@@ -118,7 +118,7 @@ def test_all_shards_may_be_mapped_at_a_time(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_digests_change_with_what_is_there(tmp_path: Path) -> None:
+def test_digests_depend_on_parts_and_deletions(tmp_path: Path) -> None:
     _, documents = vectors("fixed", 1)
     result = [open_encoded(written(tmp_path / str(n), documents, gone)).corpus for n, gone in enumerate(([], [1], [2]))]
     assert len({one["sha256"] for one in result}) == 3
@@ -153,7 +153,7 @@ def test_rows_are_deleted_once_and_kept_as_ranges() -> None:
         ],
     ],
 )
-def test_parts_that_make_no_sense_are_refused(parts: Any, tmp_path: Path) -> None:
+def test_invalid_lists_of_parts_are_refused(parts: Any, tmp_path: Path) -> None:
     write_json(tmp_path / "parts.json", {"parts": parts})
     with pytest.raises(ShardError, match=r"parts\.json: .* restore it"):
         read_parts(tmp_path)
@@ -180,7 +180,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         open_encoded(folder)
 
 
-def test_blocks_of_many_sizes_are_few_programs() -> None:
+def test_blocks_of_many_sizes_compile_few_programs() -> None:
     assert [few_sizes(n) for n in (1, 2, 15, 16, 17, 37, 8100, 8192, 8193, 21845)] == [
         1, 2, 15, 16, 18, 40, 8192, 8192, 9216, 22528,
     ]  # fmt: skip

@@ -117,14 +117,14 @@ def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path
         ("tags:t9", r"tags is 'x', 't"),
     ],
 )
-def test_what_no_passage_has_is_an_error_that_names_what_there_is(
+def test_unknown_fields_and_values_are_errors_that_list_existing_ones(
     text: str, message: str, run: Run, folder: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Searcher(run, folder, SearchOptions("xla", filters=(text,)))
 
 
-def test_made_once_and_again_where_it_is_damaged(root: Path, run: Run, folder: Path, tmp_path: Path) -> None:
+def test_metadata_are_written_once_and_repaired(root: Path, run: Run, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "data")
     shutil.copyfile(root / "corpus.jsonl", tmp_path / "corpus.jsonl")
     expected = matching_rows(open_encoded(tmp_path / "data"), ["colour:red"]).tolist()
@@ -145,7 +145,7 @@ def test_made_once_and_again_where_it_is_damaged(root: Path, run: Run, folder: P
     assert read_with_digest(manifest) == written
 
 
-def test_the_corpus_is_needed_once(root: Path, run: Run, tmp_path: Path) -> None:
+def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     shutil.copyfile(root / "corpus.jsonl", path)
     folder = encode_corpus(run, path, "once", EncodeOptions(on_error="skip"), progress=False).folder
@@ -200,7 +200,7 @@ def test_other_formats(name: str, run: Run, tmp_path: Path) -> None:
         matching_rows(corpus, ["colour:red"])
 
 
-def test_results_of_a_filter_replace_no_others_and_say_so(
+def test_filtered_results_have_their_own_files(
     root: Path, run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queries, qrels = tmp_path / "queries.jsonl", tmp_path / "test.tsv"

@@ -55,7 +55,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_hosts_that_die_and_come_leave_the_same_bytes(root: Path, cluster: Any, tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_hosts_that_die_or_join(root: Path, cluster: Any, tmp_path: Path) -> None:
     options = ("--shard_rows=2", "--lease=5")
     run = tmp_path / "run"
     shutil.copytree(root / "run", run)
@@ -86,7 +86,7 @@ def test_hosts_that_die_and_come_leave_the_same_bytes(root: Path, cluster: Any, 
 
 
 @pytest.mark.slow
-def test_the_error_of_a_worker_is_that_of_the_command(root: Path, cluster: Any, tmp_path: Path) -> None:
+def test_the_command_ends_with_the_error_of_a_worker(root: Path, cluster: Any, tmp_path: Path) -> None:
     add_host(cluster, 3)
     (tmp_path / "bad.jsonl").write_text('{"_id": "1", "text": "fine"}\n{"_id": "2"}\n')
     os.environ["RAY_ADDRESS"] = cluster.address
@@ -101,12 +101,12 @@ def test_the_error_of_a_worker_is_that_of_the_command(root: Path, cluster: Any, 
     assert "bad.jsonl:2: " in done.stderr
 
 
-def test_a_worker_without_the_platform_says_so(root: Path) -> None:
+def test_a_worker_without_the_platform_is_an_error(root: Path) -> None:
     job = EncodeJob(str(root / "run"), "best", "tpu", {}, str(root / "data"), "", EncodeOptions())
     assert job.run().startswith("--platform is 'tpu', and what JAX finds here")
 
 
-def test_a_cluster_that_does_not_answer(root: Path) -> None:
+def test_an_unreachable_cluster(root: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
@@ -126,6 +126,6 @@ def test_a_cluster_that_does_not_answer(root: Path) -> None:
         ({"engine": "ray", "workers": 0}, "workers is 0"),
     ],
 )
-def test_options_that_make_no_sense(values: dict[str, Any], message: str) -> None:
+def test_contradicting_options_are_errors(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineOptions(**values)

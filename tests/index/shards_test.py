@@ -66,7 +66,7 @@ def test_plan_covers_every_row_once_and_the_last_shard_is_short() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_what_was_written_is_read(dtype: str, tmp_path: Path) -> None:
+def test_shards_round_trip(dtype: str, tmp_path: Path) -> None:
     shards = open_shards(finished(tmp_path, dtype))
     expected = VECTORS.astype(dtype)
     assert (shards.total_rows, shards.vectors_per_row, shards.dimension) == (ROWS, V, D)
@@ -149,7 +149,7 @@ def test_writing_in_another_order_by_two_writers_gives_the_same_bytes(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["vectors-00001-of-00003.npy", "ids-00001-of-00003.txt"])
-def test_one_flipped_byte_is_found_and_written_again(name: str, tmp_path: Path) -> None:
+def test_a_flipped_byte_is_detected_and_repaired(name: str, tmp_path: Path) -> None:
     expected = contents(finished(tmp_path))
     flip_byte(tmp_path / name)
     with pytest.raises(ShardError, match=rf"{name} \(rows 10 to 19\): damaged.*run encode again"):
@@ -163,7 +163,7 @@ def test_one_flipped_byte_is_found_and_written_again(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["vectors-00002-of-00003.npy", "ids-00002-of-00003.txt"])
-def test_missing_and_short_files_are_found_without_digests(name: str, tmp_path: Path) -> None:
+def test_missing_and_short_files_are_detected_without_digests(name: str, tmp_path: Path) -> None:
     path = finished(tmp_path) / name
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
@@ -176,13 +176,13 @@ def test_missing_and_short_files_are_found_without_digests(name: str, tmp_path: 
     assert [shard.index for shard in writer(tmp_path).pending()] == [2]
 
 
-def test_a_broken_header_is_found_without_digests(tmp_path: Path) -> None:
+def test_a_broken_header_is_detected_without_digests(tmp_path: Path) -> None:
     flip_byte(finished(tmp_path) / "vectors-00000-of-00003.npy", 0)
     with pytest.raises(ShardError, match=r"vectors-00000-of-00003.npy: cannot be read"):
         open_shards(tmp_path, verify=False)
 
 
-def test_another_array_of_the_same_size_is_found_without_digests(tmp_path: Path) -> None:
+def test_another_array_of_the_same_size_is_detected_without_digests(tmp_path: Path) -> None:
     np.save(finished(tmp_path) / "vectors-00000-of-00003.npy", VECTORS[:10].reshape(10, D, V))
     with pytest.raises(ShardError, match=r"holds float32 \[10, 6, 2\], its manifest says float32 \[10, 2, 6\]"):
         open_shards(tmp_path, verify=False)
@@ -225,7 +225,7 @@ def test_a_manifest_that_contradicts_itself_is_an_error(digest: str, change: dic
     assert ("damaged" in str(caught.value)) == (digest != "of the change")
 
 
-def test_a_changed_provenance_is_found(tmp_path: Path) -> None:
+def test_a_changed_provenance_is_detected(tmp_path: Path) -> None:
     path = finished(tmp_path) / "manifest.json"
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"sha256": "ab"', b'"sha256": "aa"'))  # of the checkpoint: nothing computes with it
@@ -426,7 +426,7 @@ def write_ragged(folder: Path) -> tuple[Ragged, ShardWriter]:
     return lists, writer
 
 
-def test_lists_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_lists_of_vectors_round_trip(tmp_path: Path) -> None:
     lists, writer = write_ragged(tmp_path)
     assert not writer.pending()
     shards = open_shards(tmp_path)
@@ -442,7 +442,7 @@ def test_lists_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["vectors-00001-of-00003.npy", "offsets-00001-of-00003.npy"])
-def test_a_damaged_list_is_found_and_written_again(name: str, tmp_path: Path) -> None:
+def test_a_damaged_list_is_detected_and_repaired(name: str, tmp_path: Path) -> None:
     write_ragged(tmp_path)
     flip_byte(tmp_path / name)
     with pytest.raises(ShardError, match=name):
@@ -451,7 +451,7 @@ def test_a_damaged_list_is_found_and_written_again(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wrong", ["reversed", "first", "last", "one less", "float", "empty row"])
-def test_offsets_that_cut_wrongly_are_found_without_digests(wrong: str, tmp_path: Path) -> None:
+def test_wrong_offsets_are_detected_without_digests(wrong: str, tmp_path: Path) -> None:
     """Each with all else right, so that no other check finds it."""
     write_ragged(tmp_path)
     path = tmp_path / "offsets-00001-of-00003.npy"
@@ -478,7 +478,7 @@ def test_offsets_that_cut_wrongly_are_found_without_digests(wrong: str, tmp_path
 @pytest.mark.filterwarnings("ignore:overflow")  # numpy's, on its way to refusing 2^62
 @pytest.mark.parametrize("count", [2**33, 2**40, 2**62])
 @pytest.mark.parametrize("kind", ["offsets", "vectors"])
-def test_a_header_that_promises_too_much_allocates_nothing(kind: str, count: int, tmp_path: Path) -> None:
+def test_a_header_with_a_huge_shape_allocates_nothing(kind: str, count: int, tmp_path: Path) -> None:
     write_ragged(tmp_path)
     path = tmp_path / f"{kind}-00000-of-00003.npy"
     header = {"descr": "<i8" if kind == "offsets" else "<f4", "fortran_order": False, "shape": (count,)}
@@ -502,7 +502,7 @@ def test_offsets_are_written_only_if_they_cover_all_vectors(first: int, last: in
     writer.write(writer.pending()[0], Ragged(lists.flat, np.array([0, 2, 5])), ["a", "b"])  # the control
 
 
-def test_what_a_shard_was_made_on_is_noted_and_not_compared(tmp_path: Path) -> None:
+def test_the_device_of_a_shard_is_recorded_and_not_compared(tmp_path: Path) -> None:
     for devices in (8, 4):
         to = writer(tmp_path, made_on={"devices": devices})
         shard = to.pending()[0]
@@ -522,7 +522,7 @@ def test_a_row_without_vectors_is_refused(tmp_path: Path) -> None:
         writer.write(writer.pending()[0], nan, ["a", "b"])
 
 
-def test_two_that_begin_together_with_other_things(tmp_path: Path) -> None:
+def test_the_second_of_two_writers_with_other_settings_is_refused(tmp_path: Path) -> None:
     """Neither has found anything in the folder; who comes second says so, and writes over nothing."""
     others = {"text": ShardWriter(tmp_path, 7, 3, {"text": "b"}), "rows_per_shard": ShardWriter(tmp_path, 7, 4, {})}
     first = ShardWriter(tmp_path, 7, 3, {"text": "a"})
@@ -535,7 +535,7 @@ def test_two_that_begin_together_with_other_things(tmp_path: Path) -> None:
     assert first.has(shard)
 
 
-def test_what_a_folder_is_of_is_said_before_there_is_a_shard(tmp_path: Path) -> None:
+def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: Path) -> None:
     """By the first, and until there are shards that say it, or that job fails."""
     first, other = (ShardWriter(tmp_path, 7, 3, {"text": text}) for text in "ab")
     assert not first.announced()
@@ -558,7 +558,7 @@ def test_what_a_folder_is_of_is_said_before_there_is_a_shard(tmp_path: Path) -> 
     assert (tmp_path / "begun.json").exists()
 
 
-def test_who_lost_its_folder_takes_nothing_away(tmp_path: Path) -> None:
+def test_a_suspended_writer_removes_no_finished_files(tmp_path: Path) -> None:
     """Of a finished folder, when it wakes up in the middle of writing a shard."""
     before = contents(finished(tmp_path))
     work, shard = tmp_path / "lost", Shard(0, 3, 0, 10)

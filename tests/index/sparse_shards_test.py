@@ -30,7 +30,7 @@ def written(folder: Path, dense: np.ndarray, dtype: str = "float32") -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("dimension", [30, 70_000])
-def test_shards_are_read_as_they_were_written(tmp_path: Path, dtype: str, dimension: int) -> None:
+def test_sparse_shards_round_trip(tmp_path: Path, dtype: str, dimension: int) -> None:
     dense = dense_rows(dimension=dimension)
     written(tmp_path, dense, dtype)
     shards = open_shards(tmp_path)
@@ -92,7 +92,7 @@ def test_the_heaviest_words_are_kept() -> None:
     np.testing.assert_array_equal(SparseRows.from_dense(dense).flat, dense)
 
 
-def test_rows_are_taken_cut_and_filled() -> None:
+def test_rows_are_selected_cut_and_padded() -> None:
     dense = dense_rows()
     rows = SparseRows.from_dense(dense)
     order = np.array([4, 2, 2, 6])

@@ -80,7 +80,7 @@ def write_ids(path: Path, ids: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "backend"), CASES)
-def test_a_search_is_that_of_a_fresh_encode(
+def test_a_search_equals_that_of_a_fresh_encoding(
     kind: str, backend: str, root: Path, runs: RunsByKind, tmp_path: Path
 ) -> None:
     """Appended twice, and what came first deleted: the same as the same passages encoded at once. The vectors of a
@@ -133,9 +133,7 @@ def concatenated(blocks: list[Any]) -> Any:
     return np.concatenate(blocks)
 
 
-def test_the_shards_of_what_is_appended_are_those_of_a_corpus_of_its_own(
-    root: Path, runs: RunsByKind, tmp_path: Path
-) -> None:
+def test_appended_shards_equal_those_of_a_separate_corpus(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     before = contents(folder)
     result = append_corpus(run, root / "b.jsonl", folder, progress=False)
@@ -147,7 +145,7 @@ def test_the_shards_of_what_is_appended_are_those_of_a_corpus_of_its_own(
     assert "parts.json" in after
 
 
-def test_texts_of_all_parts_are_found(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     """Also of a passage that was deleted and came again with another text."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     append_corpus(run, root / "b.jsonl", folder, progress=False)
@@ -167,7 +165,7 @@ def test_texts_of_all_parts_are_found(root: Path, runs: RunsByKind, tmp_path: Pa
     assert searcher.search([Query("0", "silver river")], 100).corpus["passages"] == len(everything)
 
 
-def test_the_same_again_changes_nothing(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:
+def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     append_corpus(run, root / "b.jsonl", folder, progress=False)
     ids = write_ids(tmp_path / "ids.txt", ["p3", "", "p25", "p3"])
@@ -186,7 +184,7 @@ def test_the_same_again_changes_nothing(root: Path, runs: RunsByKind, tmp_path: 
     assert contents(folder) == before
 
 
-def test_what_does_not_belong_is_refused_and_changes_nothing(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     before = contents(folder)
     other = replace(run, checkpoint={"step": 7, "digest": "ab"})
@@ -215,7 +213,7 @@ def test_what_does_not_belong_is_refused_and_changes_nothing(root: Path, runs: R
     )
 
 
-def test_results_record_what_was_searched(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+def test_results_record_the_searched_parts(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     result = [Searcher(run, folder).shards.corpus]
     append_corpus(run, root / "b.jsonl", folder, progress=False)
@@ -227,7 +225,7 @@ def test_results_record_what_was_searched(root: Path, runs: RunsByKind, tmp_path
     assert len({one["sha256"] for one in result}) == 3
 
 
-def test_what_is_appended_is_cut_as_the_corpus(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+def test_appended_passages_are_cut_like_the_corpus(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     shutil.copytree(runs["one vector"].workdir, tmp_path / "run")
     run = open_run(tmp_path / "run")
     shorter = open_run(run.workdir, passage_length=PASSAGE_LENGTH - 2)
@@ -249,7 +247,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("job", [pytest.param("append", marks=pytest.mark.exhaustive), "delete"])
-def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
+def test_a_killed_change_leaves_the_old_or_the_new_corpus(
     job: str, root: Path, runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every file that is put in its place, before and after; then the same command again."""
@@ -299,7 +297,7 @@ def test_a_job_that_ends_anywhere_leaves_the_corpus_as_it_was_or_as_it_will_be(
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_id_that_is_there_is_found_behind_repeated_ones(kept: bool, runs: RunsByKind, tmp_path: Path) -> None:
+def test_an_existing_id_is_detected_after_repeated_ids(kept: bool, runs: RunsByKind, tmp_path: Path) -> None:
     """Also where a store has the tokens, whose scan does not name what was repeated."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
     ids = ["z1", "z2", "z1", "z2", "z3", "p0"]

@@ -130,7 +130,7 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("file", LAUNCHERS)
-def test_commands(file: str, runs: Runs) -> None:
+def test_processes_and_flags_of_every_launcher(file: str, runs: Runs) -> None:
     """Which processes are started, and that every flag and key they are given is one."""
     done = LAUNCHERS[file](runs, **{"STEP_DRY_RUN" if file in ("slurm.sh", "tpu.sh") else "DRY_RUN": "1"})
     assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * len(done)
@@ -180,7 +180,9 @@ def test_a_dry_run_prints_and_starts_nothing(name: str, runs: Runs, tmp_path: Pa
         (("search",), {"PROCESS_ID": "1"}, "is set, but no COORDINATOR: host:port of process 0"),
     ],
 )
-def test_what_a_step_needs(arguments: tuple[str, ...], settings: dict[str, str], message: str, runs: Runs) -> None:
+def test_missing_settings_of_a_step(
+    arguments: tuple[str, ...], settings: dict[str, str], message: str, runs: Runs
+) -> None:
     done = runs(LAUNCH / "step.sh", *arguments, **settings)
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
@@ -244,7 +246,7 @@ echo "$*"
 
 
 @pytest.mark.parametrize("name", ["slurm.sh", "tpu.sh"])
-def test_what_is_printed_can_be_pasted(name: str, runs: Runs) -> None:
+def test_printed_commands_are_quoted(name: str, runs: Runs) -> None:
     """Spaces stay inside an argument, and what can be set comes to the step."""
     steps = ("train",) if name == "tpu.sh" else ()
     flag = "--config.tokens.query_prompt=a question: "
@@ -276,7 +278,7 @@ def test_hosts_of_a_tpu_share_a_folder(runs: Runs) -> None:
     )
 
 
-def test_a_signal_reaches_the_script(runs: Runs, tmp_path: Path) -> None:
+def test_signals_reach_the_step(runs: Runs, tmp_path: Path) -> None:
     """The step's process is the script's: a shell in between would end, or keep SIGTERM to itself."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho $$\n")
@@ -286,14 +288,14 @@ def test_a_signal_reaches_the_script(runs: Runs, tmp_path: Path) -> None:
     assert first == second
 
 
-def test_kubernetes_knows_the_objects() -> None:
+def test_the_kubernetes_objects_are_valid() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="needs: pip install kubernetes-validate (no cluster)")
     for step in STEPS:
         for manifest in manifests(step).values():
             validate.validate(manifest, validate.latest_version(), strict=True)
 
 
-def test_the_image_copies_what_there_is() -> None:
+def test_the_image_copies_existing_files() -> None:
     sources = re.findall(r"^COPY (.*) \S+$", (LAUNCH / "Dockerfile").read_text(), re.MULTILINE)
     assert all((REPOSITORY / name).exists() for line in sources for name in line.split())
     assert {"jaxret", "configs", "launch", "train.py"} <= {name for line in sources for name in line.split()}
@@ -322,7 +324,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("file", LAUNCHERS)
-def test_it_trains_encodes_and_searches(file: str, job: Job, runs: Runs, tmp_path: Path) -> None:
+def test_every_launcher_trains_encodes_and_searches(file: str, job: Job, runs: Runs, tmp_path: Path) -> None:
     """With two processes for the hosts; what comes out is what this process made."""
     workdir = tmp_path / "run"
     done = LAUNCHERS[file](runs, **job.settings, WORKDIR=str(workdir), PLATFORM="cpu", PYTHON=sys.executable)

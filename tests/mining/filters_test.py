@@ -52,7 +52,7 @@ def names(case: RetrievedPassages = CASE, **settings: Any) -> list[str]:
         ({"min_score": 0.84}, ["near"]),  # at it is in
     ],
 )
-def test_what_each_setting_leaves(settings: dict[str, Any], left: list[str]) -> None:
+def test_candidates_remaining_after_each_filter(settings: dict[str, Any], left: list[str]) -> None:
     assert names(**settings) == left
 
 
@@ -77,7 +77,7 @@ def test_a_share_of_a_negative_score_is_below_it() -> None:
 
 
 @pytest.mark.parametrize("unknown", [math.nan, -math.inf])
-def test_nothing_is_below_a_positive_that_nobody_scored(unknown: float) -> None:
+def test_an_unscored_positive_leaves_no_candidate(unknown: float) -> None:
     case = replace(CASE, positive=unknown)
     assert names(case, margin=0.1) == names(case, share=0.5) == []
     assert names(case) == ["near", "far"], "where no score is compared, none is needed"
@@ -103,7 +103,7 @@ def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> No
         ({"positives_from_retrieval": True, "answers": False}, "goes by answer strings"),
     ],
 )
-def test_settings_that_mean_nothing(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MiningSettings(**settings)
 
@@ -155,7 +155,7 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
     assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "in rank order"
 
 
-def test_a_positive_is_known_by_its_text_where_it_has_no_id() -> None:
+def test_a_positive_without_id_is_matched_by_text() -> None:
     training_query = TrainingQuery(QUERY, (Passage("a1b2", GOLD.text),))  # of a file without ids
     example = NegativeSelector(MiningSettings(margin=0.05, keep=9)).make_example(
         training_query, [PoolResult(RANKING, {})], TEXTS

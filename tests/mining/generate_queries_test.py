@@ -77,7 +77,7 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     assert (again.parts_written, again.programs) == (0, 0), "nothing is generated again"
 
 
-def test_a_killed_job_goes_on_to_the_same_bytes(model: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_job_continues_to_the_same_bytes(model: Path, corpus: Path, tmp_path: Path) -> None:
     arguments = ["jaxret", "generate", f"--model={model}", f"--corpus={corpus}", *FLAGS, "--write=training"]
     whole, out = tmp_path / "whole", tmp_path / "killed"
     done = run_script("-m", *arguments, f"--out={whole}")
@@ -111,7 +111,7 @@ def test_a_killed_job_goes_on_to_the_same_bytes(model: Path, corpus: Path, tmp_p
     [SAMPLES, pytest.param(DecodingOptions("beam", queries=2, beams=3, query_length=6), marks=pytest.mark.exhaustive)],
     ids=lambda decoding: decoding.method,
 )
-def test_eight_devices_generate_as_one_does(model: Path, corpus: Path, decoding: DecodingOptions) -> None:
+def test_eight_devices_generate_the_queries_of_one(model: Path, corpus: Path, decoding: DecodingOptions) -> None:
     passages = list(read_corpus(corpus))
 
     def queries(devices: int, decoding: DecodingOptions) -> list[list[str]]:
@@ -125,7 +125,7 @@ def test_eight_devices_generate_as_one_does(model: Path, corpus: Path, decoding:
         assert eight != queries(8, replace(decoding, seed=1)), "control"
 
 
-def test_queries_are_those_of_transformers(model: Path, corpus: Path) -> None:
+def test_queries_equal_those_of_transformers(model: Path, corpus: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     original = transformers.T5ForConditionalGeneration.from_pretrained(model).eval()
     backend, _ = load_backend(model)

@@ -34,7 +34,7 @@ def test_the_rarest_and_most_repeated_words_come_first(corpus: Path, tmp_path: P
     assert all(len(words) == 2 for words in words_of.values())
 
 
-def test_a_count_of_none_is_an_error(corpus: Path, tmp_path: Path) -> None:
+def test_a_count_of_zero_is_an_error(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="count is 0"):
         write_keywords(Corpus.open(corpus), tmp_path / "pseudo.jsonl", count=0)
     assert not (tmp_path / "pseudo.jsonl").exists()

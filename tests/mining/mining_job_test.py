@@ -72,7 +72,7 @@ def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
     return negatives
 
 
-def test_a_run_file_gives_what_a_plain_reading_gives(
+def test_mining_from_a_run_file_equals_a_simple_loop(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mining_job, "RANK_BLOCK", 16)  # three blocks, of parts each
@@ -90,7 +90,7 @@ def test_a_run_file_gives_what_a_plain_reading_gives(
     assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"
 
 
-def test_scores_are_those_of_the_run(root: Path, tmp_path: Path) -> None:
+def test_scores_equal_those_of_the_run(root: Path, tmp_path: Path) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
     run = read_run(root / "run.trec")
     scored = [e for e in read_examples(tmp_path / "a.jsonl", targets=False) if e.negative_scores]
@@ -101,7 +101,7 @@ def test_scores_are_those_of_the_run(root: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(example.positive_scores, [scores.get(p.id, np.nan) for p in example.positives])
 
 
-def test_the_file_needs_no_other_and_its_parents_are_named(root: Path, tmp_path: Path) -> None:
+def test_the_mined_file_is_self_contained_and_names_its_parents(root: Path, tmp_path: Path) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
     texts = {p.id: p for p in read_corpus(root / "data")}
     for example in stream_mined_examples(tmp_path / "a.jsonl", Policy()):
@@ -124,7 +124,7 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
         mine_negatives(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
 
 
-def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Path) -> None:
+def test_bm25_scores_positives_that_it_did_not_retrieve(root: Path, tmp_path: Path) -> None:
     scores = {}
     for depth in (1, 1000):
         mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, depth=depth)), progress=False)
@@ -139,7 +139,7 @@ def test_bm25_scores_the_positive_that_it_did_not_find(root: Path, tmp_path: Pat
     assert sum(len(e.negatives) for e in examples) > 100
 
 
-def test_a_margin_in_scores_without_a_bound_is_said(root: Path, tmp_path: Path) -> None:
+def test_a_margin_with_unbounded_scores_prints_a_notice(root: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     mine_negatives(job(root, tmp_path / "a.jsonl", "bm25", settings=replace(TOP, margin=2.0)), False, lines.append)
     text = "\n".join(lines)
@@ -149,9 +149,7 @@ def test_a_margin_in_scores_without_a_bound_is_said(root: Path, tmp_path: Path) 
     assert f"positives score {middle:.4g} in the middle, nine of ten from {low:.4g} to {high:.4g}" in text
 
 
-def test_negatives_that_the_data_have_are_passed_over(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
     monkeypatch.setattr(training_queries, "read_examples", None)  # it would hold them all
     again, first = (read_training_queries(str(tmp_path / "a.jsonl"), "train", Policy()) for _ in range(2))
@@ -181,7 +179,7 @@ def test_a_teacher_decides_the_margin_and_its_scores_are_kept(root: Path, tmp_pa
             assert list(example.negative_scores) == [scores[n.id] for n in example.negatives]
 
 
-def test_a_teacher_that_scored_some_passages_teaches_by_these(root: Path, tmp_path: Path) -> None:
+def test_a_teacher_may_score_only_some_passages(root: Path, tmp_path: Path) -> None:
     some = {query: ranking[:10] for query, ranking in read_run(root / "run.trec").items()}
     write_run(tmp_path / "teacher.trec", some, "test")
     mine_negatives(replace(job(root, tmp_path / "a.jsonl"), teacher=str(tmp_path / "teacher.trec")), progress=False)
@@ -196,7 +194,7 @@ def test_a_teacher_that_scored_some_passages_teaches_by_these(root: Path, tmp_pa
         np.testing.assert_array_equal(e.negative_scores, [scores.get(p.id, np.nan) for p in e.negatives])
 
 
-def test_records_that_follow_have_scores_of_the_same_teacher_or_none(
+def test_appended_records_have_scores_of_the_teacher_or_none(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """BM25's scores say nothing beside a run's."""
@@ -229,7 +227,7 @@ def test_records_that_follow_have_scores_of_the_same_teacher_or_none(
     assert "not comparable" not in text
 
 
-def test_ranks_alone_are_a_pool_whose_file_has_no_scores(root: Path, tmp_path: Path) -> None:
+def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path: Path) -> None:
     """MS MARCO's run format; and an error where scores are needed."""
     ranks = tmp_path / "run.tsv"
     ranked = read_run(root / "run.trec").items()
@@ -255,7 +253,7 @@ def test_ranks_alone_are_a_pool_whose_file_has_no_scores(root: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("read", ["run.trec", "teacher.trec", "data/corpus.jsonl", "train.json"])
-def test_a_file_that_is_read_is_not_written(read: str, root: Path, tmp_path: Path) -> None:
+def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) -> None:
     """Under whatever name, and before anything is read: none of these is whole."""
     (tmp_path / "data").mkdir()
     for name, line in {
@@ -279,7 +277,7 @@ def test_a_file_that_is_read_is_not_written(read: str, root: Path, tmp_path: Pat
         mine_negatives(replace(here, out=str(tmp_path / "other")), progress=False)
 
 
-def test_the_corpus_that_a_pool_encoded_is_not_written(root: Path, tmp_path: Path) -> None:
+def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> None:
     """A run knows it, and without --corpus reads texts from it."""
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data", train=4, dev=2)
@@ -298,7 +296,7 @@ def test_the_corpus_that_a_pool_encoded_is_not_written(root: Path, tmp_path: Pat
         mine_negatives(job_of_run, progress=False)
 
 
-def test_files_that_follow_and_one_target_a_record(root: Path, tmp_path: Path) -> None:
+def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) -> None:
     """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
     mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)
     first = list(stream_mined_examples(tmp_path / "first.jsonl", Policy()))
@@ -351,7 +349,7 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
         mine_negatives(replace(bad_answer, settings=replace(settings, match="string")), progress=False)
 
 
-def test_questions_that_share_a_row_number_get_ids_of_their_own(root: Path, tmp_path: Path) -> None:
+def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path: Path) -> None:
     """DPR's files have no ids: each counts from 0."""
     originals = read_examples(root / "data", "train", targets=False)
     for name, some in (("a", originals[:3]), ("b", originals[10:13])):
@@ -368,7 +366,7 @@ def test_questions_that_share_a_row_number_get_ids_of_their_own(root: Path, tmp_
     assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in mined]
 
 
-def test_a_positive_is_written_as_the_corpus_has_it(
+def test_positives_are_written_with_the_corpus_text(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """DPR's positives are not always, to the letter, what its passages are; a file has one text for an id."""
@@ -382,7 +380,7 @@ def test_a_positive_is_written_as_the_corpus_has_it(
     assert "2 queries have a positive that is other text in the corpus, which is taken" in capsys.readouterr().out
 
 
-def test_two_questions_of_one_id_are_refused(root: Path, tmp_path: Path) -> None:
+def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> None:
     first, second, *_ = read_examples(root / "data", "train", targets=False)
     twice = replace(second, query=replace(second.query, id=first.query.id))
     write_tevatron_examples(tmp_path / "twice.jsonl", [first, twice])
@@ -432,7 +430,9 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
         (lambda j: replace(j, subset=(41, 0)), "data.subset is 41, but there are 40 training queries"),
     ],
 )
-def test_what_means_nothing(change: Callable[[MiningJob], MiningJob], message: str, root: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_errors(
+    change: Callable[[MiningJob], MiningJob], message: str, root: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         mine_negatives(change(job(root, tmp_path / "a.jsonl")), progress=False)
     assert not (tmp_path / "a.jsonl").exists()
@@ -488,7 +488,9 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.exhaustive
-def test_a_runs_own_search_is_that_of_its_run_file(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mining_with_a_run_equals_mining_with_its_run_file(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negatives and scores equal those from the run file of a search; positives are scored by the model too."""
     write_encoder(tmp_path / "encoder")
     run = untrained_run(tmp_path / "run", tmp_path / "encoder", root / "data", head__token="mean", normalize=True)

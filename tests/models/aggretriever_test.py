@@ -45,7 +45,7 @@ def by_hand(values: np.ndarray, d: int, mode: str) -> np.ndarray:
     ("d", "full", "semi"),
     [(640, (24, -198), (47, 442)), (768, (20, -198), (39, 570)), (512, (29, 826), None), (256, (59, 314), None)],
 )
-def test_slices_are_those_of_the_table(d: int, full: tuple[int, int], semi: tuple[int, int] | None, mode: str) -> None:
+def test_vocabulary_slices_by_hand(d: int, full: tuple[int, int], semi: tuple[int, int] | None, mode: str) -> None:
     """(slices, ids dropped at the start or, negative, zeros added at the end)."""
     values = np.random.default_rng(0).permutation(VOCABULARY).astype(np.float32) / VOCABULARY
     np.testing.assert_array_equal(prune(jnp.asarray(values)[None], d, mode)[0], by_hand(values, d, mode))
@@ -55,7 +55,7 @@ def test_slices_are_those_of_the_table(d: int, full: tuple[int, int], semi: tupl
         assert slices * (2 * d if mode == "full" else d) == VOCABULARY - dropped
 
 
-def test_a_tie_is_minus_and_nothing_is_minus_zero() -> None:
+def test_ties_are_negative_and_zeros_have_no_sign() -> None:
     pruned = np.asarray(prune(vector({2000: 0.5, 2001: 0.5}), 640, "full"))[0]
     assert pruned[2000 % 1280 // 2] == -0.5
     assert pruned[np.arange(640) != 360].tolist() == [0.0] * 639
@@ -73,7 +73,7 @@ def case() -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 11, 16])
-def test_the_running_maximum_and_its_gradient_are_those_of_the_whole_tensor(chunk: int) -> None:
+def test_the_chunked_maximum_and_its_gradient_equal_the_whole_tensors(chunk: int) -> None:
     hidden, weights, mask, matrix = (jnp.asarray(x) for x in case())
     cotangent = jnp.asarray(np.random.default_rng(2).standard_normal((3, 23)), jnp.float32)
 
@@ -97,7 +97,7 @@ def test_the_running_maximum_and_its_gradient_are_those_of_the_whole_tensor(chun
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
-def test_of_equal_tokens_the_first_has_the_gradient(chunk: int) -> None:
+def test_the_first_of_equal_tokens_gets_the_gradient(chunk: int) -> None:
     """In one chunk or in several."""
     hidden = jnp.tile(jnp.asarray([[0.5, -1.0, 2.0]]), (1, 4, 1)).reshape(1, 4, 3)
     ones, mask = jnp.ones((1, 4)), jnp.array([[False, True, True, True]])
@@ -105,7 +105,7 @@ def test_of_equal_tokens_the_first_has_the_gradient(chunk: int) -> None:
     assert (np.asarray(gradient)[0] != 0).all(axis=1).tolist() == [False, True, False, False]
 
 
-def test_the_whole_tensor_is_never_held() -> None:
+def test_the_whole_tensor_is_never_in_memory() -> None:
     """In the gradient and in encoding: less memory than one [B,T,vocabulary], and less with smaller chunks."""
     B, T, V = 4, 64, 1000
     mask = jnp.ones((B, T), bool)
@@ -125,7 +125,7 @@ def test_the_whole_tensor_is_never_held() -> None:
     assert temporary(T, train=False) > whole / 2, "control"
 
 
-def test_without_the_mlm_head_a_token_stands_for_itself() -> None:
+def test_without_the_mlm_head_a_token_has_its_own_word() -> None:
     ids = jnp.array([[5, 7, 5, 7], [3, 0, 0, 0]])
     weights = jnp.array([[0.5, -1.0, 0.9, -2.0], [-1.0, 4.0, 4.0, 4.0]])
     mask = jnp.array([[True] * 4, [True, False, False, False]])
@@ -141,7 +141,7 @@ def encode(overrides: dict[str, Any], params: Any = None) -> tuple[np.ndarray, A
     return np.asarray(vectors)[:, 0], params, retriever
 
 
-def test_the_words_that_can_be_read_are_pruned_to_the_vector() -> None:
+def test_explained_words_are_pruned_to_the_vector() -> None:
     vectors, params, retriever = encode({})
     words = jax.jit(lambda p: retriever.word_values(p, make_tokens(3, 7), "passage"))(params)
     assert words.shape == (3, 1, WITHOUT_DROPOUT.vocab_size)

@@ -11,7 +11,7 @@ from jaxret.models.encoders.attention import attend, erf, gelu
 from jaxret.parallel.mesh import make_mesh
 
 
-def test_the_softmax_is_float32_in_bfloat16_too() -> None:
+def test_the_softmax_is_float32_also_with_bfloat16() -> None:
     """Scores around 40 that differ by less than bfloat16 can tell apart there (0.25): their weights must differ."""
     keys = 16
     query = jnp.full((1, 1, 1, 16), 1.0, jnp.bfloat16)

@@ -213,7 +213,7 @@ def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: fl
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_layers_lie_on_a_leading_axis(name: str) -> None:
+def test_layer_parameters_have_a_leading_axis(name: str) -> None:
     config, params, tokens, _ = load(name)
     leaves = jax.tree.leaves(params["layers"])
     assert len(leaves) == 16  # query, key, value, output, two dense, two norms; each with a bias
@@ -342,7 +342,7 @@ def test_a_file_without_an_mlm_head_gets_a_new_one() -> None:
     assert np.abs(other["mlm_head"]["dense"]["kernel"] - head["dense"]["kernel"]).max() > 1e-3
 
 
-def test_the_first_layers_alone() -> None:
+def test_only_the_first_layers() -> None:
     whole, _, tokens, expected = load("tiny_bert")
     config = dataclasses.replace(whole, num_layers=2)
     _, params = load_pretrained(GOLDENS / "tiny_bert", ("pooler",), config)
@@ -357,7 +357,7 @@ def with_tensors(folder: Path, name: str, more: dict[str, np.ndarray]) -> Path:
     return folder
 
 
-def test_what_condenser_and_retromae_store_beside_bert_is_ignored_by_default(tmp_path: Path) -> None:
+def test_extra_tensors_of_condenser_and_retromae_are_ignored(tmp_path: Path) -> None:
     """Their own layers over BERT: Condenser's head, RetroMAE's decoder. An unknown one is still an error."""
     beside: dict[str, np.ndarray] = {"c_head.0.attention.self.query.weight": np.zeros((32, 32), np.float32)}
     beside |= {"decoder_embeddings.weight": np.zeros(4, np.float32), "decoder.bias": np.zeros(4, np.float32)}

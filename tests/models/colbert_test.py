@@ -25,7 +25,7 @@ def encode(overrides: dict[str, Any], tokens: Tokens, side: Any) -> tuple[np.nda
     return np.asarray(embeddings.vectors), np.asarray(embeddings.mask)
 
 
-def test_skipped_tokens_are_read_and_are_no_vectors() -> None:
+def test_skipped_tokens_are_encoded_and_have_no_vectors() -> None:
     tokens = tiny.make_tokens(4, 6)
     ids, mask = np.array(tokens.ids), np.asarray(tokens.mask)
     ids[0, 2], ids[0, 4], ids[2, 0] = 7, 8, 7  # the first token always counts
@@ -47,7 +47,7 @@ def test_skipped_tokens_are_read_and_are_no_vectors() -> None:
     np.testing.assert_allclose(query, encode(tiny.LATE_INTERACTION, tokens, "query")[0])
 
 
-def test_masks_after_a_query_see_it_and_are_not_seen() -> None:
+def test_query_expansion_masks_attend_but_are_not_attended() -> None:
     ids = np.array([[2, 9, MASK, 5, MASK, MASK], [2, 11, 12, 13, 14, 5]], np.int32)  # the first [MASK] is the text's
     seen = np.array([[1, 1, 1, 1, 0, 0], [1] * 6], bool)
     tokens = Tokens(jnp.asarray(ids), jnp.ones(ids.shape, bool))
@@ -79,12 +79,12 @@ def test_masks_after_a_query_see_it_and_are_not_seen() -> None:
         ),
     ],
 )
-def test_settings_that_mean_nothing(overrides: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny.make_retriever(tiny.LATE_INTERACTION | overrides)
 
 
-def test_what_cannot_have_unseen_tokens() -> None:
+def test_unattended_masks_need_plain_attention_without_packing() -> None:
     with pytest.raises(
         ValueError, match=r"'flash', whose kernel computes no token .* here are \[MASK\]s after a query"
     ):

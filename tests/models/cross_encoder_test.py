@@ -88,7 +88,7 @@ def tokens_of(joiner: PairJoiner, length: int = 16) -> Any:
     return jax.tree.map(jnp.asarray, joiner.tokens(queries, passages, np.zeros(3, int), np.arange(3), length))
 
 
-def test_scores_are_torchs(bert: Path) -> None:
+def test_scores_equal_torch(bert: Path) -> None:
     model, params = opened(bert)
     pairs = tokens_of(PairJoiner((), 32, 0))
     score = jax.jit(model.score)
@@ -144,12 +144,12 @@ def two_labels(tensors: dict[str, Any]) -> None:
         (lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")], "is no cross-encoder: it lacks classifier"),
     ],
 )
-def test_a_head_that_is_not_whole_is_refused(bert: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_an_incomplete_head_is_refused(bert: Path, tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_cross_encoder(damaged(bert, tmp_path / "damaged", change))
 
 
-def test_a_pooler_alone_is_kept_and_the_classifier_is_drawn(bert: Path, tmp_path: Path) -> None:
+def test_a_pooler_without_classifier_is_kept(bert: Path, tmp_path: Path) -> None:
     folder = damaged(bert, tmp_path / "bare", lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")])
     head = load_score_head(folder, read_config(folder))
     assert head.keys() == {"dense"}
@@ -170,7 +170,7 @@ TEMPLATES = {  # what a tokenizer of the kind makes of a pair, and the markers b
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_pairs_are_those_of_a_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_pairs_equal_those_of_the_tokenizer(kind: str, tmp_path: Path) -> None:
     """tokenizers' own pairs, truncated with "only_second"; and padded."""
     template, more = TEMPLATES[kind]
     folder, limit = write_encoder(tmp_path / "encoder"), 14

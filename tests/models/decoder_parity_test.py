@@ -159,7 +159,7 @@ def test_a_row_of_nothing_but_padding_is_finite(kind: str) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
 
 
-def test_a_batch_longer_than_its_texts_were_is_an_error() -> None:
+def test_a_batch_beyond_the_trained_length_is_an_error() -> None:
     config, params, _, _ = load("llama")
     with pytest.raises(ValueError, match="41 tokens is longer than the encoder's 40 positions"):
         encode(config, params, Tokens(jnp.zeros((1, 41), jnp.int32), jnp.ones((1, 41), bool)))
@@ -211,7 +211,7 @@ def copied(folder: Path, kind: str, **changes: np.ndarray | None) -> Path:
     return folder
 
 
-def test_weights_in_parts_are_the_whole(tmp_path: Path) -> None:
+def test_weights_in_several_files(tmp_path: Path) -> None:
     config, expected, _, _ = load("llama")
     whole = load_file(GOLDENS / "tiny_llama" / "model.safetensors")
     folder = copied(tmp_path / "parts", "llama")
@@ -242,7 +242,7 @@ def test_weights_in_parts_are_the_whole(tmp_path: Path) -> None:
         load_pretrained(folder)
 
 
-def test_old_files_hold_rates_that_are_no_weights(tmp_path: Path) -> None:
+def test_rotary_rates_of_old_files_are_ignored(tmp_path: Path) -> None:
     rates = np.ones(4, np.float32)
     folder = copied(tmp_path, "llama", **{"model.layers.0.self_attn.rotary_emb.inv_freq": rates})
     assert load_pretrained(folder)[0] == load("llama")[0]
@@ -359,7 +359,7 @@ def test_other_spellings_of_a_config(tmp_path: Path, kind: str, older: dict[str,
     ],
     ids=str,
 )
-def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+def test_unsupported_options_are_errors(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"config\.json: {next(iter(changes))} is "):
         read_config(written(tmp_path, kind, changes))
 
@@ -384,7 +384,7 @@ def test_the_direction_is_the_checkpoint_s_unless_set() -> None:
         causal("bert", "causal")
 
 
-def test_the_first_tokens_of_a_causal_model_stand_for_nothing() -> None:
+def test_me_bert_refuses_a_causal_model() -> None:
     me_bert = tiny.ME_BERT | {"head.token": "mean"}
     with pytest.raises(ValueError, match=r"which llama cannot have: its first tokens do not see the text after them"):
         tiny.make_retriever(me_bert, tiny.LLAMA)

@@ -102,7 +102,7 @@ def distance(states: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_hidden_states_there_and_back(tmp_path: Path, name: str, side: str) -> None:
+def test_hidden_states_round_trip(tmp_path: Path, name: str, side: str) -> None:
     model, tokens = random_model(name), random_tokens(side)
     expected = torch_states(model, tokens)
     model.save_pretrained(tmp_path / "theirs")

@@ -31,7 +31,7 @@ def directory(folder: Path, *matrices: np.ndarray, **settings: Any) -> Path:
     return folder
 
 
-def test_vectors_go_through_the_matrices(tmp_path: Path) -> None:
+def test_vectors_are_multiplied_by_the_dense_matrices(tmp_path: Path) -> None:
     matrices = [
         np.random.default_rng(i).normal(size=size).astype(np.float32) for i, size in enumerate([(32, 9), (9, 4)])
     ]
@@ -48,7 +48,7 @@ def test_vectors_go_through_the_matrices(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, plain @ small[0] @ small[1], rtol=1e-4, atol=1e-4)
 
 
-def test_a_directory_without_them_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_directory_without_dense_modules_prints_nothing(tmp_path: Path) -> None:
     assert "head.dual_encoder.dense" not in read_model_keys(write_modules(tmp_path / "model"))
 
 
@@ -64,13 +64,15 @@ def test_a_directory_without_them_says_nothing_of_them(tmp_path: Path) -> None:
         ({"module_input_name": "token_embeddings"}, r"module_input_name is 'token_embeddings'; only 'sentence_embed"),
     ],
 )
-def test_more_than_a_product_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_dense_modules_with_bias_or_activation_are_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     folder = directory(tmp_path / "model", np.ones((32, 4), np.float32), **settings)
     with pytest.raises(ValueError, match=message):
         read_model_keys(folder)
 
 
-def test_what_a_file_leaves_out_has_the_default_of_the_library(tmp_path: Path) -> None:
+def test_missing_values_have_the_librarys_defaults(tmp_path: Path) -> None:
     folder = directory(tmp_path / "model", np.ones((32, 4), np.float32))
     path = folder / "2_Dense" / "config.json"
     write_json(path, {key: value for key, value in read_json(path).items() if key != "activation_function"})
@@ -78,7 +80,7 @@ def test_what_a_file_leaves_out_has_the_default_of_the_library(tmp_path: Path) -
         read_model_keys(folder)
 
 
-def test_matrices_that_do_not_follow_each_other(tmp_path: Path) -> None:
+def test_dense_sizes_that_do_not_match(tmp_path: Path) -> None:
     folder = directory(tmp_path / "model", np.ones((32, 4), np.float32), np.ones((5, 3), np.float32))
     with pytest.raises(ValueError, match=r"3_Dense: the matrix takes vectors of 5 numbers, and those before it have 4"):
         read_model_keys(folder)

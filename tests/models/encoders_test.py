@@ -169,13 +169,13 @@ def loaded(kind: str) -> tuple[Any, Any, Tokens]:
         return config, params, Tokens(jnp.asarray(file["ids"]), jnp.asarray(file["mask"]))
 
 
-def test_every_architecture_is_tested_here() -> None:
+def test_every_architecture_is_covered() -> None:
     assert FOLDERS.keys() == ARCHITECTURES.keys()
     assert all(name == architecture.model_type for name, architecture in ARCHITECTURES.items())
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_every_encoder_keeps_the_protocol(kind: str) -> None:
+def test_every_encoder_implements_the_protocol(kind: str) -> None:
     config, params, tokens = loaded(kind)
     assert isinstance(config, EncoderConfig)
     assert config.model_type == kind
@@ -202,7 +202,7 @@ def test_every_encoder_keeps_the_protocol(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "roberta", "xlm-roberta"])
-def test_leading_slots_stand_at_the_first_position(kind: str) -> None:
+def test_prefix_slots_are_at_the_first_position(kind: str) -> None:
     config, params, tokens = loaded(kind)
     tokens = jax.tree.map(lambda x: x[:1], tokens)  # the full row
     plain = encode(config, params, tokens).states
@@ -218,7 +218,7 @@ def test_leading_slots_stand_at_the_first_position(kind: str) -> None:
     np.testing.assert_allclose(by_vector.states, plain, atol=1e-5)
 
 
-def test_modernbert_windows_follow_positions_not_places(tmp_path: Path) -> None:
+def test_modernbert_windows_follow_positions_not_slots(tmp_path: Path) -> None:
     """Three slots at position 0: the token at position 2 sees them through a window of two each way, though the first
     is four places off; the token at position 3 does not."""
     raw = MODERNBERT | {"num_hidden_layers": 2}
@@ -312,7 +312,7 @@ RATES = {"modernbert": ("embedding_dropout", "attention_dropout", "mlp_dropout")
 
 
 @pytest.mark.parametrize(("kind", "rate"), [(kind, rate) for kind, rates in RATES.items() for rate in rates])
-def test_every_dropout_rate_acts_in_training_alone(kind: str, rate: str) -> None:
+def test_every_dropout_rate_acts_only_in_training(kind: str, rate: str) -> None:
     config, params, tokens = loaded(kind)
     off = dict.fromkeys(RATES[kind], 0.0)
     still = encode(dataclasses.replace(config, **off), params, tokens).states
@@ -390,7 +390,7 @@ def write_modernbert_tokenizer(folder: Path) -> Tokenizer:
         ("modernbert", write_modernbert_tokenizer, ("[CLS]", "[SEP]", "[PAD]", "[MASK]")),
     ],
 )
-def test_their_directories_tokenize(tmp_path: Path, kind: str, tokenizer: Any, markers: tuple[str, ...]) -> None:
+def test_tokenizers_of_every_architecture(tmp_path: Path, kind: str, tokenizer: Any, markers: tuple[str, ...]) -> None:
     backend = tokenizer(tmp_path)
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_bytes((GOLDENS / FOLDERS[kind] / "config.json").read_bytes())
@@ -402,7 +402,7 @@ def test_their_directories_tokenize(tmp_path: Path, kind: str, tokenizer: Any, m
     assert ids.flat.tolist() == [cls, *title, sep, *text, sep]
 
 
-def test_a_mask_for_each_query() -> None:
+def test_attention_masks_per_query() -> None:
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.normal(size=(2, n, 2, 4)), jnp.float32) for n in (3, 5, 5))
     mask = jnp.asarray(random.random((2, 5)) < 0.7).at[:, 0].set(True)
@@ -413,7 +413,7 @@ def test_a_mask_for_each_query() -> None:
     assert np.isfinite(attend(query, key, value, jnp.zeros((2, 3, 5), bool), lambda x: x)).all()
 
 
-def test_heads_that_share_keys_are_as_if_these_were_copied() -> None:
+def test_grouped_heads_equal_copied_keys() -> None:
     random = np.random.default_rng(0)
     query = jnp.asarray(random.normal(size=(2, 3, 6, 4)), jnp.float32)
     key, value = (jnp.asarray(random.normal(size=(2, 5, 2, 4)), jnp.float32) for _ in range(2))
@@ -425,7 +425,7 @@ def test_heads_that_share_keys_are_as_if_these_were_copied() -> None:
     assert np.abs(attend(query, next(wrong), next(wrong), mask, lambda x: x) - expected).max() > 0.1, "control"
 
 
-def test_rotary_products_depend_on_the_distance_alone() -> None:
+def test_rotary_products_depend_only_on_the_distance() -> None:
     random = np.random.default_rng(0)
     x, y = (jnp.asarray(random.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
     rates = jnp.asarray(10_000.0 ** -(np.arange(4) / 4), jnp.float32)

@@ -59,7 +59,7 @@ def lengths_mask(length: int, *lengths: int) -> jax.Array:
         (jnp.float32, 70, 0.3, 1e-5),  # several blocks of queries, padded
     ],
 )
-def test_flash_is_plain(
+def test_flash_equals_plain_attention(
     dtype: Any, length: int, rate: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, with padding, a text that is nothing but padding, and the weights that dropout takes."""
@@ -73,7 +73,7 @@ def test_flash_is_plain(
         assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
 
 
-def test_random_bits_are_those_of_jax() -> None:
+def test_random_bits_equal_those_of_jax() -> None:
     keys = jax.random.split(jax.random.key(3), 5)
     raw = jax.lax.bitcast_convert_type(jax.random.key_data(keys), jnp.int32)
     drawn = jax.vmap(lambda key: jax.random.bits(key, (3, 7)))(keys)

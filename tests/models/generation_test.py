@@ -211,7 +211,7 @@ def test_beam_search_equals_torch(pair: Any, length_penalty: float, early_stoppi
         assert not np.array_equal(ids, other), "control: the penalty counts"
 
 
-def test_a_row_that_fills_the_batch_has_no_query(pair: Any) -> None:
+def test_padding_rows_have_no_query(pair: Any) -> None:
     _, generator, params, _ = pair
     tokens = replace(our_tokens(), mask=our_tokens().mask.at[1].set(False))
     for method in ("greedy", "beam"):

@@ -73,9 +73,7 @@ def test_last_layer(token: str, side: str, encoder: Any) -> None:
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 @pytest.mark.parametrize("layers", [(1, 3), (3, 1), (0, 1, 2, 3), (3,)])
-def test_layers_come_last_first_whatever_their_order_in_the_config(
-    token: str, layers: tuple[int, ...], encoder: Any
-) -> None:
+def test_layers_are_ordered_from_the_last(token: str, layers: tuple[int, ...], encoder: Any) -> None:
     head = MlrHead(**SHAPES, chosen=layers, token=token)
     embeddings = embed(head, "passage", encoder)
     assert head.vectors_per_passage() == len(layers) == embeddings.vectors.shape[1]
@@ -159,7 +157,7 @@ def test_first_tokens_without_the_mean(encoder: Any) -> None:
     assert MeBertHead(**SHAPES, count=3, token="mean").vector_names() == ("mean", "token 0", "token 1")
 
 
-def test_viewers_are_new_slots_in_place_of_cls(encoder: Any) -> None:
+def test_viewers_replace_cls(encoder: Any) -> None:
     """By hand: the embeddings of [viewer ids at position 0, text from position 1], run through the layers."""
     params, tokens, _ = encoder
     head = MvrHead(**SHAPES, count=3, first_id=5)

@@ -175,7 +175,7 @@ def test_a_pipe_in_a_model_folder_does_not_wait(tmp_path: Path) -> None:
         ([normalizers.Sequence([TENFOLD, TENFOLD]), TENFOLD], 1000),
     ],
 )
-def test_growth_of_rules(rules: list[Any], growth: float, tmp_path: Path) -> None:
+def test_growth_by_tokenizer_rules_is_bounded(rules: list[Any], growth: float, tmp_path: Path) -> None:
     """The bound is one: what the rules make of a text is not longer."""
     tokenizer = Tokenizer.from_file(str(write_encoder(tmp_path) / "tokenizer.json"))
     tokenizer.normalizer = normalizers.Sequence(rules)
@@ -184,7 +184,7 @@ def test_growth_of_rules(rules: list[Any], growth: float, tmp_path: Path) -> Non
         assert len(tokenizer.normalizer.normalize_str(text)) <= growth * (len(text) + 1)
 
 
-def test_growth_of_pre_tokenizers(tmp_path: Path) -> None:
+def test_growth_by_pre_tokenizers_is_bounded(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(write_t5(tmp_path) / "tokenizer.json"))
     assert rules_growth(tokenizer) == 2
     split = pre_tokenizers.Split("", "isolated")
@@ -192,7 +192,7 @@ def test_growth_of_pre_tokenizers(tmp_path: Path) -> None:
     assert rules_growth(tokenizer) == 2**9
 
 
-def test_expressions_that_are_in_use_are_allowed(tmp_path: Path) -> None:
+def test_expressions_of_real_tokenizers_are_allowed(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path)
     letters = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     used = rf"[^\r\n\p{{L}}\p{{N}}]?{letters}(?i:'s|'t)?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+"
@@ -200,7 +200,7 @@ def test_expressions_that_are_in_use_are_allowed(tmp_path: Path) -> None:
     check_expressions(folder / "tokenizer.json")
 
 
-def test_an_expression_that_gives_a_text_up_is_an_error(tmp_path: Path) -> None:
+def test_an_expression_that_fails_on_a_text_is_an_error(tmp_path: Path) -> None:
     """One that no trial shows: none of its texts has such a letter."""
     folder = write_encoder(tmp_path)
     normalise(normalizers.Replace(Regex("(z+)+b"), "x"))(folder)
@@ -210,7 +210,7 @@ def test_an_expression_that_gives_a_text_up_is_an_error(tmp_path: Path) -> None:
         tokenizer.queries([Query("0", "z" * 40 + "!")])
 
 
-def test_bfloat16_is_read_and_the_files_name_is_in_every_error(tmp_path: Path) -> None:
+def test_bfloat16_is_read_and_errors_name_the_file(tmp_path: Path) -> None:
     import ml_dtypes
 
     folder = write_encoder(tmp_path / "model")

@@ -54,7 +54,7 @@ def test_a_passage_is_one_vector_and_a_query_is_the_last_layer(variant: str) -> 
     np.testing.assert_allclose(query[:, 0], states[-1][:, 0], atol=1e-5)
 
 
-def test_the_words_that_can_be_read_are_those_that_the_reconstruction_learns() -> None:
+def test_explained_words_equal_those_of_the_reconstruction_loss() -> None:
     """The loss of a pseudo-query is minus the sum of the logarithms of its tokens' probabilities, as they are read."""
     retriever, params = make("paper")
     tokens, labels = make_tokens(ROWS, LENGTH), jnp.array([[5, 6, 7, 8], [9, 4, -1, -1], [30, -1, -1, -1]])
@@ -95,7 +95,7 @@ def moves(variant: str, token: int) -> float:
 
 
 @pytest.mark.exhaustive
-def test_the_paper_reads_every_token_and_the_released_code_cls_alone() -> None:
+def test_the_paper_variant_reads_all_tokens_the_released_one_cls() -> None:
     assert moves("paper", 0) > 1e-3
     assert moves("paper", 3) > 1e-4
     assert moves("released", 0) > 1e-3
@@ -103,7 +103,7 @@ def test_the_paper_reads_every_token_and_the_released_code_cls_alone() -> None:
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-def test_the_vector_depends_on_what_the_reconstructor_imagines(variant: str) -> None:
+def test_the_vector_depends_on_the_reconstruction(variant: str) -> None:
     """Without labels, too: the only way is through Z."""
     retriever, params = make(variant)
     tokens = make_tokens(ROWS, LENGTH)
@@ -136,7 +136,7 @@ def test_the_released_interactor_reads_cls_and_the_mean_of_z() -> None:
     np.testing.assert_allclose(vectors[:, 0], expected[:, 0], atol=1e-5)
 
 
-def test_the_inputs_begin_as_the_encoder_s_masks() -> None:
+def test_the_initial_inputs_are_the_encoders_masks() -> None:
     """In float64: the norm of the word [MASK] and its position; this encoder has no types."""
     retriever, params = make("paper")
     weights = params["passage_encoder"]
@@ -158,7 +158,7 @@ def test_the_inputs_begin_as_the_encoder_s_masks() -> None:
     np.testing.assert_allclose(state.params["passage_head"]["pseudo_inputs"], started, atol=1e-6)
 
 
-def test_what_the_reconstructor_begins_with() -> None:
+def test_initial_weights_of_the_reconstructor() -> None:
     mask = jnp.arange(5)[None] < jnp.array([4, 3])[:, None]
     tokens = Tokens(jnp.array([[7, 9, 11, 8, 0], [7, 9, 8, 0, 0]]), mask)
     text = HeadInput("passage", tokens)
@@ -207,7 +207,7 @@ def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
 
 
-def test_a_reconstructor_layer_is_transformers_layer_with_cross_attention() -> None:
+def test_a_reconstructor_layer_equals_transformers_cross_attention_layer() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     transformers = pytest.importorskip("transformers")
     from transformers.models.bert.modeling_bert import BertLayer

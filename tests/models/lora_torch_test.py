@@ -91,7 +91,7 @@ TARGETS = {
 @pytest.mark.parametrize(
     "name", [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.exhaustive) for name in TARGETS]
 )
-def test_peft_and_back(name: str, tmp_path: Path) -> None:
+def test_adapters_round_trip_through_peft(name: str, tmp_path: Path) -> None:
     targets, more = TARGETS[name]
     wrapped = random_adapters(name, tmp_path, r=3, lora_alpha=5, target_modules=targets, **more)
     expected = torch_states(wrapped)
@@ -114,7 +114,7 @@ def test_peft_and_back(name: str, tmp_path: Path) -> None:
     assert distance(torch_states(again), expected) <= 1e-6
 
 
-def test_all_linear_is_pefts(tmp_path: Path) -> None:
+def test_all_linear_matches_peft(tmp_path: Path) -> None:
     wrapped = random_adapters("qwen3", tmp_path, r=2, target_modules="all-linear")
     config, base = load_pretrained(tmp_path / "base")
     settings = make_config({"lora.rank": 2, "lora.alpha": 8.0}).lora
@@ -186,7 +186,7 @@ def test_names_of_a_causal_model_are_read(tmp_path: Path) -> None:
         ({"target_modules": ["q_proj", "v_proj"]}, {"lora.targets": ("q_proj", "v_proj")}, "missing layers.0"),
     ],
 )
-def test_other_adapters_are_refused(changes: Any, keys: Any, message: str, tmp_path: Path) -> None:
+def test_unsupported_adapters_are_refused(changes: Any, keys: Any, message: str, tmp_path: Path) -> None:
     random_adapters("qwen3", tmp_path, r=2, target_modules=["q_proj"])
     file = tmp_path / "adapters" / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

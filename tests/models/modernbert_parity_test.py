@@ -108,7 +108,7 @@ def test_a_row_of_nothing_but_padding_is_finite() -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
 
 
-def test_a_batch_longer_than_its_texts_were_is_an_error() -> None:
+def test_a_batch_beyond_the_trained_length_is_an_error() -> None:
     config, params, _, _ = load()
     with pytest.raises(ValueError, match="41 tokens is longer than the encoder's 40 positions"):
         encode(config, params, Tokens(jnp.zeros((1, 41), jnp.int32), jnp.ones((1, 41), bool)))
@@ -179,7 +179,7 @@ def written(folder: Path, changes: dict[str, Any]) -> Path:
     return folder
 
 
-def test_the_older_spelling_of_its_config_means_the_same(tmp_path: Path) -> None:
+def test_older_config_keys_have_the_same_meaning(tmp_path: Path) -> None:
     older = {"layer_types": ..., "rope_parameters": ..., "global_attn_every_n_layers": 3, "global_rope_theta": 1000.0}
     assert read_config(written(tmp_path, older | {"local_rope_theta": 50.0})) == load()[0]
     assert read_config(written(tmp_path, {"layer_types": None, "rope_parameters": None})) == dataclasses.replace(
@@ -217,6 +217,6 @@ def test_the_older_spelling_of_its_config_means_the_same(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_unsupported_options_are_errors(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"config\.json: {next(iter(changes))} is "):
         read_config(written(tmp_path, changes))

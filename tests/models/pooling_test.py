@@ -43,7 +43,7 @@ def test_average_is_the_mean_of_the_vectors_that_exist(train: bool, embeddings: 
     assert np.abs(np.asarray(pooled.vectors[1, 0]) - vectors[1].mean(0)).max() > 0.1, "control: the unmasked mean"
 
 
-def test_average_ignores_what_padding_holds(embeddings: Embeddings) -> None:
+def test_average_ignores_padding(embeddings: Embeddings) -> None:
     garbage = embeddings.replace(vectors=jnp.where(embeddings.mask[..., None], embeddings.vectors, jnp.nan))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(pool("average", garbage, True).vectors, pool("average", embeddings, True).vectors)
 
@@ -104,6 +104,6 @@ def test_self_contrastive_trains_on_all_vectors_and_retrieves_with_the_first(emb
 
 
 @pytest.mark.parametrize("name", POOLINGS)
-def test_inference_vectors_is_what_inference_gives(name: str, embeddings: Embeddings) -> None:
+def test_inference_vectors_states_the_number_at_inference(name: str, embeddings: Embeddings) -> None:
     params = {"alpha": jnp.zeros(V)} if name == "scalar_mix" else None
     assert pool(name, embeddings, False, params).vectors.shape[1] == POOLINGS[name](V).inference_vectors()

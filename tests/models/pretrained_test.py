@@ -50,9 +50,7 @@ def changed(folder: Path, golden: str, changes: dict[str, Any]) -> Path:
         ("tiny_t5", "relative_attention_max_distance", 3, "it must be above 3"),
     ],
 )
-def test_an_option_that_is_not_implemented_or_means_nothing(
-    tmp_path: Path, golden: str, key: str, value: Any, right: str
-) -> None:
+def test_unsupported_or_unknown_options(tmp_path: Path, golden: str, key: str, value: Any, right: str) -> None:
     with pytest.raises(ValueError, match="config") as error:
         read_config(changed(tmp_path, golden, {key: value}))
     assert str(error.value).startswith(f"{tmp_path / 'config.json'}: {key} is {value!r}")
@@ -60,20 +58,20 @@ def test_an_option_that_is_not_implemented_or_means_nothing(
     assert read_config(changed(tmp_path, golden, {})) == read_config(GOLDENS / golden)  # control
 
 
-def test_a_key_that_is_missing_and_one_that_has_a_default(tmp_path: Path) -> None:
+def test_missing_keys_and_defaults(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json: vocab_size, hidden_size missing; found .*model_type"):
         read_config(changed(tmp_path, "tiny_bert", {"hidden_size": ..., "vocab_size": ...}))
     assert read_config(changed(tmp_path, "tiny_bert", {"layer_norm_eps": ...})) == read_config(GOLDENS / "tiny_bert")
 
 
-def test_an_activation_of_t5_that_is_not_implemented(tmp_path: Path) -> None:
+def test_an_unsupported_activation_of_t5(tmp_path: Path) -> None:
     changes = {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True}
     with pytest.raises(ValueError, match=r"config\.json: feed_forward_proj is 'gated-silu'; it must be 'gelu' or"):
         read_config(changed(tmp_path, "tiny_t5", changes))
 
 
 @pytest.mark.parametrize("raw", ["[]", '{"model_type": ["bert"]}', '{"model_type": "gpt2"}', "{}"])
-def test_what_is_no_encoder(tmp_path: Path, raw: str) -> None:
+def test_folders_that_are_no_encoder(tmp_path: Path, raw: str) -> None:
     (tmp_path / "config.json").write_text(raw)
     with pytest.raises(ValueError, match=r"config\.json: (a JSON object is needed|model_type is .*bert, distilbert)"):
         read_config(tmp_path)

@@ -51,7 +51,7 @@ def by_hand(run: Run, counted: list[slice]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("token", [pytest.param("mean", marks=pytest.mark.exhaustive), "mean_without_first"])
-def test_vectors_are_means_over_what_follows_the_prompt(tmp_path: Path, model: Path, token: str) -> None:
+def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token: str) -> None:
     run = untrained_run(tmp_path / "run", model, "", **KEYS | {"head__token": token})
     vectors = run.embedder()(run.tokenizer.queries(QUERIES), "query").flat
     sizes = [len("find q "), len("go far q "), len("find q ")]  # a token for each character
@@ -74,7 +74,7 @@ def test_vectors_are_means_over_what_follows_the_prompt(tmp_path: Path, model: P
     "encoder",
     [pytest.param(tiny.WITHOUT_DROPOUT, marks=pytest.mark.exhaustive, id="bert"), pytest.param(tiny.LLAMA, id="llama")],
 )
-def test_packed_rows_leave_the_same_tokens_out(encoder: Any) -> None:
+def test_packed_rows_exclude_the_same_tokens(encoder: Any) -> None:
     overrides = {"head.token": "mean", "tokens.prompt_in_mean": False, "loss.temperature": 4.0, "encoder.tied": True}
     objective = tiny.make_objective(overrides, make_mesh(1, jax.devices()[:1]), encoder)
     params, batch = tiny.make_params(objective.model), tiny.make_batch(4)
@@ -119,12 +119,12 @@ def test_training_reads_the_instruction_of_each_query(tmp_path: Path, model: Pat
         ({"tokens.prompts": "gritlm", "tokens.prompt_in_mean": True}, r"tokens.prompts is 'gritlm', which leaves"),
     ],
 )
-def test_vectors_that_are_no_means_are_refused(overrides: dict[str, Any], message: str) -> None:
+def test_other_token_selections_are_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny.make_retriever({"tokens.prompt_in_mean": False} | overrides)
 
 
-def test_a_graph_of_token_ids_has_no_form_of_it(tmp_path: Path) -> None:
+def test_onnx_export_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     keys = {"head__token": "mean", "tokens__query_prompt": "river ", "tokens__prompt_in_mean": False}
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "bert"), "", **keys)
@@ -133,7 +133,7 @@ def test_a_graph_of_token_ids_has_no_form_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_include_prompt_of_sentence_transformers_there_and_back(tmp_path: Path, model: Path) -> None:
+def test_include_prompt_of_sentence_transformers_round_trips(tmp_path: Path, model: Path) -> None:
     """Compared with transformers, where PyTorch is installed."""
     import_model(str(model), tmp_path / "run", token="mean", normalize=True, title_separator=" ")
     export(tmp_path / "run", "sentence-transformers", tmp_path / "out")

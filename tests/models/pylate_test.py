@@ -56,7 +56,7 @@ def opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
-def test_vectors_and_scores_are_pylates(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_and_scores_equal_pylate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stored ones: tests/goldens/make_pylate.py."""
     run, stored = opened(tmp_path, name, monkeypatch), np.load(GOLDENS / "pylate.npz")
     texts = stored["texts"].tolist()
@@ -76,7 +76,7 @@ def test_vectors_and_scores_are_pylates(name: str, tmp_path: Path, monkeypatch: 
         assert stored[f"{other}/passage"].shape != passages.flat.shape, "control"
 
 
-def test_what_it_says(tmp_path: Path) -> None:
+def test_keys_set_by_a_pylate_directory(tmp_path: Path) -> None:
     folder = write_pylate(tmp_path / "model")
     assert read_model_keys(folder) == SAID
     assert settings_family(SAID) == "colbert"
@@ -93,7 +93,7 @@ def test_what_it_says(tmp_path: Path) -> None:
         apply_settings(config, SAID, "there")
 
 
-def test_another_family_takes_the_texts_alone() -> None:
+def test_other_families_use_only_lengths_and_prompts() -> None:
     adopted, message = apply_settings(get_config(), SAID, "there")
     assert (adopted.head.name, adopted.normalize, adopted.head.colbert.late) == ("dual_encoder", False, False)
     assert sorted(message) == ["tokens.passage_length=24", "tokens.query_length=12", "tokens.title_separator=' '"]
@@ -111,12 +111,12 @@ def test_another_family_takes_the_texts_alone() -> None:
         ({"default_prompt_name": "query"}, r"default_prompt_name is 'query'; none is read"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_errors(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_model_keys(write_pylate(tmp_path / "model", **settings))
 
 
-def test_a_projection_that_is_more_is_refused(tmp_path: Path) -> None:
+def test_a_projection_with_bias_or_activation_is_refused(tmp_path: Path) -> None:
     folder = write_pylate(tmp_path / "model")
     path = folder / "1_Dense" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"activation_function": "torch.nn.GELU"}))
@@ -129,7 +129,7 @@ def test_a_projection_that_is_more_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pylate_directory_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, out = opened(tmp_path, "expanded", monkeypatch), tmp_path / "out"
     assert "read back, vectors of 64 texts differ by" in export(run.workdir.path, "pylate", out)
     assert read_model_keys(out) == SAID

@@ -38,7 +38,7 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_encoder("package:some_weights/wrong")
 
 
-def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only of known packages it is said what to install: a guessed name may be somebody else's."""
     with pytest.raises(FileNotFoundError, match=r"no_such_weights is not installed; install what has it \(its name"):
         resolve_encoder("package:no_such_weights/model")
@@ -47,14 +47,14 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         resolve_encoder("package:no_such_weights/model")
 
 
-def test_a_model_of_the_hub_that_has_only_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_with_only_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("jaxret.models.encoders.pretrained._from_hub", lambda name, download: tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no safetensors on the hub.*`hf download some/model --local-dir"):
         resolve_encoder("some/model", download=True)
 
 
-def test_a_hub_name_that_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_missing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"no-one/no-model.*encoder\.download=True"):
         resolve_encoder("no-one/no-model")

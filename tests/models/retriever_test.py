@@ -136,7 +136,7 @@ def test_dropout_depends_on_the_key_and_is_off_at_inference() -> None:
     assert np.abs(one - encode(retriever, params, "query")).max() > 0.01
 
 
-def test_bfloat16_gives_float32_that_is_near() -> None:
+def test_bfloat16_returns_float32_within_tolerance() -> None:
     params = make_params(make_retriever(DUAL_ENCODER))
     half = encode(make_retriever(DUAL_ENCODER | {"encoder.dtype": "bfloat16"}), params, "query")
     full = encode(make_retriever(DUAL_ENCODER), params, "query")
@@ -168,12 +168,12 @@ def test_configs_that_name_no_retriever(overrides: dict[str, Any], message: str)
     ("encoder", "message"),
     [(T5, "T5 adds a bias of positions to its scores"), (MODERNBERT, "ModernBERT's layers see through windows of th")],
 )
-def test_what_a_kernel_cannot_do_is_refused(encoder: Any, message: str) -> None:
+def test_unsupported_kernels_are_refused(encoder: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"encoder.attention is 'flash', but {message}"):
         make_retriever({"encoder.attention": "flash", "head.token": "mean"}, encoder)
 
 
-def test_a_kernel_runs_where_it_runs() -> None:
+def test_kernels_are_used_on_their_platform() -> None:
     for attention, platform in (("flash", "tpu"), ("cudnn", "gpu"), ("cudnn", "cuda"), ("plain", "cpu")):
         require_kernel(attention, platform)
     with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
@@ -195,7 +195,7 @@ def shapes_in(jaxpr: Any) -> set[tuple[int, ...]]:
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 @pytest.mark.parametrize("side", ["query", "passage"])
-def test_multi_layer_encoding_never_holds_every_hidden_state(token: str, side: Any) -> None:
+def test_multi_layer_encoding_keeps_only_chosen_states(token: str, side: Any) -> None:
     bert = dataclasses.replace(BERT, num_layers=4)
     retriever = make_retriever(MLR | {"head.mlr.chosen": (0, 2, 3, 4), "head.token": token}, bert)
     shapes = jax.eval_shape(retriever.init, jax.random.key(0))
@@ -212,7 +212,7 @@ def test_multi_layer_encoding_never_holds_every_hidden_state(token: str, side: A
     assert whole(shapes_in(control.jaxpr)) == {(4, ROWS, LENGTH, H), (5, ROWS, LENGTH, H)}
 
 
-def test_pretrained_weights_go_into_every_encoder() -> None:
+def test_pretrained_weights_are_loaded_into_both_encoders() -> None:
     retriever = make_retriever(SCALAR_MIX)
     params = make_params(retriever)
     loaded = make_params(make_retriever({"encoder.tied": True}), seed=1)["encoder"]
@@ -222,7 +222,7 @@ def test_pretrained_weights_go_into_every_encoder() -> None:
     assert replaced["pooling"] is params["pooling"]
 
 
-def test_pretrained_weights_of_another_shape_are_named() -> None:
+def test_pretrained_weights_of_another_shape_are_errors() -> None:
     retriever = make_retriever({"encoder.tied": True})
     params = make_params(retriever)
     wrong = jax.tree.map(lambda x: x, params["encoder"])

@@ -61,7 +61,7 @@ def test_padding_does_not_win_when_every_score_is_negative() -> None:
     assert int(jnp.argmax(multiplied)) == 1, "control: by multiplication a padded document beats the full one"
 
 
-def test_padding_is_ignored_whatever_it_holds(arrays: tuple[np.ndarray, ...]) -> None:
+def test_values_of_padding_are_ignored(arrays: tuple[np.ndarray, ...]) -> None:
     queries, documents, mask = arrays
     garbage = np.where(mask[..., None], documents, np.float32(np.nan))
     np.testing.assert_array_equal(
@@ -95,7 +95,7 @@ def test_late_interaction_is_a_sum_of_maxima(arrays: tuple[np.ndarray, ...]) -> 
     np.testing.assert_allclose(one, score(*map(jnp.asarray, (queries[:, 0], documents, mask))), atol=1e-6)
 
 
-def test_late_interaction_never_holds_all_pairs_of_vectors() -> None:
+def test_late_interaction_uses_less_memory_than_all_pairs() -> None:
     """Neither forward nor backward: the largest array is [Q,N,V]."""
     shapes = ((5, 7, D), (5, 7), (11, 13, D), (11, 13))
     queries, exists, documents, mask = (jnp.ones(shape) for shape in shapes)

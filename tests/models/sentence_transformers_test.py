@@ -26,7 +26,7 @@ MEAN = {
 }
 
 
-def test_a_directory_without_modules_says_nothing(tmp_path: Path) -> None:
+def test_a_directory_without_modules_sets_no_keys(tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model")
     (folder / "modules.json").unlink()
     assert read_sentence_transformers_keys(folder) == {}
@@ -79,18 +79,18 @@ def test_minilm(minilm_dir: Path) -> None:
         ),
     ],
 )
-def test_what_it_says(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_keys_set_by_a_directory(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
     assert read_sentence_transformers_keys(write_modules(tmp_path / "model", **changes)) == MEAN | expected
 
 
-def test_the_tokenizers_limit_holds_where_the_module_has_none(tmp_path: Path) -> None:
+def test_the_tokenizers_limit_is_the_default_length(tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model", transformer={})
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": 20}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     assert read_sentence_transformers_keys(folder)["tokens.query_length"] == 20
 
 
-def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_an_encoder_in_a_subfolder(tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model", encoder="0_Transformer")
     assert resolve_encoder(str(folder)) == folder / "0_Transformer"
 
@@ -124,7 +124,7 @@ def test_the_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
         ({"transformer": {"max_seq_length": 2}}, r"tokens.query_length, is 2; it must be a whole number from 3 on"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_modules_are_errors(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_sentence_transformers_keys(write_modules(tmp_path / "model", **changes))
 
@@ -135,7 +135,7 @@ def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
     assert MEAN.keys() | {DIMENSION, PROMPT_IN_MEAN} == {key for key in UNSET if not settings_family({key: 0})}
 
 
-def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error() -> None:
+def test_default_keys_are_set_and_contradictions_are_errors() -> None:
     config, message = apply_settings(get_config(), MEAN, "there")
     assert {key: flat_config(config)[key] for key in MEAN} == MEAN
     assert sorted(message) == sorted(
@@ -160,7 +160,7 @@ def test_what_the_config_leaves_open_is_taken_and_what_contradicts_is_an_error()
         apply_settings(get_config(), MEAN, "there", explicit_keys=["head.token"])
 
 
-def test_an_explicit_empty_prompt_leaves_the_word_to_published_prompts() -> None:
+def test_an_explicit_empty_prompt_allows_published_prompts() -> None:
     key, theirs = "tokens.query_prompt", {"tokens.query_prompt": "Instruct: go\nQuery:"}
     config = get_config()
     with pytest.raises(ValueError, match=r"tokens.query_prompt is '', there 'Instruct: go"):
@@ -185,7 +185,7 @@ def test_titles_are_joined_as_the_directory_implies_unless_the_config_says_other
         assert not any("separator" in change for change in message)
 
 
-def test_another_family_takes_the_texts_alone() -> None:
+def test_other_families_use_only_lengths_and_prompts() -> None:
     config = get_config()
     config.head.name = "aggretriever"
     adopted, message = apply_settings(config, MEAN, "there")

@@ -95,7 +95,7 @@ def test_impossible_settings_are_errors() -> None:
             tiny.make_retriever(tiny.SPLADE | keys)
 
 
-def test_markers_are_no_words(tmp_path: Path) -> None:
+def test_special_tokens_have_no_weight(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 8, 12)
     markers = tuple(sorted({tokenizer.marker_ids[0], tokenizer.sep_id, tokenizer.pad_id}))
     head = tiny.make_retriever(tiny.UNICOIL | {"head.splade.special_ids": (7, 8)}).module.head

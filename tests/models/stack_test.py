@@ -51,7 +51,7 @@ def states(
         pytest.param("t5", Selection(3), "none", marks=pytest.mark.exhaustive),
     ],
 )
-def test_what_is_kept_is_as_if_all_were_computed(kind: str, selection: Selection, recompute: str) -> None:
+def test_kept_states_equal_a_full_computation(kind: str, selection: Selection, recompute: str) -> None:
     """States, and the gradient of every parameter."""
     encoder, count, compute = ENCODERS[kind], min(selection.tokens or 0, LENGTH), Compute(recompute=recompute)
     params = parameters(encoder)
@@ -74,7 +74,7 @@ def test_what_is_kept_is_as_if_all_were_computed(kind: str, selection: Selection
 
 @pytest.mark.parametrize("selection", [Selection(1, layers="last"), Selection(3), Selection()], ids=str)
 @pytest.mark.parametrize("kind", ["deep", "modernbert", "t5"])
-def test_layers_apart_have_the_same_states_without_a_loop(kind: str, selection: Selection) -> None:
+def test_unrolled_layers_have_the_same_states(kind: str, selection: Selection) -> None:
     """Eleven layers: in a tree the names 0, 1, 10, 2 stand in this order."""
     encoder = dataclasses.replace(ENCODERS["bert"], num_layers=11) if kind == "deep" else ENCODERS[kind]
     params = parameters(encoder)
@@ -94,7 +94,7 @@ def shapes(program: Any) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("selection", "wide"), [(Selection(2), False), (Selection(2, mean=True), True), (Selection(), True)]
 )
-def test_the_last_layer_computes_no_more_than_what_is_kept(selection: Selection, wide: bool) -> None:
+def test_the_last_layer_computes_only_kept_positions(selection: Selection, wide: bool) -> None:
     """A stack of one layer: keys and values have every position, the feed-forward has those that are kept."""
     encoder = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=1)
     stack, rows = parameters(encoder), len(TOKENS.ids)
@@ -105,7 +105,7 @@ def test_the_last_layer_computes_no_more_than_what_is_kept(selection: Selection,
         assert ((rows, 2, encoder.intermediate_size) in products) != wide
 
 
-def test_parameters_are_not_copied_to_end_the_loop_early() -> None:
+def test_fewer_layers_copy_no_parameters() -> None:
     """Nor are their gradients: the memory of a model whose parameters are most of it."""
     encoder = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=8, hidden_size=128, intermediate_size=512)
     params = parameters(encoder)

@@ -121,7 +121,7 @@ def test_keep_selects_of_every_layer(selection: Selection) -> None:
     np.testing.assert_array_equal(last.mask, exists)
 
 
-def test_keep_of_more_tokens_than_there_are() -> None:
+def test_keep_more_positions_than_tokens() -> None:
     """K is what was asked for, whatever the batch is padded to."""
     hidden, mask = jnp.ones((2, 3, 4)), jnp.array([[True] * 3, [True, False, False]])
     states, exists = Selection(5, mean=True).select_positions(hidden, mask)

@@ -23,7 +23,7 @@ def by_hand(states: np.ndarray, token: str) -> np.ndarray:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("token", TOKENS)
-def test_the_token_that_stands_for_a_text(token: str, side: str) -> None:
+def test_vectors_of_each_token_selection(token: str, side: str) -> None:
     if (token, side) == ("cls", "left"):
         pytest.skip("[CLS] is at position 0")
     mask = np.arange(6) < np.array(LENGTHS)[:, None]
@@ -39,7 +39,7 @@ def test_the_token_that_stands_for_a_text(token: str, side: str) -> None:
         np.testing.assert_array_equal(chosen[:3, 0], expected)
 
 
-def test_only_the_last_token_of_a_causal_model_sees_the_text() -> None:
+def test_only_the_last_token_of_a_causal_model_attends_to_the_text() -> None:
     retriever = tiny.make_retriever({"head.token": "last", "encoder.tied": True}, tiny.LLAMA)
     params, tokens = tiny.make_params(retriever), tiny.make_tokens(2, 6)
     other = tokens.replace(ids=tokens.ids.at[:, 0].add(1))  # type: ignore[attr-defined]
@@ -55,12 +55,12 @@ def test_a_selection_of_every_layer() -> None:
 
 
 @pytest.mark.parametrize("head", ["me_bert", "aggretriever"])
-def test_a_head_without_use_for_it_says_so(head: str) -> None:
+def test_heads_without_token_selection_are_errors(head: str) -> None:
     with pytest.raises(ValueError, match=r"head\.token is 'last'; it must be one of cls, mean"):
         tiny.make_retriever({"head.name": head, "head.token": "last"})
 
 
-def test_a_first_vector_of_another_token_is_not_kept() -> None:
+def test_multi_vector_heads_refuse_other_tokens() -> None:
     keys = tiny.COLBERT | {"head.token": "last", "pooling": "self_contrastive", "loss.local_weight": 0.1}
     with pytest.raises(ValueError, match=r"head 'colbert' has no vector of head\.token 'last' in front of the others"):
         tiny.make_retriever(keys)

@@ -181,7 +181,7 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
         ("modernbert, other layers", "ModernBertModel"),
     ],
 )
-def test_transformers_loads_what_we_save(tmp_path: Path, name: str, auto: str) -> None:
+def test_transformers_loads_saved_files(tmp_path: Path, name: str, auto: str) -> None:
     model, tokens = random_model(name, seed=31), random_tokens(seed=32)
     model.save_pretrained(tmp_path / "theirs")
     config, params = load_pretrained(tmp_path / "theirs")
@@ -204,7 +204,7 @@ def test_transformers_loads_what_we_save(tmp_path: Path, name: str, auto: str) -
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert"])
-def test_mlm_logits_there_and_back(tmp_path: Path, name: str) -> None:
+def test_mlm_logits_round_trip(tmp_path: Path, name: str) -> None:
     """Theirs -> ours: equal logits; ours -> theirs: the same ones."""
     model, tokens = random_model(f"{name} with MLM head", seed=51), random_tokens(seed=52)
     model.save_pretrained(tmp_path / "theirs")

@@ -14,7 +14,7 @@ from jaxret.parallel.chips import CHIPS, GIB, KINDS, PRECISIONS, find_chip, pars
         *[("l4:1", 1), ("l40s:4", 4), ("b200:16", 16), ("mi300x:8", 8), ("v7:2x2x1", 8)],
     ],
 )
-def test_a_topology_has_so_many_devices(text: str, devices: int) -> None:
+def test_devices_of_a_topology(text: str, devices: int) -> None:
     actual = parse_topology(text)
     assert actual.devices == devices
     assert str(actual) == text
@@ -34,14 +34,14 @@ def test_a_topology_has_so_many_devices(text: str, devices: int) -> None:
         ("h200:12", "above 8 GPUs there must be whole machines of 8"),
     ],
 )
-def test_a_mistake_says_what_would_be_right(text: str, message: str) -> None:
+def test_errors_name_valid_topologies(text: str, message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011 -- the message is compared below
         parse_topology(text)
     assert str(error.value).startswith(f"--topology={text}: ")
     assert message in str(error.value)
 
 
-def test_what_jax_is_asked_for() -> None:
+def test_names_of_topologies_for_jax() -> None:
     assert parse_topology("v5e:4x4").description() == {"platform": "tpu", "topology_name": "v5e:4x4"}
     assert parse_topology("v5e:1x1").description()["chips_per_host_bounds"] == (1, 1, 1)
     assert parse_topology("v4:2x2x1").description()["chip_config_name"] == "megacore"
@@ -75,5 +75,5 @@ def test_every_chip_is_complete() -> None:
         ("a100:16", 2),
     ],
 )
-def test_hosts(text: str, hosts: int) -> None:
+def test_hosts_of_a_topology(text: str, hosts: int) -> None:
     assert parse_topology(text).hosts == hosts

@@ -74,7 +74,7 @@ def test_the_page_lists_every_event_with_its_fields() -> None:
         (["train"], False),
     ],
 )
-def test_the_flag_is_read_before_all_flags_are(arguments: list[str], expected: bool) -> None:
+def test_json_flag_is_read_before_other_flags(arguments: list[str], expected: bool) -> None:
     assert requests_events(arguments) == expected
 
 
@@ -116,7 +116,7 @@ def test_values_are_json_and_everything_else_is_on_standard_error() -> None:
     assert done.stderr.splitlines() == ["printed", "error text", "written", "of a child", "of C"]
 
 
-def test_a_mistake_is_an_event_too() -> None:
+def test_errors_are_events() -> None:
     for arguments, message in (
         (("demmo", "--json"), "'demmo' is no verb; did you mean demo?"),
         (("verify", "nowhere", "--json", "--wrong=1"), "--wrong is no flag (--help lists them)"),
@@ -137,7 +137,7 @@ def test_help_is_no_event() -> None:
     assert "--json=" in done.stderr
 
 
-def test_a_reader_that_left() -> None:
+def test_a_closed_pipe_ends_the_command() -> None:
     body = "import sys; from jaxret.parallel.events import emit, start_events; from jaxret.cli.app import report_errors"
     program = (
         f"{body}\nwith report_errors():\n    start_events(); sys.stdin.readline(); emit('x'); print('not reached')"
@@ -229,7 +229,7 @@ def test_encoding_searching_and_comparing(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_of_two_processes_the_first_writes(tmp_path: Path) -> None:
+def test_only_the_first_process_writes_events(tmp_path: Path) -> None:
     encoder, data, run = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"), tmp_path / "run"
     job = {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
     arguments = (train_arguments(encoder, data, run, **job, mesh__process_id=number) for number in range(2))

@@ -69,7 +69,7 @@ def by_phase(kinds: Counter[flops.ProductKind], part: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_dual_encoder_is_the_closed_form(tied: bool) -> None:
+def test_flops_of_a_dual_encoder_equal_the_formula(tied: bool) -> None:
     actual = flops.count_flops(traced_step(DUAL_ENCODER | {"encoder.tied": tied}))
     for side, forward in FORWARD.items():
         assert by_phase(actual, side) == {"forward": forward, "backward": 2 * forward}
@@ -78,7 +78,7 @@ def test_a_dual_encoder_is_the_closed_form(tied: bool) -> None:
     assert {kind.precision for kind in actual} == {EXACT}
 
 
-def test_bfloat16_products_are_known() -> None:
+def test_bfloat16_products_are_counted_separately() -> None:
     actual = flops.count_flops(traced_step(DUAL_ENCODER | {"encoder.dtype": "bfloat16"}))
     assert actual[flops.ProductKind("passages", "forward", "bfloat16")] == FORWARD["passages"]
     assert (
@@ -86,7 +86,7 @@ def test_bfloat16_products_are_known() -> None:
     )  # scores are float32, whatever the encoder computes in
 
 
-def test_chunks_are_computed_again() -> None:
+def test_chunks_are_counted_twice() -> None:
     """Two chunks: the forward pass of every text again, but for each text's last product, which no gradient needs."""
     actual = flops.count_flops(traced_step(DUAL_ENCODER, chunk_size=8))
     for side, forward in FORWARD.items():
@@ -121,7 +121,7 @@ def test_all_devices_together_compute_what_was_counted(overrides: dict[str, Any]
     assert 8 * hlo.hlo_product_flops(compiled) == pytest.approx(sum(flops.count_flops(traced).values()), rel=0.02)
 
 
-def test_what_runs_in_parallel_counts_on_every_device() -> None:
+def test_parallel_work_counts_on_every_device() -> None:
     mesh = make_mesh(2, jax.devices()[:4])
     rows = jax.sharding.PartitionSpec(("data", "fsdp"))
 
@@ -156,7 +156,7 @@ def test_the_longest_branch_counts() -> None:
     assert sum(flops.count_flops(jax.jit(either).trace(jnp.ones((3, 3)))).values()) == 2 * 2 * 27
 
 
-def test_what_a_cpu_would_do_does_not_count() -> None:
+def test_cpu_implementations_do_not_count() -> None:
     def product(x: jax.Array) -> jax.Array:
         return jax.lax.platform_dependent(x, cpu=lambda y: y @ y @ y, default=lambda y: y.astype(jnp.bfloat16) @ y)
 
@@ -164,7 +164,7 @@ def test_what_a_cpu_would_do_does_not_count() -> None:
     assert (times, kind.precision) == (2 * 27, "bfloat16")
 
 
-def test_a_loop_of_unknown_length_is_no_guess() -> None:
+def test_a_loop_of_unknown_length_is_an_error() -> None:
     def until(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ y, x)
 
@@ -172,7 +172,7 @@ def test_a_loop_of_unknown_length_is_no_guess() -> None:
         flops.count_flops(jax.jit(until).trace(jnp.ones((3, 3))))
 
 
-def test_an_optimizer_is_operations_on_single_numbers() -> None:
+def test_an_optimizer_counts_element_wise_operations() -> None:
     def update(x: jax.Array) -> jax.Array:
         return jnp.sqrt(x * x + 1.0)
 

@@ -33,7 +33,7 @@ def runs_with_new_pages(how: str) -> int:
 
 
 @pytest.mark.exhaustive
-def test_temporaries_are_kept() -> None:
+def test_freed_memory_is_kept_by_the_process() -> None:
     """But for the first runs, in which the heap grows to where it has a place for them."""
     assert runs_with_new_pages("kept") <= 50
     assert runs_with_new_pages("given back") == 100, "control"

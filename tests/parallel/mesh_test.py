@@ -52,7 +52,7 @@ def test_fsdp_must_divide_the_devices(fsdp: int) -> None:
         make_mesh(fsdp)
 
 
-def test_parameters_lie_where_the_rules_say() -> None:
+def test_parameters_are_placed_by_the_rules() -> None:
     retriever = make_retriever(SELF_CONTRASTIVE)
     params = jax.eval_shape(retriever.init, jax.random.key(0))
     places = shardings(make_mesh(2), {"params": params, "opt_state": {"mu": params}, "step": jnp.int32(0)})
@@ -125,12 +125,12 @@ def test_one_process_needs_no_coordinator() -> None:
         (("host:1", 2, 0, 0), "--initialization_timeout=0 must be at least 1 second"),
     ],
 )
-def test_half_of_the_settings_of_several_hosts(arguments: tuple[Any, ...], message: str) -> None:
+def test_incomplete_settings_of_several_hosts(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         initialize_distributed(*arguments)
 
 
-def test_nobody_at_the_coordinators_address() -> None:
+def test_an_unreachable_coordinator() -> None:
     address = free_address()
     with pytest.raises(RendezvousError, match=f"no process 0 at {address} within 1 s"):
         initialize_distributed(address, 2, 1, timeout=1)
@@ -138,7 +138,7 @@ def test_nobody_at_the_coordinators_address() -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_processes_that_do_not_come() -> None:
+def test_missing_processes() -> None:
     """The scripts end with one sentence, and nothing else; JAX would abort with a dump. Each waits for another job."""
     first, second = free_address(), free_address()
     train = ["--config=configs/base.py", "--workdir=nowhere", f"--config.mesh.coordinator={first}"]
@@ -213,7 +213,7 @@ def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
     assert actual == [(0, [str(i), "2", devices[i]]) for i in range(2)], done
 
 
-def test_auto_where_no_platform_knows() -> None:
+def test_auto_without_a_known_platform() -> None:
     """In a process of its own: JAX looks before its first array only."""
     code = "from jaxret.parallel.processes import initialize_distributed as start; start('auto')"
     ((status, _, message),) = together([sys.executable, "-c", code])
@@ -221,7 +221,7 @@ def test_auto_where_no_platform_knows() -> None:
     assert "ValueError: --coordinator=auto: no TPU pod is here, nor a process that srun started" in message
 
 
-def test_a_platform_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     for platform in ("", "cpu"):
         require_platform(platform, "mesh.platform")
     actual = r"mesh.platform is 'gpu', and what JAX finds here, where JAX_PLATFORMS is cpu, is: 8 of cpu \(cpu\)"
@@ -255,7 +255,7 @@ print(json.dumps(run_steps(SELF_CONTRASTIVE, fsdp=2) + run_steps(DUAL_ENCODER, f
 
 
 @pytest.mark.exhaustive
-def test_two_processes_are_one() -> None:
+def test_two_processes_equal_one() -> None:
     """Loss and gradient norm of three steps with dropout, each process holding half of the rows; and with parameters
     split over both, read layer by layer; and with packed texts, that are padded in one."""
     expected = run_steps(SELF_CONTRASTIVE, fsdp=2) + 2 * run_steps(DUAL_ENCODER, fsdp=1)

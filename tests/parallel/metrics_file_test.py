@@ -41,7 +41,7 @@ def test_a_training_and_an_encoding(tmp_path: Path) -> None:
     assert samples(file)["jaxret_job_status", "encode"] == 1
 
 
-def test_a_folder_that_is_gone_ends_no_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_folder_does_not_end_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "folder").mkdir()
     file = MetricsFile(str(tmp_path / "folder" / "job.prom"), "train")
     (tmp_path / "folder" / "job.prom").unlink()
@@ -54,7 +54,7 @@ def test_a_folder_that_is_gone_ends_no_job(tmp_path: Path, capfd: pytest.Capture
 @pytest.mark.parametrize(
     ("name", "message"), [("job.txt", "must end with .prom"), ("none/job.prom", "there is no folder .*none")]
 )
-def test_files_that_nobody_reads_are_refused(name: str, message: str, tmp_path: Path) -> None:
+def test_file_names_without_the_suffix_are_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         start_metrics_file(str(tmp_path / name), "train")
     assert not list(tmp_path.iterdir())

@@ -55,9 +55,7 @@ def test_short_work_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "")
 
 
-def test_work_inside_other_work_has_lines_while_the_other_stands_still(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nested_work_prints_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("train", 6, "step") as outer:
         for seconds in (11, 4, 1):
             for _ in with_progress(range(3), "validate", 3, "batch"):
@@ -111,7 +109,7 @@ for _ in with_progress(range(3), "short"):
 """
 
 
-def test_a_terminal_has_one_bar_that_goes_away() -> None:
+def test_a_terminal_shows_one_temporary_bar() -> None:
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 100))
     command = [sys.executable, "-c", TERMINAL]
@@ -152,7 +150,7 @@ with progress.Progress("work", 3) as bar:
 """
 
 
-def test_one_process_of_a_job_shows_progress_and_nothing_of_gloo_is_there() -> None:
+def test_only_one_process_prints_and_gloo_is_silent() -> None:
     address = free_address()
     commands = ([sys.executable, "-c", JOB.format(address=address, process=process)] for process in range(2))
     (status, out, err), (other_status, other_out, other_err) = together(*commands)

@@ -54,7 +54,7 @@ def connected(address: str) -> socket.socket:
             time.sleep(0.01)  # how often to look; the test's own limit ends it
 
 
-def test_all_come_in_any_order() -> None:
+def test_all_processes_connect_in_any_order() -> None:
     """Also past strangers at the door: one is silent, one talks of other things, one leaves."""
     address = free_address()
     first = begin(address, 4, 2)
@@ -67,7 +67,7 @@ def test_all_come_in_any_order() -> None:
     talking.close()
 
 
-def test_who_does_not_come_is_named_by_all() -> None:
+def test_every_process_names_the_missing_one() -> None:
     """One of them came, but went before the end: it is missing too."""
     address = free_address()
     first = begin(address, 5, 1)
@@ -81,7 +81,7 @@ def test_who_does_not_come_is_named_by_all() -> None:
     assert ends(here) == [(1, "", line)] * 2
 
 
-def test_many_that_do_not_come_are_counted() -> None:
+def test_many_missing_processes_are_counted() -> None:
     address = free_address()
     with pytest.raises(RendezvousError, match=f"processes 1, 2, .*, 10 and 53 more of 64 did not come to {address}"):
         wait_for_processes(address, 64, 0, 0.1)
@@ -89,7 +89,7 @@ def test_many_that_do_not_come_are_counted() -> None:
         wait_for_processes(address, 2, 0, 0.1)
 
 
-def test_nobody_at_the_address_of_process_0() -> None:
+def test_an_unreachable_process_0() -> None:
     with pytest.raises(RendezvousError, match=r"no process 0 at 127.0.0.1:\d+ within 0.1 s \(Connection refused\)"):
         wait_for_processes(free_address(), 2, 1, 0.1)
     with pytest.raises(RendezvousError, match=r"no process 0 at nobody.invalid:1 within 0.1 s \(\w+"):
@@ -103,14 +103,14 @@ def test_nobody_at_the_address_of_process_0() -> None:
         (((3, 0), (4, 1)), "process 1 was told that there are 4 processes, and process 0 that there are 3"),
     ],
 )
-def test_numbers_that_do_not_fit(numbers: tuple[tuple[int, int], ...], message: str) -> None:
+def test_invalid_process_ids(numbers: tuple[tuple[int, int], ...], message: str) -> None:
     address = free_address()
     for status, output, errors in ends([begin(address, count, own) for count, own in numbers]):
         assert (status, output, errors.count("\n")) == (1, "", 1)
         assert message in errors.replace("::ffff:", "")
 
 
-def test_an_earlier_job_still_holds_the_port() -> None:
+def test_a_port_in_use_by_an_earlier_job() -> None:
     """Process 0 says so. Another waits until what listens there is process 0: restarted at once, it is the first."""
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         address = f"127.0.0.1:{earlier.getsockname()[1]}"

@@ -20,7 +20,7 @@ def plain() -> ConfigDict:
     return config
 
 
-def test_what_changes_no_result_comes_first() -> None:
+def test_keys_that_change_no_result_are_tried_first() -> None:
     config = plain()
     tried = list(memory_changes(config, FOUR.devices))
     kinds = [sorted(key.rpartition(".")[2] for key in change) for change in tried]
@@ -31,7 +31,7 @@ def test_what_changes_no_result_comes_first() -> None:
         with_changes(config, change)  # every key is one of the config's
 
 
-def test_what_is_set_or_means_nothing_is_not_tried() -> None:
+def test_keys_that_are_set_or_have_no_effect_are_not_tried() -> None:
     config = get_config()
     config.encoder.dtype = "bfloat16"
     config.train.chunk_size = 4
@@ -39,7 +39,7 @@ def test_what_is_set_or_means_nothing_is_not_tried() -> None:
     assert keys == {"encoder.recompute"}
 
 
-def test_trying_ends_with_what_fits() -> None:
+def test_the_search_ends_with_the_first_fit() -> None:
     needs: list[dict[str, Any]] = []
 
     def bytes_of(config: ConfigDict) -> int:
@@ -54,7 +54,7 @@ def test_trying_ends_with_what_fits() -> None:
     assert len(needs) == len(changes)
 
 
-def test_a_change_that_cannot_be_had_is_passed_over() -> None:
+def test_an_impossible_change_is_skipped() -> None:
     def bytes_of(config: ConfigDict) -> int:
         if config.mesh.fsdp > 1:
             raise ValueError("size is not divisible by mesh.fsdp")

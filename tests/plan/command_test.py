@@ -42,7 +42,7 @@ def test_values_without_a_compiler() -> None:
 
 
 @pytest.mark.exhaustive
-def test_what_cannot_fit_ends_with_1(tmp_path: Path) -> None:
+def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
     done = run_script("-m", "jaxret", *BASE, "--topology=h100:1", "--advice=false", write_large(tmp_path))
     assert done.returncode == 1
     assert "h100:1: does not fit, " in done.stdout
@@ -95,7 +95,7 @@ def values(fits: bool | None) -> dict[str, Any]:
     }
 
 
-def test_the_text_says_what_the_values_do() -> None:
+def test_the_text_has_the_values() -> None:
     from jaxret.parallel.chips import parse_topology
 
     chips = parse_topology("v5e:1x1")

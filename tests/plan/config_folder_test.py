@@ -41,7 +41,7 @@ def test_every_variant_of_every_file_is_read() -> None:
     assert {name for name in left_out if not name.startswith("pretraining/")} == {"cross_encoder", "demo", "minilm"}
 
 
-def test_programs_are_alike_that_differ_in_constants() -> None:
+def test_programs_that_differ_in_constants_are_compiled_once() -> None:
     base = get_config()
     same = {
         "optimizer.learning_rate": 1e-3,
@@ -78,7 +78,7 @@ def test_recipes_of_language_models_fit_with_a_tenth_to_spare() -> None:
     assert set(tables["| recipe |"]) < every
 
 
-def test_a_table_says_what_fits() -> None:
+def test_a_table_marks_programs_that_do_not_fit() -> None:
     def values(total: int, fits: bool) -> dict[str, Any]:
         return {"memory": {"total": total, "fits": fits}, "lower_bound": {"seconds": 0.0204}}
 
@@ -163,7 +163,7 @@ def test_every_config_is_bounded() -> None:
     assert above == {}
 
 
-def test_what_is_compiled_is_shipped() -> None:
+def test_every_compiled_config_is_shipped() -> None:
     shipped = {name for name, _ in for_accelerators(CONFIGS)}
     assert {name for names in COMPILED.values() for name in names} <= shipped
 
@@ -185,7 +185,7 @@ def test_a_config_fits(chips: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--configs=nowhere", "--topology=h100:1"), ("--configs=configs",)])
-def test_a_table_of_nothing_is_an_error(arguments: tuple[str, ...]) -> None:
+def test_an_empty_table_is_an_error(arguments: tuple[str, ...]) -> None:
     done = run_script("-m", "jaxret", "plan", "table", *arguments)
     assert done.returncode == 1
     assert "must be a folder, and --topology must name" in done.stderr

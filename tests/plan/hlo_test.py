@@ -20,7 +20,7 @@ BUFFERS = (EXCERPTS / "tpu_buffer_assignment.txt").read_text()
 ROWS, ALL_ROWS, SIZE, LAYERS = 16, 64, 128, 3
 
 
-def test_collectives_are_counted_as_often_as_their_loop_runs() -> None:
+def test_collectives_in_a_loop_count_per_iteration() -> None:
     gather, reduce = sorted(hlo.collectives(hlo.parse_hlo(PROGRAM), 4), key=lambda c: c.kind)
     assert (gather.kind, gather.dtypes, gather.times, gather.group) == ("all-gather", ("bf16",), 1, 4)
     assert gather.bytes == ALL_ROWS * SIZE * 2
@@ -31,7 +31,7 @@ def test_collectives_are_counted_as_often_as_their_loop_runs() -> None:
     assert "while/body" in reduce.name
 
 
-def test_products_are_those_of_the_mathematics() -> None:
+def test_products_equal_the_formula() -> None:
     layer = 2 * ROWS * SIZE * SIZE
     loss = 2 * ALL_ROWS * ALL_ROWS * SIZE
     assert (
@@ -77,7 +77,7 @@ def test_products_of_a_gpu_are_calls_of_a_library() -> None:
         ('f32[4]{0} custom-call(%p), custom_call_target="AllocateBuffer"', 0),
     ],
 )
-def test_a_kernel_says_how_much_it_computes(call: str, flops: int) -> None:
+def test_flops_of_a_kernel_are_read(call: str, flops: int) -> None:
     text = f"HloModule m\n\nENTRY %main (p: f32[2]) -> f32[2] {{\n  ROOT %r = {call}\n}}\n"
     assert hlo.hlo_product_flops(hlo.parse_hlo(text)) == flops
     if "Softmax" in call:
@@ -85,7 +85,7 @@ def test_a_kernel_says_how_much_it_computes(call: str, flops: int) -> None:
         assert hlo.hlo_product_flops(hlo.parse_hlo(backward)) == 2 * flops
 
 
-def test_memory_goes_by_the_names_of_arguments_and_adds_up() -> None:
+def test_memory_by_argument_adds_up() -> None:
     sizes = allocated_memory(BUFFERS, hlo.parse_hlo(PROGRAM))
     weights = LAYERS * SIZE * SIZE * 4
     assert sizes["parameters"] == sizes["moments"] == weights
@@ -136,7 +136,7 @@ def test_an_asynchronous_gather_counts_once() -> None:
     assert len(hlo.collectives(hlo.parse_hlo(other + "}\n"), 4)) == 2
 
 
-def test_a_gather_that_a_loop_overlaps_with_counts_as_often_as_it_begins() -> None:
+def test_an_overlapped_gather_counts_per_start() -> None:
     gather = 'f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], metadata={op_name="a"}'
     text = f"""HloModule m
 
@@ -239,7 +239,7 @@ def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
     assert compiled.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
 
 
-def test_what_the_compiler_says_is_told_in_one_line() -> None:
+def test_compiler_messages_are_one_line() -> None:
     log = """Traceback (most recent call last):
   File "child.py", line 3, in main
 jax.errors.JaxRuntimeError: INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"

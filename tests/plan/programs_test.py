@@ -40,7 +40,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_known_shapes_have_as_many_parameters_as_was_published(name: str) -> None:
+def test_built_in_shapes_have_the_published_number_of_parameters(name: str) -> None:
     config = get_config()
     config.encoder.tied = True
     config.head.token = "mean"
@@ -101,7 +101,7 @@ def test_a_checkpoint_with_adapters_holds_no_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_an_average_takes_its_bytes_and_several_batches_their_products() -> None:
+def test_moving_average_and_accumulation_are_counted() -> None:
     config = get_config()
     directory = programs.ENCODERS / "bert-base-uncased"
     shapes = programs.longest_batch(config, programs.retriever_of(config, directory))
@@ -122,7 +122,7 @@ def test_a_plan_is_refused_as_training_would_be() -> None:
         programs.training_program(config, directory, shapes, jax.devices())
 
 
-def test_a_batch_has_places_for_all_devices() -> None:
+def test_a_batch_has_slots_for_all_devices() -> None:
     config = get_config()
     config.train.batch_size = 12
     retriever = programs.retriever_of(config, programs.ENCODERS / "bert-base-uncased")
@@ -130,7 +130,7 @@ def test_a_batch_has_places_for_all_devices() -> None:
     assert [(shapes.queries, shapes.documents) for shapes in batches] == [(12, 24), (16, 32), (16, 32)]
 
 
-def test_a_corpus_takes_what_its_vectors_do() -> None:
+def test_memory_of_a_corpus_is_that_of_its_vectors() -> None:
     config = get_config()
     directory = programs.ENCODERS / "bert-base-uncased"
     retriever = programs.retriever_of(config, directory)
@@ -140,7 +140,7 @@ def test_a_corpus_takes_what_its_vectors_do() -> None:
     assert corpus_bytes(config, programs.retriever_of(config, directory), 10) == 10 * 100 * 128 * 2
 
 
-def test_tokens_of_a_run_are_those_of_its_batches() -> None:
+def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
     """Every batch of a short run is looked at, so the averages are exact."""
     random = np.random.default_rng(0)
     lengths = {"queries": random.integers(3, 20, 24), "passages": random.integers(3, 90, 48)}
@@ -225,7 +225,7 @@ def test_lengths_may_be_given_instead_of_data() -> None:
     assert read_plan_texts(config, directory, retriever, print).data is None
 
 
-def test_a_packed_program_has_the_rows_and_does_the_work_of_them() -> None:
+def test_a_packed_program_counts_its_rows() -> None:
     """FLOPs fall with the tokens that are computed. Of means: for [CLS], the last layer of padded texts is shorter."""
     config = get_config()
     config.head.token = "mean"
@@ -242,7 +242,7 @@ def test_a_packed_program_has_the_rows_and_does_the_work_of_them() -> None:
 
 
 @pytest.mark.parametrize(("topology", "precision", "pieces"), [("h100:8", "int8", 1), ("v5e:1x1", "float32", 6)])
-def test_a_search_is_of_what_all_chips_hold(topology: str, precision: str, pieces: int) -> None:
+def test_a_search_plan_covers_vectors_on_all_chips(topology: str, precision: str, pieces: int) -> None:
     """MS MARCO: 27 GB in float32, a quarter of it in int8; products of places that stay empty are a few per cent."""
     config, directory = get_config(), programs.ENCODERS / "bert-base-uncased"
     chips = parse_topology(topology)
@@ -260,9 +260,7 @@ def test_a_search_is_of_what_all_chips_hold(topology: str, precision: str, piece
 @pytest.mark.parametrize(
     ("topology", "hosts", "chips", "precision"), [("v5e:4x4", 4, 4, "float32"), ("h100:32", 4, 8, "bfloat16")]
 )
-def test_a_search_of_several_hosts_is_that_of_each_and_a_merge(
-    topology: str, hosts: int, chips: int, precision: str
-) -> None:
+def test_a_search_plan_of_several_hosts_adds_the_merge(topology: str, hosts: int, chips: int, precision: str) -> None:
     config, directory = get_config(), programs.ENCODERS / "bert-base-uncased"
     load = programs.SearchLoad(100_000_000, 6_980, 1000, precision)
     values = plan_searching(config, directory, load, parse_topology(topology))

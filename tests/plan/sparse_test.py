@@ -53,7 +53,7 @@ print(json.dumps([compiled.memory_analysis().temp_size_in_bytes, len(devices), m
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("chips", ["h100:1", "h100:8", "v5e:2x2"])
-def test_a_block_fits_and_only_results_travel(chips: str) -> None:
+def test_a_block_fits_and_devices_exchange_only_results(chips: str) -> None:
     if problem := missing_compiler(parse_topology(chips)):
         pytest.skip(problem)
     numbers = [str(number) for number in (BLOCK, WORDS, VOCABULARY, QUERIES, K)]

@@ -22,7 +22,7 @@ from jaxret.plan.start_problems import start_problems
         ("encode", "h100:16", {}, "start jaxret encode on each, each as a job of its own"),
     ],
 )
-def test_what_cannot_be_started(verb: str, topology: str, keys: dict[str, str], expected: str) -> None:
+def test_problems_that_prevent_a_start(verb: str, topology: str, keys: dict[str, str], expected: str) -> None:
     config = get_config()
     config.update_from_flattened_dict(keys)
     problems = list(start_problems(verb, config, parse_topology(topology)))

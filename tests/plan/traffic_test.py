@@ -66,7 +66,7 @@ def test_a_loop_reads_a_part_each_time_and_changes_in_place() -> None:
     assert traffic(parse_hlo(PARTS)) == 5 * each
 
 
-def test_what_stays_on_the_chip_counts_nothing() -> None:
+def test_values_kept_on_the_chip_count_nothing() -> None:
     on_chip = PARTS.replace("%scores = f32[6,10]{1,0} fusion", "%scores = f32[6,10]{1,0:T(8,128)S(1)} fusion")
     assert on_chip != PARTS
     assert traffic(parse_hlo(on_chip)) == 5 * ((INDEX + QUERIES + CELL) + (INDEX + SCORES))
@@ -88,7 +88,7 @@ def test_what_stays_on_the_chip_counts_nothing() -> None:
         ("f32[32]{0} all-gather(%p), replica_groups=[1,4]<=[4]", 0),
     ],
 )
-def test_an_instruction_moves_what_it_needs_and_gives(line: str, moved: int) -> None:
+def test_an_instruction_counts_operands_and_results(line: str, moved: int) -> None:
     parameter = "%p = f32[8]{0} parameter(0)"
     text = f"HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n  {parameter}\n  ROOT %r = {line}\n}}\n"
     assert traffic(parse_hlo(text)) == moved
@@ -109,7 +109,7 @@ def ordered(x: jax.Array) -> jax.Array:
     return jnp.sort(x, axis=0)
 
 
-def test_a_loop_that_runs_while_something_holds_has_unknown_traffic() -> None:
+def test_a_loop_with_unknown_iterations_has_unknown_traffic() -> None:
     def until(most: float, x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda x: x[0, 0] < most, ordered, x)
 
@@ -122,7 +122,7 @@ def test_a_loop_that_runs_while_something_holds_has_unknown_traffic() -> None:
     assert moved >= 7 * 2 * ARRAY
 
 
-def test_what_asks_whether_a_loop_goes_on_moves_something_too() -> None:
+def test_the_condition_of_a_loop_counts_too() -> None:
     """Once more than the loop runs."""
     comparison = "%n = s32[] get-tuple-element(%s), index=0\n  ROOT %less = pred[] compare(%n, %n), direction=EQ"
     asking = PARTS.replace("ROOT %less = pred[] constant(true)", comparison)
@@ -132,7 +132,7 @@ def test_what_asks_whether_a_loop_goes_on_moves_something_too() -> None:
 
 
 @pytest.mark.parametrize("branches", [2, 3])
-def test_a_conditional_moves_what_its_dearest_branch_does(branches: int) -> None:
+def test_a_conditional_counts_its_most_expensive_branch(branches: int) -> None:
     def twice(x: jax.Array) -> jax.Array:
         return ordered(ordered(x) * 2)
 
@@ -166,7 +166,7 @@ ENTRY %main (p: f32[8], b: pred[]) -> f32[8] {
     assert traffic(parse_hlo(text)) == 64
 
 
-def test_values_that_are_used_twice_are_looked_at_once() -> None:
+def test_shared_values_are_visited_once() -> None:
     """Forty times -x + exp(x): more ways from the operand to the result than can be gone."""
     lines = ["  %a0 = f32[8]{0} parameter(0)"]
     for i in range(40):

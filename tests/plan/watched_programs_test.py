@@ -64,7 +64,7 @@ def plan(gib: float, kind: str, megabytes: float) -> dict[str, Any]:
     return {"memory": {"total": gib * 2**30}, "collectives": [moved]}
 
 
-def test_a_bound_that_breaks_is_named() -> None:
+def test_an_exceeded_bound_is_named() -> None:
     row = WatchedProgram("v5e:4x4", {}, gib=2.0, megabytes={"all-reduce": 100})
     assert broken_bounds(row, plan(1.9, "all-reduce", 99.0)) == []
     assert broken_bounds(row, plan(2.1, "all-reduce", 99.0)) == ["2.10 GiB on a device, at most 2.0 expected"]

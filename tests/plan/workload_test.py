@@ -15,6 +15,6 @@ def test_lengths() -> None:
 @pytest.mark.parametrize(
     "values", [["a", "80"], ["10"], ["10", "-80"], ["0", "80"], ["nan", "80"], ["1e9", ""], ["1", "2", "3"]]
 )
-def test_lengths_that_are_none(values: list[str]) -> None:
+def test_invalid_lengths(values: list[str]) -> None:
     with pytest.raises(ValueError, match=f"--lengths={','.join(values)}: it must be two numbers above 0, as 10,80"):
         parse_lengths(values)

@@ -35,7 +35,7 @@ def contract(encoder: Path, retriever: RetrieverModel, **lengths: int) -> dict[s
     return make_contract(retriever, tokenizer(encoder, **lengths), encoder)
 
 
-def test_it_names_files_ids_and_the_whole_encoder(encoder: Path) -> None:
+def test_the_contract_names_files_ids_and_the_encoder(encoder: Path) -> None:
     actual = contract(encoder, make_retriever(MLR))
     assert actual["version"] == 2
     assert set(actual["tokenizer"]) == {"tokenizer.json", "tokenizer_config.json"}
@@ -63,13 +63,13 @@ def test_it_names_files_ids_and_the_whole_encoder(encoder: Path) -> None:
         (I3, I3 | {"head.i3.mask_id": 9}, False),
     ],
 )
-def test_what_changes_a_vector_changes_it(
+def test_every_key_that_changes_a_vector_changes_the_contract(
     one: dict[str, Any], other: dict[str, Any], same: bool, encoder: Path
 ) -> None:
     assert (contract(encoder, make_retriever(one)) == contract(encoder, make_retriever(other))) is same
 
 
-def test_the_encoder_and_the_tokenizer_count_to_the_last_constant(encoder: Path, tmp_path: Path) -> None:
+def test_constants_of_encoder_and_tokenizer_are_in_the_contract(encoder: Path, tmp_path: Path) -> None:
     before = contract(encoder, make_retriever(MLR))
     assert contract(encoder, make_retriever(MLR, replace(BERT, layer_norm_eps=1e-2))) != before
     assert contract(encoder, make_retriever(MLR), query_length=31) != before
@@ -83,7 +83,7 @@ def test_the_encoder_and_the_tokenizer_count_to_the_last_constant(encoder: Path,
     assert changed["tokenizer"] != before["tokenizer"]
 
 
-def test_lengths_may_be_each_sides_own(encoder: Path) -> None:
+def test_lengths_may_differ_by_side(encoder: Path) -> None:
     now, other = (contract(encoder, make_retriever(MLR), passage_length=n) for n in (156, 200))
     require_same_contract(other, now, "there", "here", "", lengths=False)
     with pytest.raises(ContractError, match="passage_length: 200 in there, 156 in here"):
@@ -92,7 +92,7 @@ def test_lengths_may_be_each_sides_own(encoder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["query_prompt", "passage_prompt", "title_separator"])
-def test_prompts_and_separator_count(name: str, encoder: Path) -> None:
+def test_prompts_and_separator_are_in_the_contract(name: str, encoder: Path) -> None:
     retriever, usual = make_retriever(MLR), tokenizer(encoder)
     now = make_contract(retriever, usual, encoder)
     changed: dict[str, Any] = {name: "river "}
@@ -103,7 +103,7 @@ def test_prompts_and_separator_count(name: str, encoder: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [{}, {"version": 2}, {"version": 2, "encoder": 4}])
-def test_no_contract_is_a_contract_error(stored: Any, encoder: Path) -> None:
+def test_a_missing_contract_is_an_error(stored: Any, encoder: Path) -> None:
     with pytest.raises(ContractError):
         require_same_contract(stored, contract(encoder, make_retriever(MLR)), "there", "here", "")
 

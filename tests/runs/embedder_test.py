@@ -98,7 +98,7 @@ def some_texts(count: int = 45) -> Ragged:
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])
-def test_the_vectors_are_those_of_one_text_at_a_time(model: tuple[RetrieverModel, Params], side: Side) -> None:
+def test_vectors_equal_those_of_single_texts(model: tuple[RetrieverModel, Params], side: Side) -> None:
     retriever, params = model
     texts = some_texts()
     actual = embedder(model)(texts, side).stacked()
@@ -138,7 +138,7 @@ def test_other_parameters_use_the_same_programs(model: tuple[RetrieverModel, Par
     np.testing.assert_array_equal(embedder((model[0], moved))(texts, "passage").stacked(), other)
 
 
-def test_nothing_is_swapped_and_shared_programs_are_those_of_the_retriever(
+def test_an_embedder_is_frozen_and_a_copy_uses_its_own_retriever(
     model: tuple[RetrieverModel, Params],
 ) -> None:
     once = embedder(model)
@@ -174,7 +174,7 @@ def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
     assert np.abs(whole[1:] - whole[0]).max(axis=1).min() > 1e-3, "control: a long one has all of its own"
 
 
-def test_padding_is_the_tokenizer_s() -> None:
+def test_padding_uses_the_tokenizers_pad_id() -> None:
     """RoBERTa pads with 1, others with 0; a run's embedder must ask, not know."""
     config = tiny_config(Path("unused"), "unused")
     retriever = build_retriever_model(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
@@ -183,7 +183,7 @@ def test_padding_is_the_tokenizer_s() -> None:
     assert make_embedder(retriever, {}, mesh, tokenizer, config).pad_id == 7
 
 
-def test_a_stream_of_parts(model: tuple[RetrieverModel, Params]) -> None:
+def test_parts_are_streamed(model: tuple[RetrieverModel, Params]) -> None:
     """The vectors of each part are those of the part alone; the next is on the device before they are there."""
     ours, texts = embedder(model), some_texts()
     parts = [texts.part(0, 20), texts.part(20, 21), texts.part(21, 45)]

@@ -66,7 +66,7 @@ def write_holder(folder: Path, **changes: Any) -> Path:
     return folder / HOLDER
 
 
-def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
+def test_the_error_names_the_holder(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "run"
     with hold_folder(folder, "train"):
         written = json.loads((folder / HOLDER).read_text())
@@ -86,7 +86,7 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "status"), [("return", 0), ("exit", 3), ("raise", 1)])
-def test_it_is_released_however_the_holder_ends(tmp_path: Path, how: str, status: int) -> None:
+def test_the_lock_is_released_when_the_holder_ends(tmp_path: Path, how: str, status: int) -> None:
     process = start(tmp_path)
     assert said(process) == "held"
     with pytest.raises(LockedError, match=rf"holding, process {process.pid} on"), hold_folder(tmp_path, "train"):
@@ -96,7 +96,7 @@ def test_it_is_released_however_the_holder_ends(tmp_path: Path, how: str, status
     assert not list(tmp_path.iterdir())
 
 
-def test_a_killed_holders_lock_is_taken_over_with_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_holders_lock_is_taken_over_with_a_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     process = start(tmp_path)
     assert said(process) == "held"
     process.communicate("kill\n", timeout=60)
@@ -110,7 +110,7 @@ def test_a_killed_holders_lock_is_taken_over_with_a_line(tmp_path: Path, capfd: 
     assert "that process is gone: taken over" in line
 
 
-def test_another_hosts_record_stays_and_the_remedy_is_named(tmp_path: Path) -> None:
+def test_a_record_of_another_host_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     path = write_holder(tmp_path, host="elsewhere")
     before = path.read_bytes()
     with pytest.raises(LockedError, match=rf"on elsewhere, since then; .* remove .* and {path}"):
@@ -122,14 +122,14 @@ def test_another_hosts_record_stays_and_the_remedy_is_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"host": 1}', "\0" * 512, '{"host": ' * 100_000])
-def test_a_record_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / HOLDER
     path.write_text(text)
     with pytest.raises(LockedError, match=rf"a job, process 0 on an unknown host, .* remove .* and {path}"):
         hold_folder(tmp_path, "train").__enter__()
 
 
-def test_killed_before_it_could_write_its_record(tmp_path: Path) -> None:
+def test_killed_before_writing_the_record(tmp_path: Path) -> None:
     (tmp_path / LOCK).touch()
     with hold_folder(tmp_path, "train"):
         assert json.loads((tmp_path / HOLDER).read_text())["process"] == os.getpid()
@@ -157,7 +157,7 @@ def test_a_disk_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(tmp_path.iterdir())
 
 
-def test_leftovers_are_swept_under_the_lock(tmp_path: Path) -> None:
+def test_leftovers_are_removed_under_the_lock(tmp_path: Path) -> None:
     leftover, other = tmp_path / f".ids.txt.{'0f' * 8}.tmp", tmp_path / ".mine.tmp"
     leftover.touch()
     other.touch()
@@ -170,7 +170,7 @@ def test_leftovers_are_swept_under_the_lock(tmp_path: Path) -> None:
         assert leftover.exists(), "who is refused removes nothing"
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(path: str, flags: int, *_: object) -> int:
         raise OSError(30, "Read-only file system", str(path))
 
@@ -200,7 +200,7 @@ for line in sys.stdin:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dead", [True, False])
-def test_of_many_that_come_at_once_one_wins(tmp_path: Path, dead: bool) -> None:
+def test_one_of_many_processes_gets_the_lock(tmp_path: Path, dead: bool) -> None:
     """Real processes, released together onto a lock that is dead, or absent, many times."""
     racers = [
         subprocess.Popen(

@@ -15,7 +15,7 @@ def test_equal_mappings_pass_and_tuples_are_lists() -> None:
     require_equal({"head": {"layers": (4, 6)}}, {"head": {"layers": [4, 6]}}, "A", "B", "")
 
 
-def test_every_difference_is_shown_with_both_values_and_what_to_do() -> None:
+def test_every_difference_has_both_values_and_the_remedy() -> None:
     left = {"head": {"name": "layers", "layers": (4, 6)}, "lengths": 32, "only": "left"}
     right = {"head": {"name": "layers", "layers": (5, 6)}, "lengths": 64}
     with pytest.raises(ContractError) as caught:
@@ -30,6 +30,6 @@ def test_every_difference_is_shown_with_both_values_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [({"a": None}, {}), ({}, {"a": None}), ({"a": 1}, {"a": "1"})])
-def test_absent_is_not_none_and_a_number_is_not_its_text(left: dict, right: dict) -> None:
+def test_absent_and_none_differ_and_types_count(left: dict, right: dict) -> None:
     with pytest.raises(ContractError, match="a: "):
         require_equal(left, right, "A", "B", "")

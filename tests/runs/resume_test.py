@@ -54,7 +54,7 @@ def changed(key: str, value: Any) -> ConfigDict:
         ("train.epochs", 7.0),
     ],
 )
-def test_what_may_change(key: str, value: Any, workdir: Workdir) -> None:
+def test_keys_that_may_change(key: str, value: Any, workdir: Workdir) -> None:
     group, name = key.split(".")
     assert require_same_run(workdir, changed(key, value)) == {key: (make_config(MLR)[group][name], value)}
     assert require_same_run(workdir, make_config(MLR)) == {}
@@ -84,7 +84,7 @@ def test_what_may_change(key: str, value: Any, workdir: Workdir) -> None:
         ("head.name", "mvr"),
     ],
 )
-def test_what_may_not(key: str, value: Any, workdir: Workdir) -> None:
+def test_keys_that_may_not_change(key: str, value: Any, workdir: Workdir) -> None:
     with pytest.raises(ContractError) as caught:
         require_same_run(workdir, changed(key, value))
     first, *differing, remedy = str(caught.value).splitlines()
@@ -95,7 +95,7 @@ def test_what_may_not(key: str, value: Any, workdir: Workdir) -> None:
     assert "--workdir" in remedy
 
 
-def test_keys_of_other_families_are_nobodys_business(workdir: Workdir) -> None:
+def test_keys_of_other_families_are_ignored(workdir: Workdir) -> None:
     """A key that a new head brings does not end the runs of the others."""
     config = read_json(workdir.config)
     config["head"]["mvr"] = {"window": 4}
@@ -107,7 +107,7 @@ def test_keys_of_other_families_are_nobodys_business(workdir: Workdir) -> None:
         require_same_run(workdir, make_config(MLR))
 
 
-def test_the_folder_remembers_what_changed(workdir: Workdir) -> None:
+def test_changes_are_recorded_in_the_history(workdir: Workdir) -> None:
     config = changed("train.log_every", 7)
     changes = require_same_run(workdir, config)
     record_changes(workdir, config, {"version": 2}, {"train": 1}, changes, 5)

@@ -34,7 +34,7 @@ def workdir(tmp_path: Path) -> Workdir:
     return folder
 
 
-def test_what_the_run_wrote_is_believed(workdir: Workdir) -> None:
+def test_unchanged_files_are_accepted(workdir: Workdir) -> None:
     check_seal(workdir)
     workdir.config.write_text(json.dumps(CONFIG))  # the same content, in other clothes
     (workdir.encoder / ".tokenizer.json.0123456789abcdef.tmp").touch()
@@ -51,7 +51,7 @@ def complaint(workdir: Workdir) -> str:
 
 
 @pytest.mark.parametrize("name", SEALED)
-def test_every_flipped_bit_is_seen_or_changes_nothing(name: str, workdir: Workdir) -> None:
+def test_every_flipped_bit_is_detected_or_has_no_effect(name: str, workdir: Workdir) -> None:
     path = workdir / name
     whole, before = path.read_bytes(), read_json(path)
     seen = 0
@@ -134,7 +134,7 @@ def killed(written: int) -> Iterator[None]:
         yield
 
 
-def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir) -> None:
+def test_a_folder_is_valid_after_a_kill_at_any_write(workdir: Workdir) -> None:
     for kept in range(5):  # the seal, two files, the seal
         with killed(kept):
             write_sealed(workdir, {workdir.contract: {"version": kept}, workdir.config: {**CONFIG, "kept": kept}})
@@ -146,7 +146,7 @@ def test_killed_anywhere_in_between_the_folder_is_believed(workdir: Workdir) -> 
 
 
 @pytest.mark.parametrize("kept", range(5))
-def test_killed_before_a_file_is_there_for_the_first_time_the_folder_is_believed(kept: int, tmp_path: Path) -> None:
+def test_a_folder_is_valid_after_a_kill_before_the_first_write(kept: int, tmp_path: Path) -> None:
     """A run's first env.json, for example: the seal that names it is written before it."""
     workdir = Workdir(tmp_path)
     write_sealed(workdir, {workdir.contract: {"version": 2}, workdir.config: CONFIG})

@@ -77,7 +77,7 @@ def logged(run: Path) -> list[Line]:
     return [(line.pop("step"), line) for line in lines]
 
 
-def test_a_run_that_is_resumed_is_one_run_with_every_line_once(trained: Any, service: Service) -> None:
+def test_a_resumed_run_is_one_tracked_run_with_each_line_once(trained: Any, service: Service) -> None:
     run = trained(2, "json")
     assert list(service.runs.values()) == [logged(run)]
     trained(4, "json")
@@ -104,7 +104,7 @@ def test_lines_after_the_checkpoint_of_a_killed_run_are_not_sent_twice(trained: 
     assert len(logged(run)) == len(sent) + 1
 
 
-def test_a_tracker_that_fails_ends_no_training_and_gets_the_rest_later(
+def test_a_failed_tracker_does_not_end_training_and_is_updated_later(
     trained: Any, service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service.fails = lambda step: step >= 2
@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_ends_no_training_and_gets_the_rest_later(
 
 @pytest.mark.parametrize("moment", ["init", "log", "finish"])
 @pytest.mark.parametrize("names", [("json", "csv"), ("csv", "json")])
-def test_a_tracker_that_fails_leaves_the_other_alone(
+def test_a_failed_tracker_does_not_affect_others(
     trained: Any,
     service: Service,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Se
     assert track_run(run, ["json"], "other") == {"json": SentCounts(0, 1)}
 
 
-def test_what_is_wrong_is_one_sentence(trained: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_one_sentence(trained: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"train.trackers has 'nothing'; trackers are trackio, wandb, mlflow"):
         trained(2, "nothing")
     monkeypatch.setitem(trackers.TRACKERS, "no_such_module", service.open)

@@ -9,7 +9,7 @@ import pytest
 from jaxret.runs.workdir import Workdir
 
 
-def test_every_path_is_inside_and_its_own(tmp_path: Path) -> None:
+def test_paths_are_inside_the_folder_and_distinct(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path / "mlr")
     fixed = [getattr(workdir, name) for name in vars(Workdir) if isinstance(vars(Workdir)[name], property)]
     paths = [path for path in fixed if isinstance(path, Path)]
@@ -22,20 +22,20 @@ def test_every_path_is_inside_and_its_own(tmp_path: Path) -> None:
     assert not workdir.path.exists(), "looking creates nothing"
 
 
-def test_it_is_made_of_any_path_and_of_itself(tmp_path: Path) -> None:
+def test_a_workdir_is_made_from_paths_and_workdirs(tmp_path: Path) -> None:
     assert Workdir(str(tmp_path)) == Workdir(tmp_path) == Workdir(Workdir(tmp_path))
     assert (str(Workdir(tmp_path)), Path(Workdir(tmp_path))) == (str(tmp_path), tmp_path)
     assert Workdir(tmp_path).name == tmp_path.name
     assert Workdir(".").name == Path.cwd().name
 
 
-def test_an_empty_path_is_not_the_folder_one_is_in() -> None:
+def test_an_empty_path_is_an_error() -> None:
     """--workdir=$RUN gives an empty path where the variable is not set."""
     with pytest.raises(ValueError, match=r"the workdir is empty"):
         Workdir("")
 
 
-def test_the_corpora_are_those_that_are_complete(tmp_path: Path) -> None:
+def test_only_complete_corpora_are_listed(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
     assert not workdir.corpora
     for name in ("wiki", "news", "half"):
@@ -45,7 +45,7 @@ def test_the_corpora_are_those_that_are_complete(tmp_path: Path) -> None:
     assert workdir.corpora == ("news", "wiki")
 
 
-def test_the_evaluations_are_those_that_are_there(tmp_path: Path) -> None:
+def test_existing_evaluations_are_listed(tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
     assert not workdir.evaluations
     workdir.evaluation("nq.test").parent.mkdir()
@@ -55,7 +55,7 @@ def test_the_evaluations_are_those_that_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../escape", "a/b", "/etc", "a\\b", ".hidden", "a\0b"])
-def test_a_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+def test_names_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
     for place in (workdir.embeddings, workdir.rankings, workdir.evaluation):
         with pytest.raises(ValueError, match=r"the name of a (corpus|data set) is .*; it must not be empty"):

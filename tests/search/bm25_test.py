@@ -25,7 +25,7 @@ PASSAGES = [
 ]
 
 
-def test_scores_are_lucenes_formula() -> None:
+def test_scores_equal_lucenes_formula() -> None:
     """Tokens after stop words and stemming: cat chase mice cat quick | loyal anim dog chase cat | fish swim."""
     (ranking,) = BM25.of(PASSAGES, BM25Settings(k1=1.2, b=0.75)).search([Query("q", "the cats")], k=3).values()
     inverse_frequency = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
@@ -37,7 +37,7 @@ def test_scores_are_lucenes_formula() -> None:
     assert [value for _, value in ranking] == pytest.approx([score(2, 5), score(1, 5)], rel=1e-6)
 
 
-def test_scores_are_those_of_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_equal_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every passage, with a corpus of several blocks; other settings give other scores."""
     random = np.random.default_rng(1)
     words = ["river", "stone", "music", "light", "forest", "market", "winter", "garden"]
@@ -95,7 +95,7 @@ def test_passages_without_a_shared_word_are_not_retrieved() -> None:
     }
 
 
-def test_scores_of_some_passages_are_those_of_a_search() -> None:
+def test_scores_of_given_passages_equal_those_of_a_search() -> None:
     index, query = BM25.of(PASSAGES), Query("q", "the loyal cats")
     scores = dict(index.search([query], k=3)["q"])
     assert index.scores(query, ["fish", "dogs", "absent"]) == {"fish": 0.0, "dogs": scores["dogs"]}
@@ -126,7 +126,7 @@ def test_top_k_equals_a_full_sort() -> None:
         assert index.search([query], k)["q"] == full[:k]
 
 
-def test_silent_unless_asked(
+def test_nothing_is_printed_by_default(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL", 1e-6)

@@ -86,9 +86,7 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
         texts.read(["p3"])
 
 
-def test_a_corpus_that_changes_is_read_once_to_see_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_corpus_file_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "corpus.jsonl"
     write(path)
     texts = Passages(encode_corpus(run, path, "once", progress=False).folder)
@@ -117,7 +115,7 @@ def opened(folder: Path) -> tuple[FaissIndex, MappedCorpus]:
 
 
 @pytest.mark.parametrize("name", ["vectors-*.npy", "indexes/*/index.faiss"])
-def test_a_mapped_file_that_is_cut_or_written_to(name: str, tmp_path: Path) -> None:
+def test_a_mapped_file_is_truncated_or_overwritten(name: str, tmp_path: Path) -> None:
     """To read behind its end is the end of the process (SIGBUS)."""
     index, corpus = opened(tmp_path)
     before = index.search(QUERIES, corpus, 10)

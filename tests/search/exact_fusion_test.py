@@ -76,7 +76,7 @@ def test_the_best_sums_are_those_over_all_passages(
     assert max(systems[1].depths) > 7, "the first candidates did not suffice"
 
 
-def test_fusing_the_first_candidates_alone_would_differ(systems: tuple[BM25System, Vectors]) -> None:
+def test_control_fusing_only_first_candidates_differs(systems: tuple[BM25System, Vectors]) -> None:
     """The control of the test above: the sums of the union of the first passages miss some of the best."""
     query, sums = QUERIES[1], np.zeros(200)
     for system in systems:
@@ -109,7 +109,7 @@ class Counted(Vectors):
 
 
 @pytest.mark.parametrize("method", SCALES)
-def test_tuned_weights_are_those_of_a_brute_force(method: str, systems: tuple[BM25System, Vectors]) -> None:
+def test_tuned_weights_equal_a_brute_force(method: str, systems: tuple[BM25System, Vectors]) -> None:
     """All weights, over all passages; a system computes its scores once, not once for each of the 21 weights."""
     words, vectors = systems[0], Counted(systems[1].vectors)
     pair: list[ScoringSystem] = [words, vectors]

@@ -177,7 +177,7 @@ def test_a_backend_that_returns_few_rows_still_returns_everything() -> None:
     assert_same_bits(search(queries, [documents], 80, backend), brute_force(queries, documents, 80))
 
 
-def test_a_backend_that_loses_documents_is_an_error_not_an_endless_search() -> None:
+def test_a_backend_that_loses_passages_is_an_error() -> None:
     queries, documents = data("random", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(single_vector, "block_documents", lambda *_: 80)  # more than the backend can return
@@ -186,7 +186,7 @@ def test_a_backend_that_loses_documents_is_an_error_not_an_endless_search() -> N
 
 
 @pytest.mark.parametrize("claimed", ["right", "none"])
-def test_places_that_a_backend_leaves_empty_are_no_document(claimed: str) -> None:
+def test_empty_slots_of_a_backend_are_ignored(claimed: str) -> None:
     """It returns at most 20 of 60, in one block, with a bound that is right, or none at all; the best is the last."""
 
     @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPat
     assert (search(queries, [documents], 5, MAKERS["noisy"]()).rows != expected[1]).any()
 
 
-def test_a_bound_that_just_reaches_the_last_score_is_no_proof() -> None:
+def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
     """All documents tie; the backend puts those with low rows one whole rounding error below the others."""
     documents, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
     norm = float(rounding.upper_norms(queries)[0])
@@ -315,7 +315,7 @@ MANY = [*((name, "float32") for name in sorted(MAKERS)), ("xla", "int8"), ("xla"
     ("name", "precision", "ragged"),
     [(*each, False) for each in MANY] + [(*each, True) for each in MANY if each[0] == "xla"],
 )
-def test_equal_vectors_are_not_looked_at_again_and_again(
+def test_equal_vectors_need_no_further_rounds(
     name: str, precision: str, ragged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Depths are those of random vectors: a tie needs no deeper look, however many passages have it."""
@@ -446,7 +446,7 @@ def test_wrong_shapes_are_errors() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 5, 80])
-def test_what_cannot_be_among_the_best_is_not_scored_exactly(k: int) -> None:
+def test_hopeless_candidates_are_not_scored_exactly(k: int) -> None:
     """Gaussian scores are far apart: of 37 candidates the 5 best are scored, but for those within the error."""
     queries, documents = data("random", 1)
     result = search(queries, [documents], k, select_backend("faiss-cpu"))

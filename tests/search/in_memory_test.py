@@ -51,7 +51,7 @@ class Counting:
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("one", "float32"), ("one", "float16"), ("three", "float32"), ("lists", "float32")]
 )
-def test_the_same_as_from_disk(layout: str, dtype: str, tmp_path: Path) -> None:
+def test_results_equal_those_from_disk(layout: str, dtype: str, tmp_path: Path) -> None:
     encoded = shards(tmp_path, layout, dtype)
     held = hold_in_memory(encoded)
     assert isinstance(held, InMemoryCorpus)
@@ -71,7 +71,7 @@ def test_the_same_as_from_disk(layout: str, dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["one", "three", "lists"])
-def test_what_is_too_large_stays_on_disk(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_corpora_stay_on_disk(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = shards(tmp_path, layout)
     vectors = sum(shard.lengths.sum() if layout == "lists" else shard[..., 0].size for _, shard in encoded)
     monkeypatch.setattr(in_memory, "MEMORY_BYTES", 4 * DIMENSION * vectors)
@@ -107,7 +107,7 @@ def test_blocks_of_a_limited_backend_are_kept_by_their_size(tmp_path: Path) -> N
         assert backend.loaded == sum(len(blocks) for blocks in kept.blocks.values())
 
 
-def test_a_vector_that_is_no_number_is_named_at_every_search(tmp_path: Path) -> None:
+def test_a_nan_vector_is_an_error_at_every_search(tmp_path: Path) -> None:
     held = hold_in_memory(shards(tmp_path, "one"))
     assert isinstance(held, InMemoryCorpus)
     held.vectors[33] = np.nan  # type: ignore[index]
@@ -116,7 +116,7 @@ def test_a_vector_that_is_no_number_is_named_at_every_search(tmp_path: Path) -> 
             search(np.ones((1, DIMENSION), np.float32), held, 3, Xla.open("test"))
 
 
-def test_few_queries_and_many_find_the_same() -> None:
+def test_few_and_many_queries_give_equal_results() -> None:
     if FaissCpu.available():
         pytest.skip(str(FaissCpu.available()))
     random = np.random.default_rng(0)

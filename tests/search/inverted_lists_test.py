@@ -47,7 +47,7 @@ def by_hand(queries: SparseRows, passages: SparseRows, k: int) -> tuple[np.ndarr
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
 @pytest.mark.parametrize("levels", [0, 2], ids=["distinct", "ties"])
 @pytest.mark.parametrize("k", [1, 7, 200])
-def test_a_brute_force_finds_the_same(k: int, levels: int, backend: str) -> None:
+def test_results_equal_a_brute_force(k: int, levels: int, backend: str) -> None:
     passages = random_rows(130, 0.1, 0, levels)
     passages = SparseRows.joined([passages, passages.part(0, 20)])  # every tie is possible
     queries = random_rows(9, 0.06, 1, levels)
@@ -66,7 +66,7 @@ def test_a_brute_force_finds_the_same(k: int, levels: int, backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
-def test_more_ties_than_candidates_are_looked_for_again(backend: str) -> None:
+def test_more_ties_than_candidates_take_one_more_round(backend: str) -> None:
     """In one more round, however many there are."""
     row, best = random_rows(1, 0.5, 0), random_rows(1, 1.0, 1)
     passages = SparseRows.joined([*[row] * (40 * MARGIN), best, random_rows(30, 0.1, 2)])
@@ -78,7 +78,7 @@ def test_more_ties_than_candidates_are_looked_for_again(backend: str) -> None:
     assert result.rounds == (1, 1)
 
 
-def test_more_queries_and_products_than_a_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_and_products_are_split_into_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_xla, "QUERIES", 4)
     monkeypatch.setattr(sparse_xla, "PRODUCTS", 256)
     passages, queries = random_rows(130, 0.1, 0, 2), random_rows(9, 0.06, 1, 2)
@@ -89,7 +89,7 @@ def test_more_queries_and_products_than_a_program_takes(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
-def test_products_below_the_smallest_normal_number_are_above_none(backend: str) -> None:
+def test_denormal_products_rank_above_zero(backend: str) -> None:
     """Passage 0 shares no word with the query; those of 1, 2 and 3 have products that a device may flush to 0."""
     dense = np.zeros((4, D), np.float32)
     dense[0, 5], dense[1, 1], dense[2, 2], dense[3, 3] = 1.0, 1e-40, 1e-20, 1e-45
@@ -103,7 +103,7 @@ def test_products_below_the_smallest_normal_number_are_above_none(backend: str) 
 
 
 @pytest.mark.parametrize("backend", ["scipy", "xla"])
-def test_a_backend_that_computes_otherwise_is_refused(backend: str) -> None:
+def test_a_wrong_backend_is_refused(backend: str) -> None:
     check_sparse(sparse_backend(backend))
     good = sparse_backend(backend)
 
@@ -150,7 +150,7 @@ def test_float16_weights_are_scored_as_they_are_stored() -> None:
     np.testing.assert_array_equal(result.scores, scores)
 
 
-def test_what_scores_zero_is_left_to_the_tie_rule() -> None:
+def test_passages_with_score_zero_follow_the_tie_rule() -> None:
     products = np.array([[0.0, 2.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     hits = best_products(products, 3)
     assert hits.scores[0].tolist() == [2.0, 1.0, -np.inf]

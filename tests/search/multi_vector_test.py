@@ -79,7 +79,7 @@ def test_equals_brute_force(integers: bool, query_counts: list[int], size: int, 
         assert any(len(set(row)) < K for row in expected_scores.tolist()), "control: there are ties"
 
 
-def test_padding_never_outbids_a_vector() -> None:
+def test_padding_never_exceeds_a_vector() -> None:
     """Where every product is negative a padded 0 would look best; the proof would still mend it, in a second round."""
     queries, documents = lists([2, 3], 1), lists(counts(150), 2)
     np.abs(queries.flat, out=queries.flat)
@@ -89,7 +89,7 @@ def test_padding_never_outbids_a_vector() -> None:
     assert len(result.rounds) == 1
 
 
-def test_more_wanted_than_there_is_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k_above_the_corpus_size_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_vector, "QUERY_ROWS", 8)  # several passes over a block
     monkeypatch.setattr(multi_vector, "DOCUMENTS", 4)  # and a query's documents scored again in two parts
     queries, documents = lists([2] * 11, 3), lists(counts(6), 4)
@@ -99,7 +99,7 @@ def test_more_wanted_than_there_is_and_many_queries(monkeypatch: pytest.MonkeyPa
     assert result.scores.tobytes() == expected_scores.tobytes()
 
 
-def test_duplicated_documents_are_looked_for_deeper() -> None:
+def test_duplicated_passages_are_searched_deeper() -> None:
     """More equal documents than the margin: the first rows win."""
     one = lists([5], 5)
     documents = Ragged(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
@@ -108,7 +108,7 @@ def test_duplicated_documents_are_looked_for_deeper() -> None:
     assert len(result.rounds) > 1
 
 
-def test_a_control_without_the_proof_misses_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = lists([5], 5)
     documents = Ragged(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
     documents.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
@@ -158,7 +158,7 @@ def test_from_disk_equals_in_memory(tmp_path: Path) -> None:
         assert stored.ids(result.rows[0]) == [f"p{i}" for i in result.rows[0]]
 
 
-def test_the_exact_score_is_a_function_of_the_vectors_alone() -> None:
+def test_the_exact_score_depends_only_on_the_vectors() -> None:
     """2^24 + 1 + 2^-20 lies just above the middle of two float32 numbers; a float32 sum would lose its last term."""
     query = np.array([[4096.0, 1.0, 2.0**-10], [0.0, 0.0, 0.0]])
     assert exact_score(query, query[:1]) == np.float32(2**24 + 2)
@@ -200,7 +200,7 @@ def test_wrong_shapes_are_errors() -> None:
         search_lists(lists([1], 1).astype(np.float64), documents, 1)
 
 
-def test_tiles_divide_a_block_and_hold_their_products() -> None:
+def test_tiles_cover_a_block_within_the_memory_limit() -> None:
     assert documents_at_once(64, 2**20, "cpu") == 1
     assert documents_at_once(64, 2**18, "cpu") == 4
     assert documents_at_once(64, 2**18 + 1, "cpu") == 2, "no product beyond a tile"
@@ -209,14 +209,14 @@ def test_tiles_divide_a_block_and_hold_their_products() -> None:
 
 
 @pytest.mark.parametrize("tile", [1, 2**20])
-def test_a_tile_after_the_other_is_the_same(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_tiles(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists_module, "TILE", tile)
     queries, documents = lists([3, 1, 6], 1), lists(counts(40), 2)
     result = search_lists(queries, blocks(documents, 40), K)
     np.testing.assert_array_equal(result.rows, brute_force(queries, documents, K)[1])
 
 
-def test_lists_in_int8_are_proven_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses add up over a query's vectors, so more candidates are looked at, though few are scored."""
     queries, documents = lists([8] * 4, 1), lists(counts(300), 2)
     result = search_lists(queries, [documents], K, "int8")
@@ -229,7 +229,7 @@ def test_lists_in_int8_are_proven_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["int8", "bfloat16"])
-def test_what_is_found_in_fewer_bits_scores_above_what_is_exact(name: str) -> None:
+def test_scores_in_fewer_bits_are_upper_bounds(name: str) -> None:
     """Every score that the proof sees is an upper bound, and no higher than what was lost explains."""
     queries, documents = lists([3, 5], 1), lists(counts(30), 2)
     rows = np.append(np.arange(30), [-1, -1])

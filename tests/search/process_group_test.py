@@ -144,7 +144,7 @@ def search_all(root: Path, kind: str, count: int, cases: dict[str, tuple[int, di
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.trec"))}
 
 
-def test_two_processes_find_what_one_does(root: Path) -> None:
+def test_two_processes_give_the_result_of_one(root: Path) -> None:
     encoded_run(root, "one")
     alone = search_all(root, "one", 1, CASES)
     assert search_all(root, "one", 2, CASES) == alone
@@ -159,7 +159,7 @@ def test_two_processes_find_what_one_does(root: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
-def test_four_processes_find_what_one_does(kind: str, root: Path) -> None:
+def test_four_processes_give_the_result_of_one(kind: str, root: Path) -> None:
     if not (root / kind).exists():
         encoded_run(root, kind)
     plain = {name: CASES[name] for name in ("auto", "filter", "documents")} | {"few": (2, {"filters": ["colour:blue"]})}
@@ -224,7 +224,7 @@ def test_another_corpus_is_an_error_in_every_process(one: Path, root: Path, tmp_
 
 
 @pytest.mark.exhaustive
-def test_what_one_process_finds_wrong_ends_all(one: Path, tmp_path: Path) -> None:
+def test_an_error_in_one_process_ends_all(one: Path, tmp_path: Path) -> None:
     shutil.copytree(one, tmp_path / "one")
     path = max((tmp_path / "one" / "embeddings" / "corpus").glob("part-*/vectors-*.npy"))
     with open(path, "r+b") as file:
@@ -304,7 +304,7 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_one_process_alone_does(flags: list[str], message: str) -> None:
+def test_options_for_one_process_are_refused(flags: list[str], message: str) -> None:
     """It is refused before the others are waited for."""
     done = finish([start("search.py", "--workdir=w", "--coordinator=127.0.0.1:9", "--num_processes=2", *flags)])
     assert errors_of(done)[0].startswith(f"error: {message}")

@@ -65,7 +65,7 @@ def copied(root: Path, to: Path) -> Run:
     return open_run(to)
 
 
-def test_the_ranking_is_that_of_a_full_product(root: Path, run: Run) -> None:
+def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
     queries = read_queries(root / "data")
     folder = corpus_folder(run.workdir)
     result = Searcher(run, folder).search(queries, K)
@@ -168,9 +168,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     )
 
 
-def test_a_corpus_that_was_copied_and_one_that_changed(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_copied_and_changed_corpora(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = copied(root, tmp_path / "mine")
     shutil.copytree(root / "data", tmp_path / "data", copy_function=shutil.copyfile)  # other times, the same text
     place = run.workdir / "embeddings" / "data" / "corpus.json"
@@ -198,7 +196,7 @@ def test_relevant_passages_that_were_not_encoded_are_counted(
     assert written["provenance"]["dataset"]["relevant_passages_not_in_corpus"] == 1
 
 
-def test_an_unknown_measure_is_found_before_the_search(root: Path, tmp_path: Path) -> None:
+def test_an_unknown_measure_is_an_error_before_the_search(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "mine")
     with pytest.raises(ValueError, match="unknown measure 'nDGC@10'"):
         search_files(
@@ -207,7 +205,7 @@ def test_an_unknown_measure_is_found_before_the_search(root: Path, tmp_path: Pat
     assert not (run.workdir / "runs").exists()
 
 
-def test_an_answer_that_is_no_regular_expression_is_found_before_the_search(root: Path, tmp_path: Path) -> None:
+def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "mine")
     (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
     with pytest.raises(ValueError, match=r"query '0': the answer '\(river' is no regular expression"):
@@ -244,7 +242,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     assert "with --k=20, the measures are nDCG@10, RR@10, R@20, Success@5, Success@20\n" in capsys.readouterr().out
 
 
-def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Path, tmp_path: Path) -> None:
+def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     """Digests of queries and judgements, which their order and format do not change; bytes and latency."""
     run, data = copied(root, tmp_path / "mine"), root / "data"
     search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False)
@@ -278,7 +276,7 @@ def test_results_hold_what_a_comparison_needs_and_what_a_question_costs(root: Pa
         assert 0 < half["p1"] <= half["p50"] <= half["p90"] <= half["p99"]
 
 
-def test_latency_is_of_one_question_at_a_time_and_only_the_default_ends_in_time(run: Run, root: Path) -> None:
+def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, root: Path) -> None:
     """By a clock of its own: encoding and search begin and end where they do, warm-up apart."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:12]
 
@@ -353,7 +351,7 @@ def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) 
         SearchOptions(max_passage=True, candidates="mean:10")
 
 
-def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_vectors_in_memory_have_int8_copies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is read anew for every question int8 would be made anew."""
     for room, many in ((in_memory.MEMORY_BYTES, True), (0, False)):
         monkeypatch.setattr(in_memory, "MEMORY_BYTES", room)
@@ -362,9 +360,7 @@ def test_only_vectors_that_are_kept_are_kept_in_int8_too(run: Run, monkeypatch: 
         assert (searcher.vector_location, searcher.backend.many) == ("memory" if many else "disk", many)
 
 
-def test_queries_that_are_passages_do_not_find_themselves(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, queries = copied(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
     passages = list(read_corpus(root / "data"))[:8]
     qrels = tmp_path / "test.tsv"
@@ -419,12 +415,12 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("question", ["", " \t", "\udcff"])
-def test_a_question_that_asks_nothing_is_refused(question: str, run: Run) -> None:
+def test_an_empty_question_is_refused(question: str, run: Run) -> None:
     with pytest.raises(ValueError, match=r"the question (is blank|holds byte 0xff)"):
         show_answer(Searcher(run, corpus_folder(run.workdir)), question, 3, progress=False)
 
 
-def test_results_that_cannot_be_written_are_known_before_the_search(
+def test_unwritable_results_are_an_error_before_the_search(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
@@ -547,7 +543,7 @@ def test_passages_are_read_from_files_of_any_format(
         assert Searcher(run, folder).passages(["p7"]) == {"p7": expected["p7"]}
 
 
-def test_threads_read_the_texts_that_they_ask_for(run: Run, root: Path) -> None:
+def test_threads_read_their_own_texts(run: Run, root: Path) -> None:
     """The threads of a server share an index."""
     texts, interval = Passages(corpus_folder(run.workdir)), sys.getswitchinterval()
     expected = {passage.id: passage for passage in read_corpus(root / "data")}
@@ -561,9 +557,7 @@ def test_threads_read_the_texts_that_they_ask_for(run: Run, root: Path) -> None:
     assert result == [{key: expected[key] for key in keys} for keys in some]
 
 
-def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "corpus.jsonl"
     texts = ["river", "", *(["stone"] * 50)]
     path.write_text("".join(json.dumps({"_id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
@@ -579,7 +573,7 @@ def test_an_empty_passage_that_was_kept_is_not_looked_for_in_the_whole_corpus(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
-def test_passages_of_a_folder_that_cannot_be_written(name: str, root: Path, tmp_path: Path) -> None:
+def test_passages_of_an_unwritable_folder(name: str, root: Path, tmp_path: Path) -> None:
     text = (root / "data" / "corpus.jsonl").read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     run = copied(root, tmp_path / "mine")
@@ -617,7 +611,7 @@ def test_damage_to_corpus_json_changes_no_text(root: Path, run: Run, tmp_path: P
         assert str(path) in named, text
 
 
-def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(root: Path, tmp_path: Path) -> None:
+def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     short = open_run(run.workdir, passage_length=8)
     encode_corpus(short, data, "short", EncodeOptions(dtype="float16", shard_rows=40), progress=False)
@@ -647,7 +641,7 @@ def test_other_lengths_are_chosen_at_encoding_and_at_search_and_written_down(roo
 
 
 @pytest.mark.exhaustive
-def test_prompts_are_in_front_of_what_is_encoded_and_searched(root: Path, tmp_path: Path) -> None:
+def test_prompts_precede_encoded_texts(root: Path, tmp_path: Path) -> None:
     """A run with prompts finds the results of a run without, in files that have them in their texts; each refuses the
     other's shards."""
     joins = {"tokens__query_prompt": "river: ", "tokens__passage_prompt": "stone ", "tokens__title_separator": " - "}
@@ -689,7 +683,7 @@ def test_shards_of_another_checkpoint(root: Path, run: Run) -> None:
     assert "--checkpoint=0" in str(caught.value)
 
 
-def test_which_corpus(root: Path, tmp_path: Path) -> None:
+def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "run")
     assert corpus_folder(run.workdir) == corpus_folder(run.workdir, "data")
     with pytest.raises(FileNotFoundError, match=r"has no corpus 'wiki'; it has data"):

@@ -19,7 +19,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_parts_are_the_bytes_of_the_whole(value: Any) -> None:
+def test_parts_of_an_answer_form_the_whole(value: Any) -> None:
     assert json_by_parts(value).encode() == JSONResponse(value).body
 
 

@@ -46,9 +46,7 @@ def blocked(device: DeviceThread, recorder: Recorder) -> Any:
     return first
 
 
-def test_what_waits_is_computed_together_and_a_large_request_lets_others_in(
-    device: DeviceThread, recorder: Recorder
-) -> None:
+def test_waiting_requests_are_batched_and_large_ones_are_divided(device: DeviceThread, recorder: Recorder) -> None:
     first = blocked(device, recorder)
     large = device.submit(Operation(recorder), list("ABCDE"))
     small = [device.submit(Operation(recorder), [name]) for name in "xy"]
@@ -71,7 +69,7 @@ def test_another_operation_is_another_batch(device: DeviceThread, recorder: Reco
     assert recorder.batches[1:] == [["a", "c"], ["b"]]
 
 
-def test_an_error_is_of_its_request_alone(device: DeviceThread, recorder: Recorder) -> None:
+def test_an_error_affects_only_its_request(device: DeviceThread, recorder: Recorder) -> None:
     blocked(device, recorder)
     good, bad, last = (device.submit(Operation(recorder), [name]) for name in ("good", "bad", "last"))
     recorder.may_go.set()
@@ -96,7 +94,7 @@ def test_the_queue_is_bounded_and_cancelled_requests_leave_it(device: DeviceThre
     assert ["w"] * 4 not in recorder.batches
 
 
-def test_an_empty_queue_takes_a_request_of_any_size_and_the_end_waits(recorder: Recorder) -> None:
+def test_an_empty_queue_accepts_any_size_and_shutdown_waits(recorder: Recorder) -> None:
     thread = DeviceThread(batch=4, most=10)
     recorder.may_go.set()
     future = thread.submit(Operation(recorder), ["x"] * 25)

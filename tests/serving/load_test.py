@@ -77,7 +77,7 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
 
 
 @pytest.mark.exhaustive
-def test_filters_that_are_opened_leave_threads_to_others(
+def test_opening_filters_does_not_block_other_requests(
     runs: Path, device: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = ServedRetriever(str(runs / "dual"), "", "best", ServeOptions(), SearchOptions())

@@ -84,7 +84,7 @@ def test_a_question_marks_words_and_shows_scores_and_winners(page: Any, server: 
     assert "120 passages" in find(page, "#state").text
 
 
-def test_text_of_a_passage_is_text(page: Any) -> None:
+def test_passage_texts_are_escaped(page: Any) -> None:
     """Markup in a passage is shown as it is; nothing of it runs, and the console has no error."""
     find(page, "#count").clear()
     find(page, "#count").send_keys("100")
@@ -97,7 +97,7 @@ def test_text_of_a_passage_is_text(page: Any) -> None:
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-def test_why(page: Any) -> None:
+def test_the_why_button_opens_the_explanation(page: Any) -> None:
     ask(page, "river stone")
     find(page, "li button").click()
     until(page, lambda: "the score is the product with layer" in find(page, "li pre").text)
@@ -160,7 +160,7 @@ def test_an_error_is_shown_in_a_sentence(page: Any) -> None:
     until(page, lambda: "there is no model 'gone'; there are mlr" in find(page, "#state").text)
 
 
-def test_the_page_needs_nothing_but_its_server(page: Any, server: Running) -> None:
+def test_the_page_loads_nothing_from_other_hosts(page: Any, server: Running) -> None:
     ask(page, "winter")
     events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     addresses = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
@@ -170,7 +170,7 @@ def test_the_page_needs_nothing_but_its_server(page: Any, server: Running) -> No
 
 
 @pytest.mark.exhaustive
-def test_a_token_is_asked_for(browser: Any, runs: Path, tmp_path: Path) -> None:
+def test_the_page_asks_for_the_token(browser: Any, runs: Path, tmp_path: Path) -> None:
     with running(tmp_path / "stderr", str(runs / "dual"), "--batch=1", JAXRET_TOKEN="sesame") as server:
         browser.get(f"http://127.0.0.1:{server.port}/?q=winter")
         until(browser, lambda: find(browser, "#token").is_displayed())

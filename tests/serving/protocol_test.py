@@ -33,7 +33,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_client_that_does_not_read_its_answer_is_ended(head: str, reads: bool) -> None:
+def test_a_client_that_does_not_read_is_disconnected(head: str, reads: bool) -> None:
     """Control: a connection whose answer is read is kept for the next request."""
 
     async def run() -> tuple[bool, int]:

@@ -82,7 +82,7 @@ def test_search_has_the_results_of_an_index(server: Running, runs: Path, name: s
     assert answer["corpus"]["passages"] == PASSAGES
 
 
-def test_search_names_the_vector_that_won(server: Running) -> None:
+def test_search_names_the_winning_vector(server: Running) -> None:
     _, answer = server.ask("/search", {"queries": ["silver garden"], "k": 5, "model": "mlr"})
     for hit in answer["results"][0]:
         assert hit["winners"] == [f"layer {3 - hit['vectors'][0]}"]  # the last one comes first
@@ -111,7 +111,7 @@ def test_search_by_filters(server: Running, runs: Path) -> None:
         assert (status, answer["error"]["message"]) == (422, sentence)
 
 
-def test_64_clients_have_the_answers_of_one(server: Running) -> None:
+def test_answers_to_64_clients_equal_those_to_one(server: Running) -> None:
     generator = np.random.default_rng(1)
     names = ("mlr", "dual", "late")
     questions = [" ".join(generator.choice(QUESTIONS, 1 + n % 3)) for n in range(64)]
@@ -314,7 +314,7 @@ def test_methods_paths_hosts_and_kinds_of_content(server: Running, runs: Path) -
         assert (status, answer["error"]["message"]) == (404, "there is no such path")
 
 
-def test_an_error_that_nobody_foresaw_says_nothing_of_this_machine(runs: Path, tmp_path: Path) -> None:
+def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
     """The corpus's file is gone while the server runs: searches without texts go on, and the log says why others
     do not."""
     shutil.copytree(runs / "dual", tmp_path / "dual")
@@ -412,7 +412,7 @@ def test_a_huge_body(server: Running) -> None:
     assert server.ask("/search", {"queries": "x"})[0] == 200
 
 
-def test_slow_clients_end_and_hold_up_nobody(server: Running) -> None:
+def test_slow_clients_are_disconnected_and_block_nobody(server: Running) -> None:
     """A head that never ends, a body that never comes, one that drips, and a connection that says nothing."""
     head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
     clients = [connect(server) for _ in range(4)]
@@ -444,7 +444,7 @@ def read_all(client: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_a_dead_client_is_not_computed_for(server: Running) -> None:
+def test_requests_of_dead_clients_are_not_computed(server: Running) -> None:
     """Clients send large requests and are gone: the requests leave the queue, and the log says 499."""
     body = json.dumps({"model": "dual", "input": ["stone " * 30] * 1000}).encode()
     head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -515,7 +515,7 @@ def test_sigterm_under_load(runs: Path, tmp_path: Path) -> None:
         assert [entry["signal"] for entry in server.log if entry["event"] == "stop"] == ["SIGTERM"]
 
 
-def test_a_start_is_ended(runs: Path, tmp_path: Path) -> None:
+def test_sigterm_during_the_start(runs: Path, tmp_path: Path) -> None:
     """SIGTERM while programs are compiled: those of the last run are not waited for."""
     names = [str(runs / name) for name in ("mlr", "dual", "late", "cross")]
     with running(tmp_path / "stderr", *names, wait=False) as server:
@@ -561,9 +561,7 @@ def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
     assert not compilations
 
 
-def test_a_text_alone_has_the_vectors_that_it_has_among_others(
-    served: ServedRetriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_text_has_the_vectors_of_a_batch(served: ServedRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = served.tokens(["silver castle bridge"], "query")
     run = served.run
     one = replace(run, mesh=make_mesh(devices=jax.devices()[:1]), compiled={}).embedder()

@@ -50,7 +50,7 @@ def save(folder: Path, items: Any) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("spec", [P(), P("data"), P("fsdp")])
-def test_arrays_come_back_on_another_mesh(tmp_path: Path, spec: P) -> None:
+def test_arrays_are_restored_on_another_mesh(tmp_path: Path, spec: P) -> None:
     items = arrays()
     files = save(tmp_path, items)
     assert set(files) == {"arrays-0.bin", "arrays-0.json", "metrics/metrics", "_CHECKPOINT_METADATA"}
@@ -73,7 +73,7 @@ def test_arrays_come_back_on_another_mesh(tmp_path: Path, spec: P) -> None:
     assert everything["progress"]["deep"]["step"].shape == ()
 
 
-def test_parts_of_several_processes_come_together_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+def test_parts_of_several_processes_are_joined_and_missing_parts_are_errors(tmp_path: Path) -> None:
     files = save(tmp_path, arrays())
     table, other = read_json(files["arrays-0.json"]), {}
     for name in ("params/rows", "params/both"):  # as if another process had half of the parts

@@ -29,7 +29,7 @@ from jaxret.storage.atomic import (
 from jaxret.storage.unfinished import remove_leftovers
 
 
-def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_a_reader_sees_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.txt"
     with atomic_write(path) as file:
         file.write("old\n")
@@ -89,7 +89,7 @@ def test_broken_json_names_file_and_line(tmp_path: Path) -> None:
         (b'{"text": "a", "n": 1, "text": "b"}', r"x\.json: not valid JSON \(the key 'text' is there twice\)"),
     ],
 )
-def test_whatever_is_wrong_names_the_file(tmp_path: Path, data: bytes, message: str) -> None:
+def test_every_error_names_the_file(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=message) as refused:
@@ -97,9 +97,7 @@ def test_whatever_is_wrong_names_the_file(tmp_path: Path, data: bytes, message: 
     assert "\n" not in str(refused.value)
 
 
-def test_the_file_is_on_disk_before_its_name_and_the_name_before_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_and_rename_are_flushed_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, done = tmp_path / "x", []
     fsync, replace = os.fsync, os.replace
 
@@ -131,7 +129,7 @@ def test_the_file_is_on_disk_before_its_name_and_the_name_before_the_end(
         (errno.EIO, "the disk reports an input/output error"),
     ],
 )
-def test_a_disk_that_will_not_is_one_sentence(
+def test_disk_errors_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, cause: str
 ) -> None:
     path = tmp_path / "x"
@@ -169,7 +167,7 @@ def test_numpys_short_write(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_errors_of_other_files_and_of_the_block_stay_what_they_are(tmp_path: Path) -> None:
+def test_errors_of_other_files_are_not_changed(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing, atomic_write(tmp_path / "x", "wb"):
         (tmp_path / "other").read_bytes()
     assert not isinstance(missing.value, StorageError)
@@ -178,7 +176,7 @@ def test_errors_of_other_files_and_of_the_block_stay_what_they_are(tmp_path: Pat
     assert not isinstance(other.value, StorageError)
 
 
-def test_a_folder_is_tried_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_an_error_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_writable(tmp_path / "new" / "folder")
     assert not list((tmp_path / "new" / "folder").iterdir())
     (tmp_path / "file").touch()
@@ -194,7 +192,7 @@ def test_a_folder_is_tried_before_the_work(tmp_path: Path, monkeypatch: pytest.M
         require_writable(tmp_path)
 
 
-def test_only_what_atomic_write_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_leftovers_of_atomic_write_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leftover made by atomic_write itself, killed; and names that are nearly of its shape."""
     killed = (
         "import os, sys; from jaxret.storage.atomic import atomic_write\n"
@@ -226,7 +224,7 @@ def test_digests(tmp_path: Path) -> None:
     assert len({sha256_json(value) for value in different} | {sha256_json({"a": 1, "b": [2]})}) == 5
 
 
-def test_a_digest_of_lists_that_are_not_held() -> None:
+def test_a_digest_of_streamed_lists() -> None:
     lists: list[list[Any]] = [["naïve 東京", '"', ""], [], [["a", "b"], []], [{"b": 1, "a": 2.5}, None, -3]]
     assert sha256_json_lists(iter(items) for items in lists) == sha256_json(lists)
     assert sha256_json_lists([]) == sha256_json([])
@@ -235,7 +233,7 @@ def test_a_digest_of_lists_that_are_not_held() -> None:
         sha256_json_lists([[float("nan")]])
 
 
-def test_what_is_sealed_and_was_edited(tmp_path: Path) -> None:
+def test_edited_sealed_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, with_digest({"rows": 3}))
     assert read_with_digest(path) == {"rows": 3}

@@ -155,12 +155,12 @@ def race(environment: dict[str, str], address: str, keys: int = 200, sums: int =
     assert json.loads(total)["sum"] == 2 * sums
 
 
-def test_of_two_that_create_an_object_one_wins(gcs: Server) -> None:
+def test_one_of_two_creators_of_an_object_wins(gcs: Server) -> None:
     race(gcs[1], "gs://bucket/race")
 
 
 @pytest.mark.parametrize("kind", ["moto", "weed"])
-def test_of_two_that_create_an_object_one_wins_on_s3(kind: str, tmp_path: Path) -> None:
+def test_one_of_two_creators_of_an_object_wins_on_s3(kind: str, tmp_path: Path) -> None:
     with s3_server(kind, tmp_path) as environment:
         race(environment, "s3://bucket/race")
         run_script(WRITER, environment, "s3://bucket/run", "new")
@@ -176,7 +176,7 @@ def test_a_server_that_ignores_conditions_is_refused(tmp_path: Path) -> None:
         assert "s3://bucket/x: the server accepts the creation of an object that exists" in errors
 
 
-def test_a_lost_answer_is_no_lost_race(gcs: Server) -> None:
+def test_a_lost_response_is_no_conflict(gcs: Server) -> None:
     lost: set[str] = set()
 
     def lose(name: str) -> bool:  # the first answer to each write
@@ -285,7 +285,7 @@ print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes())
         ("a/../../evil.txt", b"x", "which is no file in a folder"),
     ],
 )
-def test_what_others_put_in_a_bucket_cannot_leave_the_copy(name: str, body: bytes, problem: str, gcs: Server) -> None:
+def test_object_names_cannot_leave_the_working_copy(name: str, body: bytes, problem: str, gcs: Server) -> None:
     gcs[0].objects["bucket", f"run/{name}"] = 1, body
     job = start_script("from jaxret.storage.working_copy import local_path; local_path('gs://bucket/run')", gcs[1])
     assert problem in job.communicate(timeout=60)[1]
@@ -347,7 +347,7 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
     assert "a job writes there" in copy(source, "gs://bucket/third")
 
 
-def test_a_look_at_many_groups_is_one_list(gcs: Server, tmp_path: Path) -> None:
+def test_many_groups_are_listed_by_one_request(gcs: Server, tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
@@ -416,7 +416,7 @@ def test_a_reader_takes_the_new_files_where_another_job_replaces_those_that_it_f
     assert reads >= 4
 
 
-def test_what_a_failed_fetch_has_written_is_no_change(gcs: Server) -> None:
+def test_files_of_a_failed_fetch_are_not_published(gcs: Server) -> None:
     script = """
 from jaxret.storage.bucket import BucketError
 from jaxret.storage.working_copy import WorkingCopy

@@ -15,7 +15,7 @@ from jaxret.storage.cache import cache_entries, clear_cache, trim_cache
 from tests.pipeline import run_script
 
 
-def test_what_was_longest_not_used_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_entry_is_deleted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cache._LIMITS, "compiled", 200)
     for number, name in enumerate(("b", "a", "d", "c")):
         (tmp_path / name).write_bytes(bytes(100))

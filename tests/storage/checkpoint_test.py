@@ -199,7 +199,7 @@ def test_digests_do_not_depend_on_the_mesh() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
-def test_a_digest_sees_every_bit_and_every_place(dtype: str) -> None:
+def test_a_digest_depends_on_every_bit_and_position(dtype: str) -> None:
     size = {"float32": 4, "bfloat16": 2, "int32": 4, "bool": 1}[dtype]
     leaf = RANDOM.integers(0, 2 if dtype == "bool" else 256, 16 * size, np.uint8)
     one = jax.jit(lambda tree: tree)({"x": jnp.asarray(leaf.view(jnp.dtype(dtype)))})
@@ -218,7 +218,7 @@ def test_a_digest_sees_every_bit_and_every_place(dtype: str) -> None:
     assert tree_digest({"y": one["x"]}) not in seen
 
 
-def test_digests_on_a_mesh_see_a_change_in_any_shard() -> None:
+def test_digests_on_a_mesh_depend_on_every_shard() -> None:
     sharding = NamedSharding(make_mesh(), P("data"))
     zeros = np.zeros(64, np.float32)
     changed = zeros.copy()
@@ -250,7 +250,7 @@ def save_and_step(opened: Checkpoints) -> None:
         time.sleep(0.01)
 
 
-def test_a_failed_save_is_told_without_waiting_for_the_next(tmp_path: Path) -> None:
+def test_a_failed_save_is_raised_before_the_next_save(tmp_path: Path) -> None:
     message = rf"{tmp_path}/1 could not be saved: .+"
     with Checkpoints(tmp_path) as opened, a_full_disk(), pytest.raises(CheckpointError, match=message):
         save_and_step(opened)
@@ -269,7 +269,7 @@ def with_metrics(folder: Path, values: list[float]) -> Path:
     return folder
 
 
-def test_what_is_neither_best_nor_last_is_pruned(tmp_path: Path) -> None:
+def test_superseded_checkpoints_are_deleted(tmp_path: Path) -> None:
     """A process was killed between a save and the deletion of the checkpoints that it supersedes."""
     with_metrics(tmp_path / "run", [0.5, 0.1])
     shutil.copytree(with_metrics(tmp_path / "other", [0.1, 0.2, 0.3]) / "3", tmp_path / "run" / "3")
@@ -303,7 +303,7 @@ METADATA, METRICS = "1/_CHECKPOINT_METADATA", "1/metrics/metrics"
         (METADATA, lambda text: None),
     ],
 )
-def test_what_chooses_the_best_is_not_believed_when_changed(name: str, change: Any, tmp_path: Path) -> None:
+def test_a_changed_metric_is_detected(name: str, change: Any, tmp_path: Path) -> None:
     with_metrics(tmp_path, [0.5, 0.45])
     before = (tmp_path / name).read_text()
     after = change(before)
@@ -315,13 +315,13 @@ def test_what_chooses_the_best_is_not_believed_when_changed(name: str, change: A
         Checkpoints(tmp_path, "RR@10")
 
 
-def test_a_renamed_checkpoint_is_not_believed(tmp_path: Path) -> None:
+def test_a_renamed_checkpoint_is_an_error(tmp_path: Path) -> None:
     (with_metrics(tmp_path, [0.5]) / "1").rename(tmp_path / "7")
     with pytest.raises(CheckpointError, match="/7 is damaged"):
         Checkpoints(tmp_path, "RR@10")
 
 
-def test_every_flipped_bit_of_the_metrics_is_seen(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_the_metrics_is_detected(tmp_path: Path) -> None:
     path = with_metrics(tmp_path, [0.5, 0.45]) / METRICS
     whole = path.read_bytes()
     for place in range(8 * len(whole)):
@@ -420,7 +420,7 @@ def test_a_save_is_read_back_before_the_one_before_is_deleted(
     assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == ["1"]
 
 
-def test_a_checkpoint_has_its_number_when_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_flushed_before_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every file that Orbax and TensorStore wrote, and of every folder; control: some were not, before."""
     fsync, rename, flushed = os.fsync, os.rename, set()
     events: list[tuple[str, set[int], set[int]]] = []

@@ -109,7 +109,7 @@ def test_a_command_leaves_a_folder_of_another_kind_as_it_is(verb: str, root: Pat
         assert contents(folder) == {MARKS[kind]: b"{}"}
 
 
-def test_a_copy_goes_on_in_a_folder_of_its_kind(root: Path, tmp_path: Path) -> None:
+def test_a_copy_continues_in_a_folder_of_its_kind(root: Path, tmp_path: Path) -> None:
     copy_folder(str(root / "run"), str(tmp_path / "copy"))
     (tmp_path / "copy" / "data.json").unlink()
     copy_folder(str(root / "run"), str(tmp_path / "copy"))
@@ -162,7 +162,7 @@ def test_a_copy_over_another_of_its_kind_is_refused(name: str, tmp_path: Path) -
         TRAINED | {"config.json": "fewer steps", "metrics.jsonl": "a\n", "checkpoints/2/x": "2"},
     ],
 )
-def test_a_copy_goes_on_over_an_earlier_one(destination: dict[str, str], tmp_path: Path) -> None:
+def test_a_copy_continues_an_earlier_one(destination: dict[str, str], tmp_path: Path) -> None:
     write_files(tmp_path / "one", TRAINED)
     write_files(tmp_path / "copy", destination)
     copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))

@@ -59,7 +59,7 @@ def write(path: Path, lease: Lease) -> bool:
     return lease.publishes(publish)
 
 
-def test_what_is_free_is_what_nobody_has_who_lives(leases: Leases, others: Leases) -> None:
+def test_pieces_without_a_living_owner_are_free(leases: Leases, others: Leases) -> None:
     assert leases.is_free("a")
     lease = claimed(others)
     assert not leases.is_free("a")
@@ -71,7 +71,7 @@ def test_what_is_free_is_what_nobody_has_who_lives(leases: Leases, others: Lease
     assert leases.is_free("a")
 
 
-def test_one_at_a_time(leases: Leases, others: Leases) -> None:
+def test_one_job_at_a_time_holds_a_lease(leases: Leases, others: Leases) -> None:
     lease = claimed(leases)
     assert others.claim("a") is None
     assert leases.claim("a") is None
@@ -81,7 +81,7 @@ def test_one_at_a_time(leases: Leases, others: Leases) -> None:
     assert others.claim("a")
 
 
-def test_of_many_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
+def test_one_of_many_jobs_gets_a_lease(tmp_path: Path) -> None:
     jobs, actual, together = [Leases(tmp_path) for _ in range(8)], [], threading.Barrier(8)
 
     def ask(job: Leases) -> None:
@@ -97,7 +97,7 @@ def test_of_many_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
     assert sorted(turn for turn, lease in actual if lease) == list(range(20))
 
 
-def test_of_many_that_publish_one_file_the_first_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_published_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by a job that looked before the file was there, and had the lease after that."""
     claim = Leases.claim
     seen: list[Leases] = []
@@ -117,7 +117,7 @@ def test_of_many_that_publish_one_file_the_first_is_believed(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("ahead", [-1, 1])
-def test_who_is_silent_for_too_long_is_held_to_be_dead(ahead: int, leases: Leases, others: Leases) -> None:
+def test_a_lease_without_renewal_expires(ahead: int, leases: Leases, others: Leases) -> None:
     """By the clock of the disk; 1: one that was set back after the last touch."""
     lease = claimed(others)
     say(lease, -ahead * (leases.bound - 20), **FAR)
@@ -129,7 +129,7 @@ def test_who_is_silent_for_too_long_is_held_to_be_dead(ahead: int, leases: Lease
     assert not lease.held
 
 
-def test_how_long_that_is_says_the_owner(leases: Leases, others: Leases) -> None:
+def test_the_owner_sets_the_duration_of_its_lease(leases: Leases, others: Leases) -> None:
     """Who beats seldom is not robbed by who would not wait as long; nor does who waits for long wait for others."""
     lease = claimed(others)
     say(lease, leases.bound + 20, **FAR, bound=leases.bound + 40)
@@ -138,13 +138,13 @@ def test_how_long_that_is_says_the_owner(leases: Leases, others: Leases) -> None
     assert leases.claim("a")
 
 
-def test_no_clock_of_a_host_counts(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_of_hosts_are_not_used(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     say(claimed(others), 5, **FAR)
     monkeypatch.setattr(time, "time", lambda: 9e9)
     assert leases.claim("a") is None
 
 
-def test_for_a_process_of_this_host_that_is_gone_nobody_waits(
+def test_a_dead_process_of_this_host_is_taken_over_at_once(
     leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone: dict[str, Any] = {"process": 4, "started": "before"}
@@ -155,7 +155,7 @@ def test_for_a_process_of_this_host_that_is_gone_nobody_waits(
     assert "b was claimed by process 4 on" in capsys.readouterr().err
 
 
-def test_a_host_of_the_same_name_is_another(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boot_ids_distinguish_hosts_of_the_same_name(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes have the same numbers, and it was started at another time; nothing says that they are gone."""
     read = Path.read_text
     with monkeypatch.context() as patch:
@@ -168,9 +168,7 @@ def test_a_host_of_the_same_name_is_another(leases: Leases, monkeypatch: pytest.
     assert leases.claim("a")
 
 
-def test_a_lease_without_an_owner_has_its_time(
-    leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lease_without_owner_expires(leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]) -> None:
     """A lease that was only half removed, for example. Why others wait is said once."""
     lease = claimed(others)
     assert leases.claim("a") is None
@@ -187,7 +185,7 @@ def test_a_lease_without_an_owner_has_its_time(
     assert leases.claim("a")
 
 
-def test_why_others_wait_for_one_that_is_silent_is_said(
+def test_waiting_for_a_silent_owner_is_explained(
     leases: Leases, others: Leases, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a power cut, for example: the process may be one of another boot, and of another host of that name."""
@@ -202,7 +200,7 @@ def test_why_others_wait_for_one_that_is_silent_is_said(
 
 
 @pytest.mark.parametrize("when", ["mkdir", "utime", "rename"])
-def test_what_is_cleared_away_meanwhile_is_made_again(
+def test_directories_removed_meanwhile_are_made_again(
     when: str, leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the job that completes the folder, while another is about to have a lease."""
@@ -224,7 +222,7 @@ def test_what_is_cleared_away_meanwhile_is_made_again(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"process": []}', "{" * 9999])
-def test_an_owner_that_says_nothing_has_its_time(text: str, leases: Leases, others: Leases) -> None:
+def test_an_owner_without_a_duration_expires(text: str, leases: Leases, others: Leases) -> None:
     lease = claimed(others)
     (lease.work / "owner.json").write_text(text)
     assert leases.claim("a") is None
@@ -232,7 +230,7 @@ def test_an_owner_that_says_nothing_has_its_time(text: str, leases: Leases, othe
     assert leases.claim("a")
 
 
-def test_what_was_taken_over_publishes_nothing(leases: Leases, others: Leases, tmp_path: Path) -> None:
+def test_a_job_that_lost_its_lease_publishes_nothing(leases: Leases, others: Leases, tmp_path: Path) -> None:
     """Neither before the new owner has published, nor after; neither what was begun before, nor what is begun now."""
     for name in "abc":
         lease = claimed(others, name)
@@ -254,7 +252,7 @@ def test_what_was_taken_over_publishes_nothing(leases: Leases, others: Leases, t
         assert not (tmp_path / name).exists()
 
 
-def test_other_errors_are_told(leases: Leases) -> None:
+def test_other_errors_are_raised(leases: Leases) -> None:
     lease = claimed(leases)
 
     def fail(number: int) -> None:
@@ -270,9 +268,7 @@ def test_other_errors_are_told(leases: Leases) -> None:
         assert lease.publishes(lambda: fail(errno.ENOSPC)) is False  # it is not even begun
 
 
-def test_a_lease_that_cannot_be_taken_over_is_told(
-    leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_takeover_is_an_error(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     say(claimed(others), 1e6, **FAR)
 
     def refused(*_: object) -> None:
@@ -284,7 +280,7 @@ def test_a_lease_that_cannot_be_taken_over_is_told(
             leases.claim("a")
 
 
-def test_a_job_that_is_alive_touches_its_leases(tmp_path: Path) -> None:
+def test_a_living_job_renews_its_leases(tmp_path: Path) -> None:
     with Leases(tmp_path, bound=0.2) as leases:
         owner = claimed(leases).work / "owner.json"
         os.utime(owner, (0, 0))
@@ -295,7 +291,7 @@ def test_a_job_that_is_alive_touches_its_leases(tmp_path: Path) -> None:
     pytest.fail("nobody touched it")
 
 
-def test_what_is_left(tmp_path: Path) -> None:
+def test_nothing_remains_without_published_files(tmp_path: Path) -> None:
     """Nothing, not even the folder, unless something was written."""
     folder = tmp_path / "new"
     with Leases(folder) as leases:
@@ -314,7 +310,7 @@ def test_what_is_left(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
-def test_what_dead_jobs_left_is_removed_at_the_end(tmp_path: Path) -> None:
+def test_leftovers_of_dead_jobs_are_removed_at_the_end(tmp_path: Path) -> None:
     """Leases, a prepared directory, and unfinished ones; what a living job has stays."""
     script = """if True:
         import os, sys
@@ -341,7 +337,7 @@ def test_what_dead_jobs_left_is_removed_at_the_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_vanishes(leases: Leases) -> None:
+def test_a_removed_folder_is_not_made_again(leases: Leases) -> None:
     """Is not made again, neither by what is published nor by the next lease."""
     lease = claimed(leases)
     shutil.rmtree(leases.folder)
@@ -351,7 +347,7 @@ def test_a_folder_that_vanishes(leases: Leases) -> None:
     assert not leases.folder.exists()
 
 
-def test_a_lease_that_cannot_be_prepared_leaves_nothing(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_preparation_leaves_no_files(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -362,9 +358,7 @@ def test_a_lease_that_cannot_be_prepared_leaves_nothing(leases: Leases, monkeypa
     assert not list(leases.folder.iterdir())
 
 
-def test_the_disk_is_asked_for_the_time_once_in_a_while(
-    leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_the_disk_is_cached(leases: Leases, others: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed(others)
     requests: list[Path] = []
     touch = os.utime
@@ -378,7 +372,7 @@ def test_the_disk_is_asked_for_the_time_once_in_a_while(
     assert len(requests) == 1
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         Leases(tmp_path / "file") as leases,
@@ -446,7 +440,7 @@ def test_jobs_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
     assert names == {"log", *(f"piece{n}" for n in range(pieces))}
 
 
-def test_a_lease_of_any_length_is_touched(tmp_path: Path) -> None:
+def test_long_leases_are_renewed(tmp_path: Path) -> None:
     """Longer than a thread can wait; what touches the leases of a job does not end by an error."""
     with Leases(tmp_path, 1e30) as leases:
         leases.claim("x")

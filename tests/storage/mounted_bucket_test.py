@@ -17,7 +17,7 @@ def write_mounts(path: Path, folder: Path) -> Path:
     return path
 
 
-def test_the_nearest_mount_counts(tmp_path: Path) -> None:
+def test_the_innermost_mount_decides(tmp_path: Path) -> None:
     mounts = write_mounts(tmp_path / "mounts", tmp_path)
     assert mounted_bucket(tmp_path / "a bucket" / "runs" / "mlr", mounts) == "gcsfuse"
     for folder in ("a bucket/disk/mlr", "a bucket2", "."):
@@ -25,7 +25,7 @@ def test_the_nearest_mount_counts(tmp_path: Path) -> None:
     assert not mounted_bucket(tmp_path, tmp_path / "none"), "a system without such a table"
 
 
-def test_a_job_says_so_when_it_begins_to_write(
+def test_a_job_warns_before_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mounts = write_mounts(tmp_path / "mounts", tmp_path)

@@ -14,7 +14,7 @@ from jaxret.storage.transaction import new_folder
 from tests.pipeline import REPOSITORY
 
 
-def test_it_is_there_at_the_end(tmp_path: Path) -> None:
+def test_the_folder_exists_after_success(tmp_path: Path) -> None:
     with new_folder(tmp_path / "a" / "out") as folder:
         (folder / "file").write_text("x")
         assert not (tmp_path / "a" / "out").exists()
@@ -22,14 +22,14 @@ def test_it_is_there_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_of_what_failed(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failed_transaction_leaves_no_files(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), new_folder(tmp_path / "out") as folder:  # noqa: PT012
         (folder / "file").write_text("x")
         raise error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
+def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match=r"is there already"), new_folder(tmp_path):
         pass
@@ -56,7 +56,7 @@ def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_job_made_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_folder_made_meanwhile_is_kept(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="made by another job meanwhile"), new_folder(tmp_path / "out") as folder:  # noqa: PT012
         (folder / "file").write_text("x")
         with new_folder(tmp_path / "out") as other:
@@ -65,7 +65,7 @@ def test_what_another_job_made_meanwhile_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_flushed_before_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync, flushed = os.fsync, set()
 
     def noted(descriptor: int) -> None:

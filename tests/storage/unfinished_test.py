@@ -28,7 +28,7 @@ def left_over(path: Path, folder: bool = False, age: float = 3600.0) -> Path:
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_what_a_killed_writer_left_is_removed(folder: bool, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(folder: bool, tmp_path: Path) -> None:
     old = left_over(tmp_path / "out", folder)
     other, young = left_over(tmp_path / "out2", folder), left_over(tmp_path / "out", folder, age=5)
     assert sweep(tmp_path / "out") == [old.name]
@@ -37,7 +37,7 @@ def test_what_a_killed_writer_left_is_removed(folder: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_what_is_being_written_stays(folder: bool, tmp_path: Path) -> None:
+def test_files_being_written_are_kept(folder: bool, tmp_path: Path) -> None:
     writing = left_over(tmp_path / "out", folder)
     descriptor = os.open(writing, os.O_RDONLY)
     lock(descriptor)
@@ -47,7 +47,7 @@ def test_what_is_being_written_stays(folder: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_without_locks_only_what_nobody_changed_for_a_day_is_removed(
+def test_without_locks_only_files_older_than_a_day_are_removed(
     folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(*_: object) -> None:
@@ -63,7 +63,7 @@ def test_without_locks_only_what_nobody_changed_for_a_day_is_removed(
     assert sweep(tmp_path / "out") == [old.name]
 
 
-def test_writers_sweep_and_are_not_swept(tmp_path: Path) -> None:
+def test_concurrent_writers_remove_no_files_of_each_other(tmp_path: Path) -> None:
     """Writers of one path at once: each of them ends, and nothing unfinished is left."""
     left_over(tmp_path / "file")
     left_over(tmp_path / "out", folder=True)

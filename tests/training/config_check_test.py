@@ -65,7 +65,7 @@ def checked(overrides: dict[str, Any]) -> None:
         ({"validation.best": "first"}, r"validation.best is 'first'; it must be one of metric, last"),
     ],
 )
-def test_contradictions(overrides: dict[str, Any], message: str) -> None:
+def test_contradicting_settings_are_errors(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked(overrides)
 
@@ -97,11 +97,11 @@ def test_no_clipping_is_no_reference_clipping() -> None:
 
 
 @pytest.mark.parametrize(("overrides", "encoder"), [({}, BERT), (I3, BERT), (MLR | {"head.token": "mean"}, T5)])
-def test_it_is_off_by_default(overrides: dict[str, Any], encoder: Any) -> None:
+def test_reference_behaviour_is_off_by_default(overrides: dict[str, Any], encoder: Any) -> None:
     assert reference_options(make_config(overrides), make_retriever(overrides, encoder)) == []
 
 
-def test_pseudo_queries_that_nobody_reads() -> None:
+def test_unused_pseudo_queries_are_errors() -> None:
     overrides = {"data.pseudo_queries": "query"}
     with pytest.raises(
         ValueError, match=r"data.pseudo_queries is set, but head 'dual_encoder' reads no pseudo-queries"
@@ -131,7 +131,7 @@ SHORT = {"tokens.query_length": 8, "tokens.passage_length": 12}
         (LATE_INTERACTION | {"loss.temperature": 1.0}, ""),
     ],
 )
-def test_temperatures_that_leave_cosines_alike_are_said(overrides: dict[str, Any], expected: str) -> None:
+def test_high_temperatures_for_cosines_print_a_notice(overrides: dict[str, Any], expected: str) -> None:
     warning = weak_temperatures(make_config(overrides), make_retriever(overrides))
     assert warning.startswith(expected)
     assert bool(warning) == bool(expected)

@@ -55,13 +55,13 @@ def test_copies_and_leaks() -> None:
     assert list(data_warnings(None, leaking)) == []
 
 
-def test_cut_texts_are_a_warning_and_whole_ones_are_none() -> None:
+def test_only_cut_texts_are_a_warning() -> None:
     whole, cut = Truncation("queries", 32, texts=4, tokens=40), Truncation("passages", 64, 4, 1, 300, 20)
     train = replace(examples([[2, 6, 3]], [[7]]), truncations=(whole, cut))
     assert list(data_warnings(train, None)) == [RunWarning("truncation", f"train: {cut}")]
 
 
-def test_warnings_are_kept_by_their_jobs(tmp_path: Path) -> None:
+def test_each_job_keeps_its_warnings(tmp_path: Path) -> None:
     run = Workdir(tmp_path)
     assert read_warnings(run) == {}
     first, second = RunWarning("leak", "one"), RunWarning("collapse", "two")

@@ -68,7 +68,7 @@ def gradient(family: str, devices: int, chunk_size: int, fsdp: int = 1) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILY_CASES)
-def test_eight_devices_are_one(family: str) -> None:
+def test_eight_devices_equal_one(family: str) -> None:
     """In chunks, each over all devices; and with parameters split over four, read layer by layer."""
     plain, meshes = gradient(family, 1, 0), (gradient(family, 8, 8), gradient(family, 8, 0, fsdp=4))
     batch = tiny.make_batch(QUERIES, pseudo_queries=family.startswith("i3"))
@@ -84,7 +84,7 @@ def test_eight_devices_are_one(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILY_CASES)
-def test_empty_places_count_for_nothing(family: str) -> None:
+def test_empty_slots_count_for_nothing(family: str) -> None:
     """Four queries on eight devices, four of which have none; in chunks too."""
     batch = tiny.make_batch(4, pseudo_queries=family.startswith("i3"))
     value, expected = gradient(family, 1, 0)(batch)
@@ -129,7 +129,7 @@ def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
 
 @pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("family", ["mvr", "aggretriever", "i3"])
-def test_what_the_loss_is_made_of(family: str, step: int) -> None:
+def test_terms_of_the_loss(family: str, step: int) -> None:
     """An epoch is one step here."""
     parts, terms = by_hand(family, step)
     expected = parts["contrastive"]
@@ -144,7 +144,7 @@ def test_what_the_loss_is_made_of(family: str, step: int) -> None:
         assert float(by_hand(family, 2 - step)[1].loss) != pytest.approx(float(terms.loss), rel=1e-3), "control"
 
 
-def test_without_the_contrastive_loss_reconstruction_alone_is_learned() -> None:
+def test_reconstruction_without_the_contrastive_loss() -> None:
     overrides = tiny.I3 | {"loss.contrastive_weight": 0.0}
     objective = tiny.make_objective(overrides, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     batch = jax.tree.map(jnp.asarray, tiny.make_batch(4, pseudo_queries=True))

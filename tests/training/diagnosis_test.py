@@ -42,12 +42,12 @@ def change(params: Any, path: str, function: Any) -> None:
     params[last] = function(params[last])
 
 
-def test_a_sound_step(objective: RetrievalObjective, params: Any) -> None:
+def test_a_finite_step_has_no_diagnosis(objective: RetrievalObjective, params: Any) -> None:
     assert say(objective, params).endswith("are finite, so the optimizer's update is not")
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_a_parameter(objective: RetrievalObjective, params: Any, value: float) -> None:
+def test_a_parameter_is_named(objective: RetrievalObjective, params: Any, value: float) -> None:
     path = "query_encoder/layers/intermediate/bias"
     change(params, path, lambda x: x.at[1, 3].set(value))
     assert say(objective, params) == f"parameter {path} (1 in all) is not finite"
@@ -55,7 +55,7 @@ def test_a_parameter(objective: RetrievalObjective, params: Any, value: float) -
     assert say(objective, params) == "parameter passage_encoder/layers/output/kernel (2 in all) is not finite"
 
 
-def test_a_text_of_a_packed_batch() -> None:
+def test_a_text_of_a_packed_batch_is_named() -> None:
     """Of whichever device: rows of packed texts are counted anew on each, so all are looked at padded."""
     mesh = make_mesh(devices=jax.devices()[:4])
     objective = make_objective(DUAL_ENCODER, mesh, DEEP)
@@ -73,26 +73,26 @@ def test_a_text_of_a_packed_batch() -> None:
 
 
 @pytest.mark.parametrize("side", ["query", "passage"])
-def test_a_hidden_layer(objective: RetrievalObjective, params: Any, side: str) -> None:
+def test_a_hidden_layer_is_named(objective: RetrievalObjective, params: Any, side: str) -> None:
     """Parameters of the second layer that are finite, but whose product is not."""
     change(params, f"{side}_encoder/layers/intermediate/kernel", lambda x: x.at[1].set(3e38))
     assert say(objective, params) == f"layer 2 of the {side} encoder is not finite"
 
 
-def test_the_embeddings(objective: RetrievalObjective, params: Any) -> None:
+def test_embeddings_are_named(objective: RetrievalObjective, params: Any) -> None:
     change(params, "passage_encoder/embeddings/word/embedding", lambda x: x * 0 + 3e38)
     change(params, "passage_encoder/embeddings/position/embedding", lambda x: x * 0 + 3e38)
     assert say(objective, params) == "the embedding layer of the passage encoder is not finite"
 
 
-def test_a_loss_term(objective: RetrievalObjective, params: Any) -> None:
+def test_a_loss_term_is_named(objective: RetrievalObjective, params: Any) -> None:
     """Vectors that are finite, but whose dot products are not."""
     for side in ("query", "passage"):
         change(params, f"{side}_encoder/layers/output_norm/scale", lambda x: x.at[-1].set(1e25))
     assert say(objective, params) == "loss term loss is not finite, though every hidden state is"
 
 
-def test_a_gradient(objective: RetrievalObjective, params: Any) -> None:
+def test_a_gradient_is_named(objective: RetrievalObjective, params: Any) -> None:
     class WithRoot(RetrievalObjective):
         """Adds the square root of 0, whose derivative is infinite."""
 

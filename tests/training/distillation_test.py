@@ -52,7 +52,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 @pytest.mark.parametrize("step", [None, 0, 3])
-def test_scores_go_with_the_documents_that_are_drawn(tokenizer: TextTokenizer, step: int | None) -> None:
+def test_scores_belong_to_the_drawn_passages(tokenizer: TextTokenizer, step: int | None) -> None:
     examples = examples_of()
     data = tokenize_examples(examples, tokenizer)
     plan = BatchPlan(
@@ -114,13 +114,13 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
             )
 
 
-def test_a_run_scores_what_it_names() -> None:
+def test_a_teacher_run_is_matched_by_ids() -> None:
     scored = with_scores(examples_of(1)[0], {"0-1": 3.0, "1-0": 9.0})
     assert np.isnan(scored.positive_scores[0])
     assert scored.negative_scores == (3.0,)
 
 
-def test_what_the_teacher_did_not_score_is_left_out_alone(
+def test_only_unscored_passages_are_left_out(
     tokenizer: TextTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not the whole record; and a record is taught by its target and a negative, no less."""
@@ -161,7 +161,7 @@ def test_what_the_teacher_did_not_score_is_left_out_alone(
         load_examples(config, "train", tokenizer, False, print)
 
 
-def test_a_run_that_cannot_teach_is_refused(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     """Ranks are no scores; and results without ids that are of other questions."""
     examples = examples_of()
     path = write_records(tmp_path / "train.jsonl", examples)
@@ -215,7 +215,7 @@ def alone() -> tuple[Any, Any]:
     return computed(make_batch())
 
 
-def test_the_terms_by_hand(alone: tuple[Any, Any]) -> None:
+def test_distillation_terms_by_hand(alone: tuple[Any, Any]) -> None:
     """In float64, from the vectors."""
     terms, batch = alone[0], make_batch()
     objective = tiny.make_objective(OVERRIDES, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
@@ -244,7 +244,7 @@ def test_the_terms_by_hand(alone: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("how", ["devices", "chunks", "packed", "empty places"])
-def test_nothing_of_how_it_is_computed_matters(alone: tuple[Any, Any], how: str) -> None:
+def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], how: str) -> None:
     batch = make_batch()
     if how == "empty places":
         teacher = np.full((4, GROUP), np.nan, np.float32)
@@ -259,7 +259,7 @@ def test_nothing_of_how_it_is_computed_matters(alone: tuple[Any, Any], how: str)
     assert tiny.distance(terms[1], alone[1]) < 1e-4
 
 
-def test_without_its_lessons_the_gradient_is_another(alone: tuple[Any, Any]) -> None:
+def test_control_without_distillation_the_gradient_differs(alone: tuple[Any, Any]) -> None:
     other = dataclasses.replace(make_batch(), teacher_scores=scores_of(make_batch())[::-1].copy())
     assert tiny.distance(computed(other)[1], alone[1]) > 1e-2, "control"
 
@@ -275,6 +275,6 @@ def test_without_its_lessons_the_gradient_is_another(alone: tuple[Any, Any]) -> 
         ({"loss.margin_mse.weight": -1.0}, "loss.margin_mse.weight is -1.0; it must be at least 0"),
     ],
 )
-def test_settings_that_cannot_be(overrides: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_config(tiny.make_config({"data.train": "somewhere"} | overrides))

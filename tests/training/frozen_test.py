@@ -85,7 +85,7 @@ def test_a_tree_is_split_by_path_and_joined_again() -> None:
         pytest.param(I3, "encoder/", marks=pytest.mark.exhaustive, id="i3"),
     ],
 )
-def test_the_frozen_stay_and_have_no_moments(settings: dict[str, Any], pattern: str) -> None:
+def test_frozen_parameters_stay_and_have_no_moments(settings: dict[str, Any], pattern: str) -> None:
     run = Run(settings | {"optimizer.frozen": pattern})
     trained, frozen = divide_parameters(run.start, pattern)
     assert paths(frozen)
@@ -100,7 +100,7 @@ def test_the_frozen_stay_and_have_no_moments(settings: dict[str, Any], pattern: 
     assert len([p for p in paths(free.state.opt_state) if FIRST_MOMENT in p]) == len(paths(run.start)), "control"
 
 
-def test_the_frozen_have_no_part_in_the_norm_and_the_trained_move_as_without() -> None:
+def test_frozen_parameters_do_not_affect_the_gradient_norm() -> None:
     """The first gradient of what is trained is that of a step that trains all."""
     frozen, free = Run(KERNELS, steps=1), Run({}, steps=1)
     assert frozen.metrics[0]["loss"] == pytest.approx(free.metrics[0]["loss"], rel=1e-6)
@@ -120,7 +120,7 @@ def first_moments(state: TrainState) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("chunk_size", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_eight_devices_are_one(chunk_size: int, accumulate: int) -> None:
+def test_eight_devices_equal_one(chunk_size: int, accumulate: int) -> None:
     settings = KERNELS | {"train.chunk_size": chunk_size, "train.accumulate": accumulate}
     one, many = Run(settings), Run(settings, 8, 4)
     assert relative_error(jax.device_get(one.state.params), jax.device_get(many.state.params)) < 1e-5
@@ -128,7 +128,7 @@ def test_eight_devices_are_one(chunk_size: int, accumulate: int) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
-def test_no_gradient_of_the_frozen_travels_or_is_made() -> None:
+def test_no_gradient_of_frozen_parameters_is_computed_or_sent() -> None:
     reduced = {}
     for name, settings in (("frozen", {"optimizer.frozen": "encoder/.*(kernel|embedding)"}), ("free", {})):
         run = Run(settings, 8, 4, steps=0)
@@ -139,7 +139,7 @@ def test_no_gradient_of_the_frozen_travels_or_is_made() -> None:
     assert not reduced["frozen"]
 
 
-def test_a_checkpoint_holds_the_frozen_and_no_moments_of_them(tmp_path: Path) -> None:
+def test_a_checkpoint_has_frozen_parameters_without_moments(tmp_path: Path) -> None:
     run = Run(KERNELS | {"optimizer.ema": 0.5})
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, *checkpoint_trees(run.state))

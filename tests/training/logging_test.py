@@ -14,7 +14,7 @@ from jaxret.training.logging import MetricsLog
 @pytest.mark.parametrize(
     "damaged", [b'{"step": 2, "lo', b'{"step": 2, "l\xffss": 1.0}', b'{"stap": 2}', b'{"step": "2"}', b"7"]
 )
-def test_a_damaged_line_costs_no_other(damaged: bytes, tmp_path: Path) -> None:
+def test_a_damaged_line_does_not_affect_others(damaged: bytes, tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1.0 / step}).encode() for step in range(1, 6)]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([lines[0], damaged, *lines[2:]]) + b"\n")
     MetricsLog(Workdir(tmp_path), 4).close()

@@ -23,7 +23,7 @@ from tests.pipeline import resources, tiny_config, write_data, write_encoder
         pytest.param(5000, False, marks=pytest.mark.exhaustive),
     ],
 )
-def test_steps_leave_nothing_behind(steps: int, keeps: bool, tmp_path: Path) -> None:
+def test_steps_leak_no_resources(steps: int, keeps: bool, tmp_path: Path) -> None:
     """Open files, threads and memory after the first fifth of the steps and at the end. Control: a callback that keeps
     files and memory is seen."""
     write_encoder(tmp_path / "encoder")

@@ -241,7 +241,7 @@ def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: 
 
 
 @pytest.mark.exhaustive
-def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
+def test_zero_steps_save_the_encoder_unchanged(root: Path) -> None:
     workdir, config = root / "untrained", config_of(root, train__steps=0)
     result = train(config, workdir, progress=False)
     assert (result.step, result.programs) == (0, 0)
@@ -256,7 +256,7 @@ def test_no_steps_save_the_encoder_as_it_comes(root: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_what_is_unexpected_is_said(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_conditions_are_printed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A new MLM head, options that follow published code, negatives that are not there, and how much text is cut."""
     changes = {
         "head__name": "aggretriever",
@@ -275,7 +275,7 @@ def test_what_is_unexpected_is_said(root: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.exhaustive
-def test_a_broken_loss_names_step_and_place(root: Path) -> None:
+def test_a_nonfinite_loss_names_step_and_layer(root: Path) -> None:
     """The first update has rate 0, the second is enormous."""
     workdir = root / "broken"
     config = config_of(
@@ -290,7 +290,7 @@ def test_a_broken_loss_names_step_and_place(root: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_broken_loss_is_found_between_logged_steps_too(root: Path) -> None:
+def test_a_nonfinite_loss_between_logged_steps_is_detected(root: Path) -> None:
     config = config_of(root, optimizer__learning_rate=1e30, train__log_every=5, data__dev="")
     with pytest.raises(NotFiniteError, match=r"step 1: .* update is not\. .*There is no checkpoint yet; a lower optim"):
         train(config, root / "unlogged", progress=False)
@@ -350,7 +350,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 
 
 @pytest.mark.exhaustive
-def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd: Path, tmp_path: Path) -> None:
+def test_too_many_skipped_steps_stop_the_run(skips: tuple[Path, int], odd: Path, tmp_path: Path) -> None:
     """In the second epoch; all that were skipped count, not those in a row."""
     shutil.copytree(skips[0], tmp_path / "run")
     longer = config_of(odd, train__steps=12, **SKIPS)
@@ -362,7 +362,7 @@ def test_one_more_than_may_be_skipped_stops_the_run(skips: tuple[Path, int], odd
 
 
 @pytest.mark.exhaustive
-def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], odd: Path) -> None:
+def test_a_stopped_run_continues_with_skip_nonfinite(skips: tuple[Path, int], odd: Path) -> None:
     """And without again, once its checkpoint holds a count, which is kept."""
     (whole, bad), workdir = skips, odd / "stops"
     changes = SKIPS | {"train__checkpoint_every": 1}
@@ -381,7 +381,7 @@ def test_a_run_that_stopped_goes_on_with_leave_to_skip(skips: tuple[Path, int], 
 
 
 @pytest.mark.exhaustive
-def test_without_leave_to_skip_the_schedule_still_knows_what_was(
+def test_skipped_steps_count_after_skip_nonfinite_is_unset(
     skips: tuple[Path, int], odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rates in the log are those of the updates."""
@@ -398,7 +398,7 @@ def test_without_leave_to_skip_the_schedule_still_knows_what_was(
 
 
 @pytest.mark.exhaustive
-def test_the_moving_average_is_what_is_validated_and_used(
+def test_the_moving_average_is_validated_and_saved(
     whole: tuple[Path, TrainResult], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is resumed to the byte, while training itself is as without."""
@@ -443,7 +443,7 @@ def test_the_last_checkpoint_counts_as_the_best(tmp_path: Path, root: Path) -> N
 
 
 @pytest.mark.exhaustive
-def test_the_metric_that_chooses_changes_late_in_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selecting_metric_changes_during_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By NLL for half an epoch, then by average rank, across an interruption; what was best before is forgotten."""
     late = {"validation__metric": "nll", "validation__then": "average_rank", "validation__then_from": 0.5}
     config, workdir = config_of(root, train__checkpoint_every=1, **late), root / "late"
@@ -524,7 +524,9 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
         ("optimizer__frozen", "(", r"optimizer\.frozen is '\(', which is no regular expression: missing \)"),
     ],
 )
-def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_errors_before_data_are_read(
+    key: str, value: Any, message: str, root: Path, tmp_path: Path
+) -> None:
     """They are told before weights, tokenizer and data are read: there are none here, but a list of zeros."""
     encoder = tmp_path / "encoder"
     encoder.mkdir()
@@ -545,13 +547,13 @@ def test_settings_that_cannot_be(key: str, value: Any, message: str, root: Path,
         ("train__start_from", "nowhere", r"nowhere is no run"),
     ],
 )
-def test_a_start_that_cannot_be(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
+def test_an_invalid_start_run(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config_of(root, **{key: value}), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists(), "the corrected command is no other run"
 
 
-def test_a_tokenizer_with_more_words_than_the_encoder_is_no_start(root: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_words_than_the_encoder_is_an_error(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     tokenizer = Tokenizer.from_file(str(tmp_path / "encoder" / "tokenizer.json"))
     tokenizer.add_tokens([f"word{i}" for i in range(99)])
@@ -563,7 +565,7 @@ def test_a_tokenizer_with_more_words_than_the_encoder_is_no_start(root: Path, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) -> None:
+def test_nonfinite_weights_are_an_error(root: Path, tmp_path: Path) -> None:
     """Not even of a run that makes no step."""
     shutil.copytree(root / "encoder", tmp_path / "encoder")
     weights = load_file(tmp_path / "encoder" / "model.safetensors")
@@ -577,7 +579,7 @@ def test_weights_that_are_not_finite_are_no_start(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.exhaustive
-def test_a_run_without_a_checkpoint_goes_on_with_the_weights_that_it_began_with(
+def test_a_run_without_a_checkpoint_needs_the_same_start_weights(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is nothing else to go on with yet."""
@@ -621,7 +623,7 @@ def test_two_jobs_do_not_train_in_one_folder(root: Path, tmp_path: Path, monkeyp
         train(config_of(root), tmp_path / "run", progress=False)
 
 
-def test_a_model_as_it_comes_needs_no_data(root: Path, tmp_path: Path) -> None:
+def test_zero_steps_need_no_data(root: Path, tmp_path: Path) -> None:
     config = tiny_config(root / "encoder", "", train__steps=0, data__dev="")
     assert train(config, tmp_path / "run", progress=False).step == 0
     run = open_run(tmp_path / "run", query_length=5, tokens_per_batch=96)
@@ -657,7 +659,7 @@ def test_an_edited_run_is_neither_resumed_nor_opened(
 
 
 @pytest.mark.exhaustive
-def test_a_longer_run_goes_on_without_the_encoder_that_it_began_with(
+def test_a_lengthened_run_does_not_need_the_original_encoder(
     whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
 ) -> None:
     """In a process of its own, with what may change changed."""
@@ -775,7 +777,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(
     assert open_run(workdir, "last").checkpoint["step"] == STEPS
 
 
-def test_without_a_whole_checkpoint_nothing_is_set_aside(
+def test_without_an_intact_checkpoint_nothing_is_set_aside(
     whole: tuple[Path, TrainResult], root: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(whole[0], tmp_path / "run")
@@ -786,7 +788,7 @@ def test_without_a_whole_checkpoint_nothing_is_set_aside(
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["3", "6"]
 
 
-def test_what_metrics_tell_is_on_the_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_line_of_metrics_is_flushed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every line, the file was flushed with it."""
     fsync, flushed, written = os.fsync, [0], []
     write = MetricsLog.write
@@ -808,7 +810,7 @@ def test_what_metrics_tell_is_on_the_disk(root: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
-def test_a_folder_is_no_run_without_the_files_that_it_is_sealed_with(
+def test_a_folder_without_its_sealed_files_is_no_run(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another job takes a file of the encoder away while the run begins."""

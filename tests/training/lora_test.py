@@ -85,7 +85,7 @@ class Run:
         return shard_batch(self.objective.mesh, batch, stacked=self.rule.accumulate > 1)
 
 
-def test_adapters_move_and_the_base_has_neither_moments_nor_a_place_in_checkpoints(tmp_path: Path) -> None:
+def test_only_adapters_are_trained_and_saved(tmp_path: Path) -> None:
     run = Run({"optimizer.ema": 0.5})
     trained, base = divide_parameters(run.start, BASE)
     assert paths(base) == {f"encoder/{path}" for path in paths(run.base)}
@@ -110,7 +110,7 @@ def test_adapters_move_and_the_base_has_neither_moments_nor_a_place_in_checkpoin
             jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_new_adapters_change_nothing_and_are_drawn_as_pefts() -> None:
+def test_new_adapters_change_nothing_and_are_initialised_as_in_peft() -> None:
     run = Run({}, steps=0)
     head, tokens = run.objective.model, make_tokens(4, 6)
     plain = make_retriever({"encoder.tied": True}, WITHOUT_DROPOUT)
@@ -156,7 +156,7 @@ def test_merged_weights_give_the_vectors_of_adapters(settings: dict[str, Any], e
         pytest.param(I3, marks=pytest.mark.exhaustive, id="i3"),
     ],
 )
-def test_eight_devices_are_one(settings: dict[str, Any]) -> None:
+def test_eight_devices_equal_one(settings: dict[str, Any]) -> None:
     one, many = Run(settings), Run(settings, 8, 4)
     assert relative_error(jax.device_get(one.state.params), jax.device_get(many.state.params)) < 1e-5
     for ours, theirs in zip(one.metrics, many.metrics, strict=True):
@@ -186,7 +186,7 @@ def test_the_base_is_gathered_in_the_loop_over_layers(settings: dict[str, Any], 
     assert gathered == {("all_gather", "bfloat16"): tables + times * kernels}
 
 
-def test_adapters_of_other_layers_stay_out() -> None:
+def test_adapters_of_other_layers_stay_zero() -> None:
     """Control: those of the chosen layer move."""
     run = Run({"lora.layers": (2,), "optimizer.weight_decay": 0.1})
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(run.state.params)):
@@ -195,13 +195,13 @@ def test_adapters_of_other_layers_stay_out() -> None:
             assert np.abs(leaf[1]).max() > 1e-5
 
 
-def test_dropout_of_adapters_is_drawn() -> None:
+def test_adapters_have_dropout() -> None:
     kept, dropped = (Run({"lora.dropout": rate}, steps=3) for rate in (0.0, 0.3))
     assert kept.metrics[0]["loss"] == pytest.approx(dropped.metrics[0]["loss"], rel=1e-6), "B is zero at first"
     assert kept.metrics[2]["loss"] != pytest.approx(dropped.metrics[2]["loss"], rel=1e-4)
 
 
-def test_no_gradient_of_the_base_travels() -> None:
+def test_no_gradient_of_the_base_is_sent() -> None:
     run = Run({"lora.base_dtype": "bfloat16", "encoder.dtype": "bfloat16"}, 8, 4, steps=0)
     assert run.state.frozen["encoder"]["layers"]["output"]["kernel"].dtype == jnp.bfloat16
     module = parse_hlo(run.program.trace(run.state, run.batch(0)).lower().compile().as_text())

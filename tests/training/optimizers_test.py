@@ -45,7 +45,7 @@ def farthest(golden: dict[str, np.ndarray], overrides: dict[str, Any]) -> float:
     return worst
 
 
-def test_the_trajectory_is_that_of_torch(golden: dict[str, np.ndarray]) -> None:
+def test_the_trajectory_equals_torch(golden: dict[str, np.ndarray]) -> None:
     assert farthest(golden, {}) <= 1e-6
 
 
@@ -67,7 +67,7 @@ def test_control_every_setting_reaches_the_optimizer(golden: dict[str, np.ndarra
     assert farthest(golden, change) > 5e-6
 
 
-def test_learning_rates_are_those_of_the_golden_run(golden: dict[str, np.ndarray]) -> None:
+def test_learning_rates_equal_the_golden_run(golden: dict[str, np.ndarray]) -> None:
     _, schedule = make_optimizer(make_config(GOLDEN).optimizer, STEPS)
     np.testing.assert_allclose([schedule(step) for step in range(STEPS)], golden["learning_rates"], rtol=1e-6)
     assert golden["learning_rates"][0] == 0.0
@@ -138,7 +138,7 @@ def assert_close(params: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(params[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def test_lamb_is_optax_lamb_of_separate_layers() -> None:
+def test_lamb_equals_optax_lamb_of_separate_layers() -> None:
     config = make_config(LAMB | {"optimizer.learning_rate": 0.1, "optimizer.clip_norm": 0.0}).optimizer
     optimizer, _ = make_optimizer(config, STEPS)
     gradients = [a_tree(seed) for seed in range(1, 6)]
@@ -207,7 +207,7 @@ def by_hand(decay: str, warmup: int, total: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("warmup", "total"), [(0, 10), (5, 20), (1, 2), (3, 100)])
 @pytest.mark.parametrize("decay", DECAYS)
-def test_every_decay_is_its_formula(decay: str, warmup: int, total: int) -> None:
+def test_every_decay_equals_its_formula(decay: str, warmup: int, total: int) -> None:
     schedule = make_schedule(decay, PEAK, warmup, total)
     rates = np.array([float(schedule(step)) for step in range(total + 1)])
     np.testing.assert_allclose(rates, by_hand(decay, warmup, total), rtol=1e-5, atol=1e-10)
@@ -225,7 +225,7 @@ def test_every_decay_is_its_formula(decay: str, warmup: int, total: int) -> None
         ("none", "get_constant_schedule_with_warmup"),
     ],
 )
-def test_schedules_are_those_of_transformers(decay: str, theirs: str) -> None:
+def test_schedules_equal_transformers(decay: str, theirs: str) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     lengths = (WARMUP,) if decay == "none" else (WARMUP, STEPS)
@@ -241,7 +241,7 @@ def test_schedules_are_those_of_transformers(decay: str, theirs: str) -> None:
 @pytest.mark.parametrize(
     ("decay", "before", "now"), [("linear", 0.2, 0.6), ("cosine", 0.0954915, 0.6545085), ("none", 1, 1)]
 )
-def test_what_a_lengthened_run_goes_on_with(decay: str, before: float, now: float) -> None:
+def test_learning_rates_of_a_lengthened_run(decay: str, before: float, now: float) -> None:
     """At step 8 of 10, and of 20; without warm-up."""
     rates = [float(make_schedule(decay, 1.0, 0, total)(8)) for total in (10, 20)]
     assert rates == pytest.approx([before, now], rel=1e-5)
@@ -270,7 +270,7 @@ def test_heads_have_a_rate_of_their_own_beside_a_frozen_encoder() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 4])
-def test_clipping_as_several_processes_did_it(processes: int) -> None:
+def test_clipping_with_reference_processes(processes: int) -> None:
     """A gradient of norm 3 is clipped at 1 times the processes."""
     changes = {"optimizer.clip_norm": 1.0, "optimizer.reference_processes": processes, "optimizer.eps": 10.0}
     config = make_config(changes | {"optimizer.decay": "none", "optimizer.warmup_fraction": 0.0}).optimizer

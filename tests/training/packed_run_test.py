@@ -50,7 +50,7 @@ def run(root: Path, name: str, **overrides: Any) -> tuple[Path, ConfigDict, Trai
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_packed_run_is_a_padded_one(accumulate: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_packed_run_equals_a_padded_one(accumulate: int, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With dropout, in chunks: texts are as long here, padded, as a packed run's. And of several batches a step."""
     options = {"data__dev": "", "train__accumulate": accumulate}
     padded, _, _ = run(root, f"padded-{accumulate}", **options)

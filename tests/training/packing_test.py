@@ -86,7 +86,7 @@ def make_batch(case: str, seed: int = 0) -> Batch:
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]
 )
-def test_packed_is_padded(case: str) -> None:
+def test_packed_texts_equal_padded_ones(case: str) -> None:
     """On one device; and over eight, in chunks: each is compared with itself, as device_invariance_test.py compares
     devices. Padded texts are as long here as packed ones leave the encoder, so that the masks of dropout are the same
     too."""
@@ -138,7 +138,7 @@ TEXTS = TokenLayout.by_text
         pytest.param("by_text", behind, marks=pytest.mark.exhaustive),
     ],
 )
-def test_control_what_must_not_be_mixed_up(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_mixed_up_texts_differ(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, program = make_batch("mlr"), gradient("mlr", 1, 0)
     value, _ = program(batch)
     monkeypatch.setattr(TokenLayout, name, wrong)
@@ -146,7 +146,7 @@ def test_control_what_must_not_be_mixed_up(name: str, wrong: Any, monkeypatch: p
     assert abs(mutated - value) > 1e-3
 
 
-def test_masks_of_dropout_are_drawn_anew_in_every_step() -> None:
+def test_dropout_masks_differ_by_step_and_text() -> None:
     """And differ from text to text: the control of those that equal the padded ones."""
     objective = tiny.make_objective(tiny.DUAL_ENCODER, make_mesh(devices=jax.devices()[:1]))
     batch = jax.device_put(pack(tiny.make_batch(QUERIES), 1, objective.model.module.head))

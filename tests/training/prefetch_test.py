@@ -39,7 +39,7 @@ def test_batches_come_in_order_from_another_thread() -> None:
         feed.take(4)
 
 
-def test_it_is_ahead_but_not_far() -> None:
+def test_prefetching_is_bounded() -> None:
     taken, ahead, full = [0], [], threading.Event()
 
     def make(step: int) -> Batch:
@@ -97,7 +97,7 @@ class Clock:
         return self.now
 
 
-def test_what_the_device_waits_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_time_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
 
     def make(step: int) -> Batch:
@@ -114,7 +114,7 @@ def test_what_the_device_waits_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
         assert feed.waited() == 0.0
 
 
-def test_what_is_made_while_the_device_computes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_made_during_computation_add_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, go = Clock(monkeypatch), threading.Event()
 
     def make(step: int) -> Batch:

@@ -66,7 +66,7 @@ def step(
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunk_size", [0, 8])
-def test_gradients_are_added_up_once(tied: bool, chunk_size: int) -> None:
+def test_gradients_are_summed_once(tied: bool, chunk_size: int) -> None:
     """Of chunks and of both sides of a tied encoder together: every parameter once, and nothing else."""
     traffic, whole, _ = step(tiny.DUAL_ENCODER | {"encoder.tied": tied}, chunk_size=chunk_size)
     assert traffic == {("psum_invariant", "float32"): whole}
@@ -86,7 +86,7 @@ def test_split_parameters_are_gathered_and_their_gradients_scattered(chunk_size:
     }
 
 
-def test_the_types_of_what_travels() -> None:
+def test_dtypes_of_sent_arrays() -> None:
     overrides = tiny.DUAL_ENCODER | {"encoder.dtype": "bfloat16"}
     traffic, _, split = step(overrides, fsdp=4)
     assert traffic["all_gather", "bfloat16"] == split // 2
@@ -119,7 +119,7 @@ def test_encoding_gathers_weights_and_nothing_else(use: str) -> None:
     assert collectives(program.trace(params, tokens).jaxpr.jaxpr) == {("all_gather", "float32"): split}
 
 
-def test_a_stack_of_layers_has_a_name_by_which_it_is_known() -> None:
+def test_layer_stacks_are_recognised_by_name() -> None:
     with pytest.raises(ValueError, match="a stack of layers is called 'blocks'; its name must be 'layers' or end"):
         Stack(bert.BertLayer, 2, Compute(), name="blocks")
 
@@ -139,7 +139,7 @@ CASES = [(encoder, policy) for encoder in ENCODERS for policy in ("none", "cheap
     ("encoder", "policy"),
     [pytest.param(*case, marks=[] if case == ("bert", "cheap") else pytest.mark.exhaustive) for case in CASES],
 )
-def test_split_and_recomputed_is_neither(encoder: str, policy: str) -> None:
+def test_splitting_and_recomputation_change_no_result(encoder: str, policy: str) -> None:
     """Loss and gradient, with dropout: on eight devices, parameters split over four, as on one device."""
     overrides = tiny.MLR | {"head.token": "mean", "encoder.recompute": policy}
 

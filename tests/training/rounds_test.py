@@ -50,7 +50,7 @@ def round_config(root: Path, number: int, **overrides: Any) -> ConfigDict:
     return config_of(root, train__steps=4, train__round=number, train__rounds=2, **start, **overrides)
 
 
-def test_two_rounds_are_one_run(root: Path) -> None:
+def test_two_rounds_equal_one_run(root: Path) -> None:
     """Parameters, optimiser, moving average and step; order of the data, dropout and learning rate in between."""
     one = final_state(root / "one", config_of(root), 8)
     assert final_state(root / "round-2", round_config(root, 2), 8) == one
@@ -60,7 +60,7 @@ def test_two_rounds_are_one_run(root: Path) -> None:
     assert rates[4] > rates[5] > rates[7] > 0, "one schedule"
 
 
-def test_a_run_that_starts_from_parameters_alone_is_another(root: Path, tmp_path: Path) -> None:
+def test_control_starting_from_parameters_only_differs(root: Path, tmp_path: Path) -> None:
     """Control: without rounds the optimiser begins anew, and steps count from 0."""
     config = config_of(root, train__steps=4, train__start_from=str(root / "round-1"))
     train(config, tmp_path / "run", progress=False)
@@ -94,7 +94,7 @@ def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: py
     assert train(config, tmp_path / "run", progress=False).resumed_from == 8, "nothing is left to do"
 
 
-def test_a_round_of_no_steps_hands_the_state_on(root: Path, tmp_path: Path) -> None:
+def test_a_round_of_zero_steps_passes_the_state_on(root: Path, tmp_path: Path) -> None:
     config = config_of(root, train__steps=0, train__round=3, train__rounds=3)
     config.train.start_from = str(root / "round-2")
     config.encode.dimension = 4
@@ -102,7 +102,7 @@ def test_a_round_of_no_steps_hands_the_state_on(root: Path, tmp_path: Path) -> N
     assert final_state(tmp_path / "run", config, 8) == final_state(root / "round-2", round_config(root, 2), 8)
 
 
-def test_the_steps_of_rounds(root: Path) -> None:
+def test_steps_of_each_round(root: Path) -> None:
     """Epochs are those of a round's own data; rounds to come are planned to be as long."""
     examples = tokenize_examples(read_examples(root / "data", "train"), TextTokenizer.load(root / "encoder", 12, 24))
     assert len(examples) == 48
@@ -126,7 +126,7 @@ def test_the_steps_of_rounds(root: Path) -> None:
         ({"optimizer__ema": 0.0}, CheckpointError, "round-1.*does not fit the config"),
     ],
 )
-def test_rounds_that_cannot_be(overrides: Any, error: Any, message: str, root: Path, tmp_path: Path) -> None:
+def test_invalid_rounds_are_errors(overrides: Any, error: Any, message: str, root: Path, tmp_path: Path) -> None:
     config = round_config(root, 2)
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in overrides.items()})
     with pytest.raises(error, match=message):

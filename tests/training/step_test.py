@@ -93,7 +93,7 @@ def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState
         pytest.param("self_contrastive", "4x2", marks=pytest.mark.exhaustive),
     ],
 )
-def test_eight_devices_are_one(family: str, mesh: str) -> None:
+def test_eight_devices_equal_one(family: str, mesh: str) -> None:
     """Loss, gradient norm, moments and parameters, with dropout, after every one of the first steps."""
     _, first, expected = trained(family, "1")
     _, other_first, history = trained(family, mesh)
@@ -196,7 +196,7 @@ def poison(state: TrainState, value: float) -> TrainState:
 
 @pytest.mark.parametrize("mesh", ["1", "8x1"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_changes_nothing(mesh: str, value: float) -> None:
+def test_a_nonfinite_step_changes_nothing(mesh: str, value: float) -> None:
     trainer, _, _ = trained("dual_encoder", mesh)
     bad = poison(trainer.state, value)
     before = host(bad)
@@ -211,7 +211,7 @@ def test_what_is_not_finite_changes_nothing(mesh: str, value: float) -> None:
         np.testing.assert_array_equal(kept, was)
 
 
-def test_an_unhealthy_state_stays_as_it_is_even_on_sound_batches() -> None:
+def test_an_unhealthy_state_stays_unchanged() -> None:
     trainer, _, _ = trained("dual_encoder", "1")
     copy = jax.tree.map(lambda x: x.copy(), trainer.state)
     state = copy.replace(healthy=jnp.array(False))
@@ -229,7 +229,7 @@ def test_an_unhealthy_state_stays_as_it_is_even_on_sound_batches() -> None:
     assert distance(host(control.params), before.params) > 1e-4, "control: a healthy state moves"
 
 
-def test_what_may_be_skipped_changes_nothing_but_the_count() -> None:
+def test_a_skipped_step_changes_only_the_count() -> None:
     """Twice; the third time the state is no longer healthy and stays as it is."""
     trainer = Trainer("dual_encoder", "1", UpdateRule(ema=0.5, skip_nonfinite=2))
     trainer.run(2)
@@ -245,7 +245,7 @@ def test_what_may_be_skipped_changes_nothing_but_the_count() -> None:
 
 
 @pytest.mark.exhaustive
-def test_where_all_is_finite_the_rule_changes_nothing() -> None:
+def test_finite_steps_are_not_affected_by_the_rule() -> None:
     trainer = Trainer("dual_encoder", "8x1", UpdateRule(skip_nonfinite=2))
     (_, _, plain), history = trained("dual_encoder", "8x1"), trainer.run(STEPS)
     state, expected = history[-1][0], plain[-1][0]
@@ -277,7 +277,7 @@ def test_the_moving_average(mesh: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_moving_average_is_torchs() -> None:
+def test_the_moving_average_equals_torch() -> None:
     torch = pytest.importorskip("torch")
     trainer = Trainer("dual_encoder", "1", UpdateRule(ema=0.7))
     weights = host(trainer.state).params["query_encoder"]["layers"]["intermediate"]["kernel"]
@@ -328,7 +328,7 @@ def separately(family: str) -> tuple[Any, Any]:
         for case in itertools.product(FAMILIES, MESHES)
     ],
 )
-def test_an_accumulated_gradient_is_the_mean_of_its_batches(family: str, mesh: str) -> None:
+def test_an_accumulated_gradient_equals_the_mean_of_its_batches(family: str, mesh: str) -> None:
     """With dropout, whose masks are those of each batch as a step of its own."""
     terms, gradients = gradients_of(mesh, family, stacked(0, 1, 2), 2, COUNT)
     expected_terms, expected = separately(family)
@@ -357,7 +357,7 @@ def test_accumulated_batches_share_no_negatives() -> None:
 
 
 @pytest.mark.parametrize("mesh", ["8x1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
-def test_gradients_of_several_batches_travel_once(mesh: str) -> None:
+def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
     """A batch more moves the vectors of its documents and their gradients, and no parameter's."""
     moved = []
     for count in (2, 4):

@@ -123,7 +123,7 @@ def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[lis
     return tuple(sides)
 
 
-def test_the_scores_of_both_by_hand(alone: dict[str, tuple[Any, Any]]) -> None:
+def test_scores_of_student_and_teacher_by_hand(alone: dict[str, tuple[Any, Any]]) -> None:
     """Of all documents of the batch: the student's dot products, and the teacher's late interaction."""
     batch, objective = tiny.make_batch(QUERIES, GROUP), objective_on("dual encoder")
     assert objective.teacher is not None
@@ -151,7 +151,7 @@ HOW: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize(
     "how", [*(pytest.param(how, marks=pytest.mark.exhaustive) for how in HOW), "packed", "empty places"]
 )
-def test_nothing_of_how_it_is_computed_matters(student: str, how: str, alone: dict[str, tuple[Any, Any]]) -> None:
+def test_devices_and_chunks_change_nothing(student: str, how: str, alone: dict[str, tuple[Any, Any]]) -> None:
     batch = tiny.make_batch(QUERIES, GROUP)
     if how == "packed":
         batch = pack(batch, 1, objective_on(student).model.module.head)
@@ -162,12 +162,12 @@ def test_nothing_of_how_it_is_computed_matters(student: str, how: str, alone: di
     assert tiny.distance(gradients, alone[student][1]) < 1e-4
 
 
-def test_another_teacher_has_another_gradient(alone: dict[str, tuple[Any, Any]]) -> None:
+def test_control_another_teacher_gives_another_gradient(alone: dict[str, tuple[Any, Any]]) -> None:
     gradients = computed("dual encoder", tiny.make_batch(QUERIES, GROUP), seed=8)[1]
     assert tiny.distance(gradients, alone["dual encoder"][1]) > 1e-2, "control"
 
 
-def test_a_teacher_that_is_not_finite_is_a_term_that_is_not() -> None:
+def test_a_nonfinite_teacher_is_named_by_its_term() -> None:
     """Found by computing the step again, for which the teacher's parameters are arguments."""
     objective = objective_on("dual encoder")
     assert objective.teacher is not None
@@ -236,7 +236,9 @@ def saved_leaves(path: Path) -> list[str]:
     return list(read_json(path)["custom_metadata"]["digests"])
 
 
-def test_the_run_of_a_student(whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_run_resumes_without_teacher_in_checkpoints(
+    whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its checkpoints hold nothing of the teacher, which data.json names; interrupted, it ends with the same bytes."""
     config, record = student_config(root), read_json(whole / "data.json")
     assert record["teacher"] == open_run(root / "teacher").checkpoint
@@ -255,7 +257,7 @@ def test_the_run_of_a_student(whole: Path, root: Path, tmp_path: Path, monkeypat
     open_run(whole)  # needs no teacher
 
 
-def test_a_run_goes_on_with_the_teacher_that_it_began_with(
+def test_a_resumed_run_needs_the_same_teacher(
     whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which another checkpoint under the same path is not."""
@@ -283,14 +285,14 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(
         ({"tokens__query_prompt": "ask: "}, r"(?s)teacher/contract\.json:\n  \S*prompt\S*: .*it reads the same tokens"),
     ],
 )
-def test_teachers_that_cannot_be(overrides: dict[str, Any], message: str, root: Path, tmp_path: Path) -> None:
+def test_invalid_teachers_are_errors(overrides: dict[str, Any], message: str, root: Path, tmp_path: Path) -> None:
     """Before a folder is made."""
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(student_config(root, **overrides), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_reranker_has_no_batch_to_be_taught_by(root: Path) -> None:
+def test_a_reranker_cannot_have_an_in_batch_teacher(root: Path) -> None:
     config = student_config(root, task="reranking")
     with pytest.raises(ValueError, match=r"loss\.in_batch_kl\.weight is 1\.0, but a reranker has none"):
         train(config, root / "reranker", progress=False)
@@ -311,7 +313,7 @@ def test_a_teacher_that_reads_packed_texts_differently_is_refused(root: Path, tm
     assert model.vectors_per_passage == 3
 
 
-def test_a_plan_has_the_teachers_bytes(root: Path) -> None:
+def test_a_plan_counts_the_teacher(root: Path) -> None:
     """And the products of its forward pass; a checkpoint has neither."""
     config = student_config(root)
     plain = student_config(root, train__teacher="", loss__in_batch_kl__weight=0.0, loss__contrastive_weight=1.0)

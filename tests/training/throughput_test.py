@@ -25,7 +25,7 @@ from tests.tiny import DUAL_ENCODER, WITHOUT_DROPOUT, make_batch, make_objective
 from tests.training.step_test import Trainer, stacked
 
 
-def test_rates_are_of_what_was_done_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_cover_the_time_since_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.0, 2.0)  # two seconds between any two looks
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
     batch = make_batch(8, 2)
@@ -50,7 +50,7 @@ def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
 
 
 @pytest.mark.exhaustive
-def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_are_counted_once_per_shape_without_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all devices; twice as many in two batches; those that are computed again do not count."""
     monkeypatch.setitem(chips.KINDS, "cpu", "h100")
     counted: list[Any] = []
@@ -85,7 +85,7 @@ def test_products_are_counted_once_a_shape_and_compile_nothing(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("attention", ["flash", pytest.param("cudnn", marks=pytest.mark.exhaustive)])
-def test_a_kernel_changes_no_count(attention: str) -> None:
+def test_attention_kernels_do_not_change_the_count(attention: str) -> None:
     """Neither the products that it computes again count, nor is one that it does not show left out."""
     overrides = DUAL_ENCODER | {"encoder.dtype": "bfloat16", "encoder.attention_dropout": 0.0}
     mesh, optimizer = make_mesh(devices=jax.devices()[:1]), optax.sgd(0.1)
@@ -104,9 +104,7 @@ def test_a_kernel_changes_no_count(attention: str) -> None:
 
 
 @pytest.mark.parametrize("chip_is_known", [pytest.param(False, marks=pytest.mark.exhaustive), True])
-def test_every_line_of_a_log_says_how_fast(
-    chip_is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_line_of_the_log_has_rates(chip_is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if chip_is_known:
         monkeypatch.setitem(chips.KINDS, jax.devices()[0].device_kind, "h100")
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")

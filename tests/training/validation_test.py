@@ -137,7 +137,7 @@ def passages_only(*rows: list[int]) -> TrainingSet:
     )
 
 
-def test_no_passage_is_twice_in_the_pool() -> None:
+def test_the_pool_has_no_duplicates() -> None:
     """A copy of the positive, under another id, would be found in its place."""
     dev, train = passages_only([7], [8, 5]), passages_only([7], [4], [8, 5], [4], [6], [8])
     pool, places = make_passage_pool(dev, train, 20, seed=0)
@@ -147,7 +147,7 @@ def test_no_passage_is_twice_in_the_pool() -> None:
     assert [row.tolist() for row in alone] == [[7], [8, 5]]
 
 
-def test_of_equal_scores_the_first_comes_first(validation: RetrievalValidation) -> None:
+def test_equal_scores_are_ordered_by_row(validation: RetrievalValidation) -> None:
     """The lower row, whatever the batch that it was in: all texts are equal, and long ones are encoded first."""
     params = jax.tree.map(jnp.zeros_like, validation.ranker.embedder.params)
     pool = Ragged.from_lists([[2] + [9] * (n % 5) + [3] for n in range(150)])
@@ -157,7 +157,7 @@ def test_of_equal_scores_the_first_comes_first(validation: RetrievalValidation) 
         assert ranking == [(str(row), 0.0) for row in range(validation.ranker.depth)]
 
 
-def test_fewer_passages_than_are_asked_for(validation: RetrievalValidation) -> None:
+def test_fewer_passages_than_k(validation: RetrievalValidation) -> None:
     ranker = Ranker(validation.ranker.embedder, 50)
     rankings = ranker(ranker.embedder.params, validation.dev.queries, validation.dev.passages.take(np.arange(7)))
     for ranking in rankings.values():
@@ -176,7 +176,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "family",
     [pytest.param(name, marks=[] if name == "dual_encoder" else pytest.mark.exhaustive) for name in FAMILIES],
 )
-def test_a_corpus_is_searched_as_search_does(family: str, tmp_path: Path) -> None:
+def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> None:
     """The whole folder, on eight devices with split parameters: rankings and measures of encode.py and search.py."""
     data = write_data(tmp_path / "data", train=30, dev=11)
     overrides: dict[str, Any] = {"encoder__tied": False, "mesh__fsdp": 2, **FAMILIES[family]}

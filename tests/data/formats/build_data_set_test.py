@@ -68,7 +68,7 @@ def built(folder: Path) -> Path:
     return folder.parent / "made"
 
 
-def test_a_set_gives_what_its_source_gave(folder: Path, built: Path) -> None:
+def test_a_built_set_has_the_records_of_its_source(folder: Path, built: Path) -> None:
     assert list(read_corpus(built)) == list(read_corpus(f"tfds:{built}")) == PASSAGES
     assert read_queries(built) == QUERIES
     assert read_judgements(built, "dev") == JUDGED["dev"]
@@ -81,7 +81,7 @@ def test_a_set_gives_what_its_source_gave(folder: Path, built: Path) -> None:
     assert read_judgements(f"tfds:{built}/test", "dev") == JUDGED["test"]  # the name is nearer than the config
 
 
-def test_what_is_built_is_counted(folder: Path) -> None:
+def test_built_records_are_counted(folder: Path) -> None:
     done = build_data_set(folder, folder.parent / "made", "1.0.0")
     assert done.written == {
         "passages/full": 7,
@@ -99,7 +99,7 @@ def test_what_is_built_is_counted(folder: Path) -> None:
     assert read_examples(folder.parent / "made", "train")[0].positive_scores[0] == pytest.approx(0.1, rel=1e-7)
 
 
-def test_examples_by_their_number(folder: Path, built: Path) -> None:
+def test_examples_are_read_by_number(folder: Path, built: Path) -> None:
     expected = read_examples(folder, "train", targets=False)
     built_examples = BuiltExamples(Path(f"tfds:{built}/examples/train"))
     assert len(built_examples) == 2
@@ -111,7 +111,7 @@ def test_examples_by_their_number(folder: Path, built: Path) -> None:
         built_examples[2]
 
 
-def test_examples_of_the_corpus_are_rows_of_it(folder: Path) -> None:
+def test_examples_refer_to_rows_of_the_corpus(folder: Path) -> None:
     record = {"query_id": "q1", "positive_document_ids": ["p5"], "negative_document_ids": ["p0", "p6"]}
     (folder / "train.jsonl").write_text(json.dumps(record) + "\n")
     made = folder.parent / "made"
@@ -121,7 +121,7 @@ def test_examples_of_the_corpus_are_rows_of_it(folder: Path) -> None:
     assert read_examples(made, "train", targets=False) == [example]
 
 
-def test_the_first_positive_of_a_record_of_dpr_stays_its_target(tmp_path: Path) -> None:
+def test_dpr_records_keep_the_first_positive_as_target(tmp_path: Path) -> None:
     contexts = [{"title": "t", "text": f"text {i}", "passage_id": str(i)} for i in range(3)]
     records = [{"question": "a", "answers": ["x"], "positive_ctxs": contexts[:2], "hard_negative_ctxs": contexts[2:]}]
     (tmp_path / "dpr.json").write_text(json.dumps(records))
@@ -145,7 +145,7 @@ def test_versions(folder: Path, built: Path) -> None:
         list(read_corpus(f"tfds:{built}:2.0.0"))
 
 
-def test_a_version_that_was_not_finished_is_none(folder: Path, built: Path) -> None:
+def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
     write_beir(folder, PASSAGES[:3], QUERIES, {"test": JUDGED["test"][:1]})
     build_data_set(folder, built, "1.1.0")
     (built / "passages" / "1.1.0").rename(folder / "away")  # they come last
@@ -160,7 +160,7 @@ def test_a_version_that_was_not_finished_is_none(folder: Path, built: Path) -> N
         ("made", "1.0", "--version=1.0: a version of TFDS is three numbers"),
     ],
 )
-def test_names_and_versions_that_tfds_does_not_take(name: str, version: str, message: str, folder: Path) -> None:
+def test_invalid_names_and_versions(name: str, version: str, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
         build_data_set(folder, folder.parent / name, version)
     (folder / "qrels" / "trec.dl.tsv").write_text("q1\tp1\t1\n")
@@ -168,7 +168,7 @@ def test_names_and_versions_that_tfds_does_not_take(name: str, version: str, mes
         build_data_set(folder, folder.parent / "made", "1.0.0")
 
 
-def test_a_file_of_passages_and_one_of_none(folder: Path) -> None:
+def test_files_with_and_without_passages(folder: Path) -> None:
     made = folder.parent / "made"
     assert build_data_set(folder / "corpus.jsonl", made, "1.0.0").written == {"passages/full": 7}
     assert list(read_corpus(made)) == PASSAGES
@@ -181,7 +181,7 @@ def test_a_file_of_passages_and_one_of_none(folder: Path) -> None:
     assert [path.name for path in (made / "passages").iterdir()] == ["1.0.0"]
 
 
-def test_a_bad_record_leaves_nothing(folder: Path) -> None:
+def test_nothing_is_written_after_a_bad_record(folder: Path) -> None:
     with open(folder / "corpus.jsonl", "a") as file:
         file.write('{"_id": "p0", "text": "again"}\n')
     with pytest.raises(DataError, match=r"corpus\.jsonl:8: passage id 'p0' was used before"):
@@ -189,7 +189,7 @@ def test_a_bad_record_leaves_nothing(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["given"]
 
 
-def test_a_set_is_known_by_its_files(built: Path) -> None:
+def test_a_set_is_detected_by_its_files(built: Path) -> None:
     files = example_files(built, "train")
     assert {file.parent.parent.name for file in files} == {"examples", "passages", "other_passages"}
     record = next(file for file in files if "array_record" in file.name)
@@ -212,7 +212,7 @@ def test_a_damaged_record_is_named(built: Path) -> None:
         list(read_corpus(built))
 
 
-def test_what_a_set_does_not_have(built: Path) -> None:
+def test_missing_tables_are_errors(built: Path) -> None:
     with pytest.raises(DataError, match=r"made 1\.0\.0 of TFDS has no nothing; its tables are examples/train, "):
         read_queries(f"tfds:{built}/nothing")
     with pytest.raises(DataError, match=r"has no examples of other; its tables are"):
@@ -249,7 +249,7 @@ def test_only_array_record_is_read(built: Path) -> None:
         read_queries(built)
 
 
-def test_without_tensorflow_and_without_a_word(folder: Path) -> None:
+def test_reading_imports_no_tensorflow_and_prints_nothing(folder: Path) -> None:
     made = folder.parent / "made"
     code = f"""if True:
         import sys
@@ -267,9 +267,7 @@ def test_without_tensorflow_and_without_a_word(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", range(1, 5))
-def test_a_build_that_was_killed_between_two_tables_is_made_again(
-    place: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_build_starts_again(place: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another build works, also of a source that has no training records: no table of the killed build stays."""
     replace, calls = os.replace, []
 
@@ -294,7 +292,7 @@ def test_a_build_that_was_killed_between_two_tables_is_made_again(
     assert not [path.name for path in tmp_path.rglob(".*")]
 
 
-def test_the_lock_of_a_build_that_was_killed_last_of_all_goes_with_the_refusal_of_the_next(
+def test_a_refused_build_removes_the_lock_of_a_killed_one(
     folder: Path, built: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = """if True:
@@ -313,7 +311,7 @@ def test_the_lock_of_a_build_that_was_killed_last_of_all_goes_with_the_refusal_o
     assert not [path.name for path in built.parent.rglob(".*")]
 
 
-def test_two_builds_of_one_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_build_of_one_folder_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused before its work, and the first ends as if alone."""
     write, refused = build_module.tfds.write_tfds_table, []
 
@@ -329,7 +327,7 @@ def test_two_builds_of_one_folder(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert list(read_corpus(tmp_path / "made")) == PASSAGES
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_files(tmp_path: Path) -> None:
     write_beir(tmp_path / "none", [], QUERIES, {"test": []})
     with pytest.raises(ValueError, match="there is no passage"):
         build_data_set(tmp_path / "none", tmp_path / "made", "1.0.0")

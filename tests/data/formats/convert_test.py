@@ -69,7 +69,7 @@ HOLDS: dict[str, dict[str, bool]] = {
 
 @pytest.mark.parametrize("name", HOLDS)
 @pytest.mark.parametrize("other", HOLDS)
-def test_training_files_there_and_back(name: str, other: str, tmp_path: Path) -> None:
+def test_training_files_round_trip(name: str, other: str, tmp_path: Path) -> None:
     both = {key: all(HOLDS[one].get(key, key == "ids") for one in (name, other)) for key in ("titles", "scores", "ids")}
     both["answers"] = HOLDS[name].get("answers", False) and HOLDS[other].get("answers", False)
     originals = examples(**both)
@@ -117,7 +117,7 @@ def test_training_files_there_and_back(name: str, other: str, tmp_path: Path) ->
         ),
     ],
 )
-def test_what_is_lost_is_counted(name: str, lost: dict[str, int], tmp_path: Path) -> None:
+def test_lost_values_are_counted(name: str, lost: dict[str, int], tmp_path: Path) -> None:
     assert written(tmp_path / "a", name, examples(scores=True, titles=True, answers=True)) == lost
 
 
@@ -138,7 +138,7 @@ def test_scores_that_triplets_cannot_hold_are_counted(tmp_path: Path) -> None:
     assert lost["scores in records without one on the other side"] == sum(len(e.positives) for e in originals)
 
 
-def test_texts_that_a_table_cannot_hold(tmp_path: Path) -> None:
+def test_texts_with_tabs_are_refused_in_tables(tmp_path: Path) -> None:
     texts = [Passage("1", "a\tb\nc"), Passage("2", "d", "title")]
     write_beir(tmp_path / "data", texts, [Query("q", "a", ("x",))], {})
     done = convert_data(tmp_path / "data", tmp_path / "collection.tsv.gz", "msmarco.texts", role="passages")
@@ -170,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["beir", "msmarco", "tevatron"])
-def test_folders_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     done = convert_data(folder, tmp_path / name, name)
     if name == "msmarco":
         assert set(+done.lost) == {"titles (joined to the texts)"}
@@ -212,7 +212,7 @@ def test_folders_there_and_back(name: str, folder: Path, tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_a_folder_does_not_hold_is_counted(name: str, lost: dict[str, int], folder: Path, tmp_path: Path) -> None:
+def test_values_lost_in_a_folder_are_counted(name: str, lost: dict[str, int], folder: Path, tmp_path: Path) -> None:
     lines = (folder / "queries.jsonl").read_text()
     (folder / "queries.jsonl").write_text(lines + '{"_id": "q5", "text": "nobody judged this"}\n')
     (folder / "qrels" / "test.tsv").write_text("q4\tp6\t2\nq3\tp7\t0\n")
@@ -267,7 +267,7 @@ def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path:
     assert read_examples(tmp_path / "new", "train", targets=False) == examples(ids=False)
 
 
-def test_rankings_and_judgements_there_and_back(tmp_path: Path) -> None:
+def test_rankings_and_judgements_round_trip(tmp_path: Path) -> None:
     run = {"q1": [("p1", 2.5), ("p2", 1.25)], "q2": [(f"p{i}", 9.5 - i) for i in range(1, 8)]}
     write_run(tmp_path / "a", run, "t")
     for name in ("trec.run", "tevatron.run"):
@@ -285,7 +285,7 @@ def test_rankings_and_judgements_there_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, writers in WRITERS.items() if writers[0].role == "passages"))
-def test_corpora_and_queries_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+def test_corpora_and_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     convert_data(folder, tmp_path / "a", name, role="passages")
     assert detect_file(tmp_path / "a", "passages").format.name == name
     texts = [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / "a")]
@@ -293,7 +293,7 @@ def test_corpora_and_queries_there_and_back(name: str, folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["beir.texts", "msmarco.texts", "tevatron.queries"])
-def test_queries_there_and_back(name: str, folder: Path, tmp_path: Path) -> None:
+def test_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     convert_data(folder, tmp_path / "a", name, role="queries")
     assert detect_file(tmp_path / "a", "queries").format.name == name
     assert read_queries(tmp_path / "a") == read_queries(folder)
@@ -312,7 +312,7 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
     assert read_examples(tmp_path / f"b{end}", targets=False) == originals
 
 
-def test_what_cannot_be_written(tmp_path: Path) -> None:
+def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("q1 0 p1 1\n{\n")
     with pytest.raises(
         ValueError, match="--to=brr: that is no format that can be written; it must be one of beir, msm"
@@ -337,7 +337,7 @@ def test_formats_that_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("name", ["beir", "msmarco", "tevatron", "dpr"])
-def test_a_folder_is_there_whole_or_not_at_all(
+def test_a_folder_is_complete_or_absent(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after any file, nothing is there, and the same command works; a folder with a set is not written over."""

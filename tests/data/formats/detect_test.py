@@ -113,7 +113,7 @@ def read(source: Any, role: str, policy: Policy | None = None) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "text", "role"), SAMPLES)
-def test_a_format_is_recognised_whatever_the_file_is_called(name: str, text: str, role: str, tmp_path: Path) -> None:
+def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_path: Path) -> None:
     for path, data in {
         "a": text.encode(),
         "b.jsonl": b"\xef\xbb\xbf" + text.encode(),  # a byte order mark
@@ -135,14 +135,14 @@ def test_a_format_is_recognised_whatever_the_file_is_called(name: str, text: str
             assert read(f"{name}:{tmp_path / path}", role) == read(tmp_path / path, role)
 
 
-def test_every_format_is_tried_and_has_its_own_name() -> None:
+def test_every_format_is_tested_and_names_are_unique() -> None:
     in_files = {one.name for one in FORMATS if not one.name.startswith("built.")}  # those are no files
     assert {name for name, _, _ in SAMPLES} == in_files
     assert {one.name for one in FORMATS} == set(FORMATS_BY_NAME)
     assert len(FORMATS) == len(FORMATS_BY_NAME)
 
 
-def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_path: Path) -> None:
+def test_ambiguous_content_is_read_as_the_requested_kind(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text(table("1 | river", "2 | music"))
     assert list(read_corpus(path)) == [Passage("1", "river"), Passage("2", "music")]
@@ -165,7 +165,7 @@ def test_what_it_is_depends_on_what_is_asked_where_content_does_not_tell(tmp_pat
         (table("1 | river | stone", "2 | music | light"), "MS MARCO triples of ids, which holds"),
     ],
 )
-def test_columns_that_may_be_ids_are_no_passages_unless_named(text: str, title: str, tmp_path: Path) -> None:
+def test_columns_of_ids_are_no_passages_without_a_header(text: str, title: str, tmp_path: Path) -> None:
     path = tmp_path / "test.tsv"
     path.write_text(text)
     for source in (path, tmp_path / "collection.tsv"):  # by no name either
@@ -185,7 +185,7 @@ def test_columns_that_may_be_ids_are_no_passages_unless_named(text: str, title: 
         (table("pid | text | title", "1 | a b | c"), r"a:1: the header line names the columns pid, text, title; name"),
     ],
 )
-def test_passages_whose_columns_are_not_sure(text: str, message: str, tmp_path: Path) -> None:
+def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)
     with pytest.raises(DataError, match=message):
         list(read_corpus(tmp_path / "a"))
@@ -235,13 +235,13 @@ def test_passages_whose_columns_are_not_sure(text: str, message: str, tmp_path: 
         ("IxFI\udc80\1\0\0\x17\0\0\0\n", "", r"this is a binary file, which begins with b'IxFI'; give text"),
     ],
 )
-def test_what_fits_nothing_is_told_the_nearest(text: str, role: str, message: str, tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_format_names_the_nearest(text: str, role: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError, match=message):
         detect_file(tmp_path / "a", role)
 
 
-def test_a_broken_line_makes_no_binary_file(tmp_path: Path) -> None:
+def test_a_broken_line_does_not_change_the_format(tmp_path: Path) -> None:
     """Such a line is counted or named where it is read."""
     broken = '{"_id": "b", "text": "a"}'.encode("utf-16") + b"\n"
     (tmp_path / "a").write_bytes(records({"_id": "a", "text": "x"}).encode() + broken)
@@ -357,7 +357,7 @@ def test_an_id_in_two_files_of_a_folder(folder: Path) -> None:
     assert policy.skipped == {"unknown passage id": 1, "unknown query id": 1}
 
 
-def test_tevatron_in_both_forms(tmp_path: Path) -> None:
+def test_both_tevatron_formats(tmp_path: Path) -> None:
     corpus = [{"docid": str(i), "title": "t" * (i % 2), "text": f"text {i}"} for i in range(4)]
     (tmp_path / "corpus.jsonl").write_text(records(*corpus))
     (tmp_path / "queries.jsonl").write_text(records({"query_id": "q1", "query": "a"}))
@@ -398,7 +398,7 @@ def test_tevatron_with_our_scores_and_with_one_target_a_record(tmp_path: Path) -
             read_examples(path)
 
 
-def test_scores_of_flag_embedding_come_with_their_passages(tmp_path: Path) -> None:
+def test_flag_embedding_scores_belong_to_their_passages(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     record = {"query": "a", "pos": ["x", "y"], "neg": ["n", "x", " ", "m"]}
     path.write_text(records({**record, "pos_scores": [3, 2], "neg_scores": [1, 9, 8, -1.5]}))
@@ -510,7 +510,7 @@ def test_a_zstandard_file_without_its_package(monkeypatch: pytest.MonkeyPatch) -
         zstandard_module()
 
 
-def test_csv_with_lines_in_its_fields(tmp_path: Path) -> None:
+def test_csv_fields_with_line_breaks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('query,positive,score\n"a ""b"", c","two\nlines",1\nx,y\n')
     with pytest.raises(DataError, match=r"a\.csv:4: this row has 2 columns"):
         read_examples(tmp_path / "a.csv")
@@ -619,13 +619,13 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
         ("q{0}\tp{0}\t9\n", "examples"),  # grades
     ],
 )
-def test_tables_that_only_look_alike_are_of_no_format(line: str, role: str, tmp_path: Path) -> None:
+def test_similar_tables_have_no_format(line: str, role: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("".join(line.format(number) for number in range(20)))
     with pytest.raises(DataError, match=r"this is no format that is known|holds .* and no"):
         detect_file(tmp_path / "t.tsv", role)
 
 
-def test_records_of_a_table_are_an_error(tmp_path: Path) -> None:
+def test_json_records_in_a_table_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a b\tc d\n")
     with pytest.raises(DataError, match="this is a table without names for its columns"):
         read_examples(f"st.tuples:{tmp_path / 't.tsv'}")
@@ -638,7 +638,7 @@ def test_a_grade_is_a_whole_number(score: str, tmp_path: Path) -> None:
         read_judgements(tmp_path / "q.jsonl")
 
 
-def test_an_array_with_an_id_twice_is_read_without_the_second(tmp_path: Path) -> None:
+def test_a_repeated_id_in_an_array_is_skipped(tmp_path: Path) -> None:
     passages = [{"_id": "a", "text": "x"}, {"_id": "a", "text": "y"}, {"_id": "b", "text": "z"}]
     (tmp_path / "c.json").write_text(json.dumps(passages))
     scan = Corpus.open(tmp_path / "c.json").scan(Policy("skip"))
@@ -656,7 +656,7 @@ def test_a_parquet_file_has_the_keys_of_all_records(tmp_path: Path) -> None:
         parquet.write_parquet(tmp_path / "t.parquet", [*[{"query": "a"}] * 5000, {"query": "b", "late": 1}])
 
 
-def test_ids_of_records_are_all_of_their_key(tmp_path: Path) -> None:
+def test_all_records_have_the_same_id_key(tmp_path: Path) -> None:
     path = tmp_path / "a"
     contexts = {"question": "a", "contexts": [{"docid": "1", "score": 2}]}
     path.write_text(json.dumps({"one-a": contexts, "two-a": contexts, "it's": contexts}))
@@ -704,7 +704,7 @@ def test_judgements_in_csv_and_as_booleans(tmp_path: Path) -> None:
         read_judgements(path)
 
 
-def test_queries_without_a_positive_are_told(tmp_path: Path) -> None:
+def test_queries_without_a_positive_are_counted(tmp_path: Path) -> None:
     path, policy = tmp_path / "a", Policy()
     rows = [("a", "b", 0), ("c", "d", 1), ("a", "e", 0), ("f", "g", 0)]
     path.write_text(records(*({"anchor": a, "positive": p, "label": label} for a, p, label in rows)))
@@ -741,7 +741,7 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
     assert policy.report() == "noted: 1 header line, which is no data (as a:1)"
 
 
-def test_keys_that_are_not_read_are_told_once(tmp_path: Path) -> None:
+def test_unknown_keys_are_printed_once(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"_id": "1", "text": "x", "url": "u"}, {"_id": "2", "text": "y", "metadata": {}}))
     assert describe_source(path, "passages") == "BEIR corpus, JSON lines (other keys: url, metadata)"

@@ -587,7 +587,7 @@ def test_writers_refuse_what_readers_refuse(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("a.*"))  # nothing half-written
 
 
-def test_missing_files_say_what_there_is(folder: Path) -> None:
+def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: read_corpus(folder / "nowhere"), r"nowhere: this file does not exist; .*beir holds answers\.jsonl, c"),
         (
@@ -627,7 +627,7 @@ def test_a_truncated_gzip_file_is_an_error_under_any_policy(tmp_path: Path) -> N
 # The policy and the scan
 
 
-def test_policy_counts_places_once_and_reports_in_one_line() -> None:
+def test_policy_counts_each_record_once_and_reports_in_one_line() -> None:
     policy = Policy("skip", examples_per_reason=2)
     assert policy.report() == ""
     for line in (1, 2, 3, 3, 3):
@@ -675,7 +675,7 @@ def test_scan_digest_is_of_the_decompressed_bytes(tmp_path: Path) -> None:
     assert Corpus.open(lines(tmp_path / "empty.jsonl")).scan().passages == 0
 
 
-def test_streaming_with_a_scan_reads_only_as_far_as_asked(tmp_path: Path) -> None:
+def test_streaming_with_a_scan_stops_at_the_last_requested_passage(tmp_path: Path) -> None:
     path = lines(tmp_path / "corpus.jsonl", GOOD, GOOD, "broken")
     stream = Corpus.open(path).read(scan=formats.CorpusScan(3, ""))
     assert next(stream) == Passage("ok", "good")
@@ -684,7 +684,7 @@ def test_streaming_with_a_scan_reads_only_as_far_as_asked(tmp_path: Path) -> Non
         next(stream)
 
 
-def test_keep_keeps_empty_passages_and_nothing_else_that_is_wrong(tmp_path: Path) -> None:
+def test_on_error_keep_accepts_only_empty_passages(tmp_path: Path) -> None:
     rows: list[dict] = [
         GOOD,
         {"_id": "a", "text": " "},
@@ -715,7 +715,7 @@ def test_keep_keeps_empty_passages_and_nothing_else_that_is_wrong(tmp_path: Path
         read_queries(lines(tmp_path / "queries.jsonl", GOOD, {"_id": "a", "text": " "}), Policy("keep"))
 
 
-def test_looking_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = ["a", "b", "a", *(f"{i}" for i in range(500)), *(f"{i}" for i in range(500))]
     path = lines(tmp_path / "corpus.jsonl", *({"_id": key, "text": "x"} for key in ids))
     read: list[str] = []
@@ -744,7 +744,9 @@ def test_looking_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatch: 
         lambda rows: [],
     ],
 )
-def test_a_corpus_that_changed_since_its_scan(tmp_path: Path, suffix: str, change: Callable[[list], list]) -> None:
+def test_a_corpus_changed_after_its_scan_is_an_error(
+    tmp_path: Path, suffix: str, change: Callable[[list], list]
+) -> None:
     rows = [{"_id": f"p{i}", "text": f"text {i}"} for i in range(5)]
 
     def write(rows: list[dict]) -> None:
@@ -772,12 +774,12 @@ def test_a_corpus_that_changed_since_its_scan(tmp_path: Path, suffix: str, chang
         ("\ud83d", "holds half of a surrogate pair at character 1; write"),
     ],
 )
-def test_a_question_that_cannot_be_searched_for(text: str, message: str) -> None:
+def test_an_empty_question_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_question(text)
 
 
-def test_a_typed_question_is_one_of_a_file(tmp_path: Path) -> None:
+def test_a_typed_question_equals_one_from_a_file(tmp_path: Path) -> None:
     lines(tmp_path / "queries.jsonl", {"_id": "0", "text": "who’s there 🎉"})
     assert [check_question("who’s there 🎉")] == read_queries(tmp_path / "queries.jsonl")
 

@@ -117,7 +117,7 @@ def test_a_parquet_row_with_many_references(pyarrow: Any, tmp_path: Path) -> Non
         list(rows)
 
 
-def test_a_parquet_column_that_unpacks_to_what_no_text_does(pyarrow: Any, tmp_path: Path) -> None:
+def test_a_parquet_column_with_extreme_compression(pyarrow: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"_id": [str(number) for number in range(30)], "text": ["x" * 9_000_000] * 30})
     path = tmp_path / "corpus.parquet"

@@ -39,9 +39,7 @@ def write_folder(folder: Path, questions: list[Query], records: list[int]) -> Pa
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 2, 3, 0], [3, 1, 0, 2]])
 @pytest.mark.parametrize("records", [[0, 1, 2, 3], [2, 0]])
-def test_every_question_keeps_its_passage_in_whatever_row_it_is(
-    order: list[int], records: list[int], tmp_path: Path
-) -> None:
+def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list[int], tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "dpr", [QUESTIONS[i] for i in order], records)
     evaluated = read_evaluation_queries(str(folder), str(folder), "dev", Policy())
     texts = {query.id: query.text for query in evaluated.queries}
@@ -59,7 +57,7 @@ def test_every_question_keeps_its_passage_in_whatever_row_it_is(
     assert {texts[j.query_id][-1] + j.passage_id[1:] for _, j in judged} == {f"{i}{i}" for i in records}
 
 
-def test_case_and_blanks_do_not_count_and_a_repeated_question_has_its_turn(tmp_path: Path) -> None:
+def test_joining_ignores_case_and_blanks_and_pairs_repeated_questions_in_order(tmp_path: Path) -> None:
     same = Query("0", "What is  number 0")
     folder = write_folder(tmp_path / "dpr", [QUESTIONS[1], same, QUESTIONS[0]], [0, 0, 1, 0])
     _, judged = read_judged_queries(folder, folder, "dev", Policy())
@@ -67,14 +65,14 @@ def test_case_and_blanks_do_not_count_and_a_repeated_question_has_its_turn(tmp_p
     assert pairs == [("1", "p0"), ("2", "p0"), ("0", "p1")]  # the third record of it repeats what the second says
 
 
-def test_a_file_beside_itself_is_joined_by_record(tmp_path: Path) -> None:
+def test_a_file_joined_with_itself_keeps_its_records(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "dpr", QUESTIONS, [2, 0, 2])
     path = folder / "dev.json"
     _, judged = read_judged_queries(path, path, None, Policy())
     assert [j for _, j in judged] == [Judgement("0", "p2", 1), Judgement("1", "p0", 1), Judgement("2", "p2", 1)]
 
 
-def test_a_question_that_the_other_file_lacks_is_a_bad_record(tmp_path: Path) -> None:
+def test_a_question_missing_in_the_other_file_is_a_bad_record(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "dpr", QUESTIONS[1:], [0, 1])
     message = r"dev\.json:record 0: its question 'what is number 0' is not in .*dev\.qa\.csv; use files that belong"
     with pytest.raises(DataError, match=message):

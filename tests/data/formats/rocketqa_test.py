@@ -31,7 +31,7 @@ def write_rows(path: Path, *rows: str) -> Path:
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
-def test_titles_and_texts_are_never_exchanged(count: int, tmp_path: Path) -> None:
+def test_titles_and_texts_are_not_swapped(count: int, tmp_path: Path) -> None:
     """Passages in I3's columns and as DPR's, with DPR's header and without."""
     passages = PASSAGES[-count:]
     titled = write_rows(tmp_path / "c.tsv", *(f"{p.id} | {p.title} | {p.text}" for p in passages))
@@ -55,7 +55,7 @@ def test_a_file_of_titles_alone_is_refused(tmp_path: Path) -> None:
     assert len(list(read_corpus(tmp_path / "para.txt"))) == len(PASSAGES)
 
 
-def test_negatives_of_a_file_of_ids(tmp_path: Path) -> None:
+def test_negatives_are_read_from_a_file_of_ids(tmp_path: Path) -> None:
     queries = [Query("q1", "one"), Query("q2", "two")]
     judged = [Judgement("q1", "1", 1), Judgement("q2", "2", 1)]
     write_beir(tmp_path / "beir", PASSAGES, queries, {"train": judged})
@@ -104,7 +104,7 @@ def test_bad_rows_of_a_collection_with_titles(row: str, message: str, tmp_path: 
     assert message in str(raised.value)
 
 
-def test_relations_are_one_set_of_questions(tmp_path: Path) -> None:
+def test_files_of_relations_are_one_set_of_questions(tmp_path: Path) -> None:
     for relation, questions in {"P17": ["where is a", "where is b"], "P19": ["where was c born"]}.items():
         records = [{"question": question, "answers": [question[-1]]} for question in questions]
         (tmp_path / f"{relation}.test.json").write_text(json.dumps(records))

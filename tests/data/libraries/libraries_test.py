@@ -126,7 +126,7 @@ def test_two_readers_of_ir_datasets_at_once(irds: Any, no_network: list[Any]) ->
     assert no_network
 
 
-def test_ir_datasets_may_fetch_again_afterwards(irds: Any, no_network: list[Any]) -> None:
+def test_downloads_of_ir_datasets_are_restored_afterwards(irds: Any, no_network: list[Any]) -> None:
     with pytest.raises(DataError):
         list(read_corpus("irds:vaswani"))
     with pytest.raises(Exception, match=r".*"):
@@ -199,7 +199,7 @@ def test_a_set_of_the_hub_in_the_cache(
     assert hf.config.HF_HUB_OFFLINE is False
 
 
-def test_a_set_that_is_not_in_the_cache(
+def test_a_set_missing_in_the_cache(
     hf: Any, no_network: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path))
@@ -215,7 +215,7 @@ def test_a_set_that_is_not_in_the_cache(
 @pytest.mark.parametrize(
     ("library", "package"), [("irds", "ir_datasets"), ("hf", "datasets"), ("tfds", "tensorflow_datasets")]
 )
-def test_a_library_that_is_missing(library: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library(library: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "x" / "1.0.0").mkdir(parents=True)
     (tmp_path / "x" / "1.0.0" / "dataset_info.json").write_text(

@@ -51,7 +51,7 @@ def test_passages_are_stored_once(data: TrainingSet) -> None:
         assert data.known_positives[i].tolist() == expected
 
 
-def test_the_digest_is_of_the_text(data: TrainingSet, tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_text(data: TrainingSet, tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
     examples = [example(i) for i in range(EXAMPLES)]
     assert tokenize_examples(examples, tokenizer).digest == data.digest
@@ -63,7 +63,7 @@ def test_the_digest_is_of_the_text(data: TrainingSet, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [(0, 1), (1, 2), (3, 4)])
-def test_places_that_devices_need_are_empty(data: TrainingSet, part: tuple[int, int]) -> None:
+def test_slots_added_for_devices_are_empty(data: TrainingSet, part: tuple[int, int]) -> None:
     """Eight queries on twelve devices: those of eight, and four places for none; each process has its part."""
     few, many = PLAN, replace(PLAN, devices=12)
     assert (few.padded_size, many.padded_size, replace(PLAN, devices=3).padded_size) == (8, 12, 9)
@@ -84,7 +84,7 @@ def test_places_that_devices_need_are_empty(data: TrainingSet, part: tuple[int, 
         np.testing.assert_array_equal(tokens.ids, expected(all_tokens.ids, data.pad_id))
 
 
-def test_a_batch_is_a_function_of_seeds_and_step(data: TrainingSet) -> None:
+def test_a_batch_depends_only_on_seeds_and_step(data: TrainingSet) -> None:
     again = replace(PLAN)
     for step in (7, 0, 3, 7):  # in any order
         assert same(PLAN.training_batch(data, step), again.training_batch(data, step))
@@ -107,7 +107,7 @@ def test_the_stream_does_not_depend_on_the_batch_size() -> None:
     assert np.array_equal(small, large)
 
 
-def test_the_seeds_are_separate(data: TrainingSet) -> None:
+def test_each_seed_changes_only_its_part(data: TrainingSet) -> None:
     whole = replace(PLAN, batch_size=EXAMPLES)  # a batch with every example, so that some pools leave a choice
     examples, documents = whole.step_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
     other_negatives, other_data = replace(whole, negatives_seed=3), replace(whole, data_seed=3)
@@ -138,7 +138,7 @@ def test_validation_takes_the_first_negatives(data: TrainingSet) -> None:
     assert documents[1, 1:].tolist() == [*data.negatives[1].tolist(), -1]
 
 
-def test_documents_and_positives_belong_together(data: TrainingSet) -> None:
+def test_positives_point_to_their_documents(data: TrainingSet) -> None:
     batch = PLAN.training_batch(data, 2)
     examples = PLAN.step_examples(2, EXAMPLES)
     assert batch.positives.tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
@@ -152,7 +152,7 @@ def test_documents_and_positives_belong_together(data: TrainingSet) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_parts_of_all_processes_are_the_batch(count: int, data: TrainingSet) -> None:
+def test_the_parts_of_all_processes_form_the_batch(count: int, data: TrainingSet) -> None:
     for step in range(3):
         whole = PLAN.training_batch(data, step)
         parts = [PLAN.training_batch(data, step, (index, count)) for index in range(count)]
@@ -163,7 +163,7 @@ def test_the_parts_of_all_processes_are_the_batch(count: int, data: TrainingSet)
         assert not same(swapped, whole)
 
 
-def test_lengths_are_multiples_as_short_as_they_can_be(data: TrainingSet) -> None:
+def test_lengths_are_the_smallest_sufficient_multiples(data: TrainingSet) -> None:
     seen = set()
     for step in range(10):
         batch = PLAN.training_batch(data, step)
@@ -205,7 +205,7 @@ def test_pseudo_queries_of_a_file_belong_to_their_passages(tmp_path: Path) -> No
     np.testing.assert_array_equal(np.concatenate(halves), batch.pseudo_queries)  # type: ignore[arg-type]
 
 
-def test_the_training_query_is_imagined_for_its_positive_alone(tmp_path: Path) -> None:
+def test_the_training_query_is_the_pseudo_query_of_its_positive_only(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
     data = tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, imagine_queries=True)
     plan = replace(PLAN, pseudo_length=6)
@@ -240,7 +240,7 @@ def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
     assert stack_batches(batches[:1], data.pad_id) is batches[0]
 
 
-def test_a_reranker_does_not_learn_that_a_known_positive_is_none(data: TrainingSet) -> None:
+def test_a_known_positive_is_no_negative_of_a_reranker(data: TrainingSet) -> None:
     """The slot of a known positive among the negatives is empty, as for a retriever."""
     plan = PairPlan(BatchPlan(EXAMPLES, 9, 4, 10, 16), PairJoiner((), 24, data.pad_id))
     lists = [own.tolist() for own in data.negatives]

@@ -46,7 +46,7 @@ def places(placed: Placement, lengths: np.ndarray, bins: int, width: int) -> lis
 
 @pytest.mark.parametrize("bins", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_token_has_a_place_of_its_own(bins: int, seed: int) -> None:
+def test_packed_positions_do_not_overlap(bins: int, seed: int) -> None:
     lengths = lengths_like(80, 64, seed)
     lengths[seed::5] = 0  # empty slots
     placed = place_texts(lengths, bins, 256)
@@ -60,7 +60,7 @@ def test_every_token_has_a_place_of_its_own(bins: int, seed: int) -> None:
         assert not taken[int(taken.sum()) :].any(), "those without tokens are behind the others"
 
 
-def test_texts_are_dealt_out_evenly() -> None:
+def test_texts_are_distributed_evenly() -> None:
     lengths = lengths_like(80, 128, 0)
     for deal, most in ((deal_to_smallest, 1.02), (deal_back_and_forth, 1.1)):
         dealt = deal(lengths, 8)
@@ -71,7 +71,7 @@ def test_texts_are_dealt_out_evenly() -> None:
     assert in_order.max() / in_order.min() > 1.2, "control: as they come"
 
 
-def test_the_better_way_of_dealing_is_taken() -> None:
+def test_the_better_distribution_is_used() -> None:
     """Texts that fill a row, and texts of which none does."""
     full, short = np.array([256] * 8 + [40] * 24), lengths_like(80, 128, 2)
     assert place_texts(full, 8, 256).rows == 2
@@ -92,12 +92,12 @@ def test_best_fit_by_hand() -> None:
 
 
 @pytest.mark.parametrize("mean", [40, 80, 120])
-def test_little_is_left_over(mean: float) -> None:
+def test_little_space_stays_empty(mean: float) -> None:
     lengths = lengths_like(mean, 256, 1)
     assert place_texts(lengths, 1, 256).rows * 256 / lengths.sum() < 1.05
 
 
-def test_slots_have_room() -> None:
+def test_prefix_slots_have_room() -> None:
     """Where 8 slots take the place of the first token, a text needs 7 places more, and an empty one none."""
     side = choose_row_shape([np.array([25, 25, 0, 10])], length=25, slots=8, bins=1, hidden_size=16)
     placed = side.place(np.array([25, 25, 0, 10]), 1)
@@ -107,7 +107,7 @@ def test_slots_have_room() -> None:
     assert all(b - a >= 17 for a, b in itertools.pairwise(starts))
 
 
-def test_whatever_comes_has_a_size() -> None:
+def test_every_batch_fits_into_a_size() -> None:
     sample = [lengths_like(80, 64, seed) for seed in range(10)]
     side = choose_row_shape(sample, 256, 1, 4, 768)
     assert side.sizes[-1] == 16
@@ -125,7 +125,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingSet:
 
 
 @pytest.mark.parametrize("bins", [1, 4])
-def test_a_packed_batch_has_the_texts_of_the_padded(bins: int, data: TrainingSet) -> None:
+def test_a_packed_batch_has_the_texts_of_the_padded_one(bins: int, data: TrainingSet) -> None:
     plan = replace(PLAN, pseudo_length=3)
     packed = plan.with_packer(data, bins, (1, 1), 16)
     for step in (3, 0):
@@ -142,7 +142,7 @@ def test_a_packed_batch_has_the_texts_of_the_padded(bins: int, data: TrainingSet
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_the_parts_of_all_processes_are_the_packed_batch(count: int, data: TrainingSet) -> None:
+def test_the_parts_of_all_processes_form_the_packed_batch(count: int, data: TrainingSet) -> None:
     plan = replace(PLAN, pseudo_length=3).with_packer(data, 4, (1, 1), 16)
     for step in range(3):
         whole = plan.training_batch(data, step)

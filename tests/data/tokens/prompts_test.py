@@ -30,7 +30,7 @@ AS_PUBLISHED = {
 }
 
 
-def test_every_published_prompt_is_the_one_of_its_card() -> None:
+def test_published_prompts_equal_the_model_cards() -> None:
     assert AS_PUBLISHED.keys() == PUBLISHED.keys()
     for name, (query, passage) in AS_PUBLISHED.items():
         prompts = read_prompts(make_config({"tokens.prompts": name}))
@@ -39,7 +39,7 @@ def test_every_published_prompt_is_the_one_of_its_card() -> None:
         assert prompts.in_mean == (name != "gritlm")
 
 
-def test_a_task_takes_the_place_of_that_of_the_name() -> None:
+def test_tokens_task_replaces_the_default_task() -> None:
     prompts = read_prompts(make_config({"tokens.prompts": "qwen3", "tokens.task": "Find a claim"}))
     assert fill_task(prompts.query, prompts.task) == "Instruct: Find a claim\nQuery:"
     own = read_prompts(make_config({"tokens.query_prompt": "{task}: ", "tokens.task": "Find a claim:"}))
@@ -63,7 +63,7 @@ def test_a_task_takes_the_place_of_that_of_the_name() -> None:
         ({"tokens.query_prompt": "{task}: "}, r"has \{task\}, but tokens.task is empty: give the instruction"),
     ],
 )
-def test_what_contradicts_itself_is_refused(keys: dict[str, Any], message: str) -> None:
+def test_contradicting_settings_are_errors(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_prompts(make_config(keys))
 
@@ -73,7 +73,7 @@ def tokenizer(tmp_path: Path) -> TextTokenizer:
     return TextTokenizer.load(write_encoder(tmp_path / "encoder"), 16, 16, query_prompt="{task} river ", task="stone")
 
 
-def test_a_query_brings_its_instruction_along(tokenizer: TextTokenizer) -> None:
+def test_a_query_uses_the_instruction_of_its_record(tokenizer: TextTokenizer) -> None:
     queries: list[str | Query] = [Query("1", "music"), Query("2", "music", instruction="silver light"), "music"]
     texts = ["stone river music", "silver light river music", "stone river music"]
     plain = replace(tokenizer, query_prompt="", task="")
@@ -100,7 +100,7 @@ def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
     assert skipping.recipe("passage") != tokenizer.recipe("passage")
 
 
-def test_an_instruction_never_takes_the_place_of_its_query(tokenizer: TextTokenizer) -> None:
+def test_an_instruction_that_leaves_no_room_is_an_error(tokenizer: TextTokenizer) -> None:
     """13 tokens, the river and two markers are all 16."""
     queries = [Query("a", "music"), Query("b", "music", instruction="light " * 13)]
     with pytest.raises(

@@ -56,7 +56,7 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_what_is_read_is_what_was_written(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_stored_columns_round_trip(origin: StoreOrigin, tmp_path: Path) -> None:
     made = open_or_make_store(origin, tmp_path / "stores", make, quiet)
     again = open_or_make_store(origin, tmp_path / "stores", never, quiet)
     for actual in (made, again):
@@ -73,7 +73,7 @@ def test_what_is_read_is_what_was_written(origin: StoreOrigin, tmp_path: Path) -
         assert rows.take(np.array([2, 0])).flat.tolist() == [8, 5, 6, 7]
 
 
-def test_any_program_can_read_the_columns(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_columns_are_plain_npy_files(origin: StoreOrigin, tmp_path: Path) -> None:
     folder = open_or_make_store(origin, tmp_path / "stores", make, quiet).folder
     flat, offsets = (np.load(folder / f"rows.{name}.npy") for name in ("flat", "offsets"))
     assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
@@ -90,7 +90,7 @@ def test_empty_columns(origin: StoreOrigin, tmp_path: Path) -> None:
     assert (len(actual.ragged("rows")), len(actual.strings("texts"))) == (0, 0)
 
 
-def test_other_text_is_tokenised_again_and_touched_text_is_not(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_only_changed_text_is_tokenised_again(origin: StoreOrigin, tmp_path: Path) -> None:
     first = open_or_make_store(origin, tmp_path / "stores", make, quiet)
     os.utime(tmp_path / "text", ns=(1, 1))
     assert open_or_make_store(origin, tmp_path / "stores", never, quiet).facts == first.facts
@@ -105,7 +105,7 @@ def test_other_text_is_tokenised_again_and_touched_text_is_not(origin: StoreOrig
         open_store(origin, tmp_path / "stores")
 
 
-def test_another_recipe_has_another_folder(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_other_settings_have_another_folder(origin: StoreOrigin, tmp_path: Path) -> None:
     other = StoreOrigin(origin.name, origin.files, {"length": 4})
     first, second = (open_or_make_store(each, tmp_path / "stores", make, quiet) for each in (origin, other))
     assert first.folder != second.folder
@@ -126,7 +126,7 @@ def shorten(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, shorten, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_what_is_damaged_is_made_again(damage: Any, origin: StoreOrigin, tmp_path: Path) -> None:
+def test_a_damaged_store_is_made_again(damage: Any, origin: StoreOrigin, tmp_path: Path) -> None:
     folder = open_or_make_store(origin, tmp_path / "stores", make, quiet).folder
     before = contents(folder)
     assert set(before) == {
@@ -141,7 +141,7 @@ def test_what_is_damaged_is_made_again(damage: Any, origin: StoreOrigin, tmp_pat
             assert said[0] == f"{folder}/{name} is damaged: its tokens are made again"
 
 
-def test_killed_anywhere_nothing_half_made_is_believed(
+def test_an_incomplete_store_is_never_used(
     origin: StoreOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder as it is before each file gets its name is what a kill would leave."""
@@ -180,7 +180,7 @@ open_or_make_store(StoreOrigin("numbers", (folder / "text",), {"length": 3}), fo
 """
 
 
-def test_a_killed_process_leaves_the_work_to_the_next(
+def test_the_next_process_finishes_after_a_kill(
     origin: StoreOrigin, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=REPOSITORY, env=environment(), timeout=60)
@@ -192,7 +192,7 @@ def test_a_killed_process_leaves_the_work_to_the_next(
     assert list((tmp_path / "stores").iterdir()) == [folder]
 
 
-def test_one_makes_it_and_the_others_wait(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_one_process_makes_the_store_and_others_wait(origin: StoreOrigin, tmp_path: Path) -> None:
     begun, go, said = threading.Event(), threading.Event(), []
 
     def slowly(writer: ColumnWriter) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def test_one_makes_it_and_the_others_wait(origin: StoreOrigin, tmp_path: Path) -
     assert f"waiting for another process: the tokens of numbers are made by process {os.getpid()} on" in said[0]
 
 
-def test_where_one_fails_the_next_tries(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_after_a_failure_the_next_process_tries(origin: StoreOrigin, tmp_path: Path) -> None:
     """And tells of the same mistake, if there is one, not of a folder that the first took away."""
     begun, go, failed = threading.Event(), threading.Event(), []
 
@@ -237,7 +237,7 @@ def test_where_one_fails_the_next_tries(origin: StoreOrigin, tmp_path: Path) -> 
     assert actual.facts == {"length": 11}
 
 
-def test_who_was_taken_for_dead_waits_for_the_other(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_a_process_that_lost_its_lease_waits_for_the_new_owner(origin: StoreOrigin, tmp_path: Path) -> None:
     """A process sleeps for longer than its lease while it makes the store, and another makes it: nothing of the first
     is seen, and it has the other's."""
     root, calls = tmp_path / "stores", [None]
@@ -258,7 +258,7 @@ def test_who_was_taken_for_dead_waits_for_the_other(origin: StoreOrigin, tmp_pat
     np.testing.assert_array_equal(open_store(origin, root).columns["table"], [[0, 1], [2, 3], [4, 5]])
 
 
-def test_text_that_changes_while_it_is_read(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_text_changed_during_reading_is_an_error(origin: StoreOrigin, tmp_path: Path) -> None:
     def changing(writer: ColumnWriter) -> dict[str, Any]:
         facts = make(writer)
         (tmp_path / "text").write_text("other")
@@ -269,7 +269,7 @@ def test_text_that_changes_while_it_is_read(origin: StoreOrigin, tmp_path: Path)
     assert not list((tmp_path / "stores").iterdir())
 
 
-def test_what_fails_leaves_nothing(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_a_failed_store_leaves_no_files(origin: StoreOrigin, tmp_path: Path) -> None:
     def failing(writer: ColumnWriter) -> dict[str, Any]:
         make(writer)
         raise KeyboardInterrupt
@@ -279,7 +279,7 @@ def test_what_fails_leaves_nothing(origin: StoreOrigin, tmp_path: Path) -> None:
     assert not list((tmp_path / "stores").iterdir())
 
 
-def test_a_folder_that_cannot_be_written(origin: StoreOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder(origin: StoreOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"a file is where .*; tokens are kept there; name another .*data\.store"):
         open_or_make_store(origin, tmp_path / "file" / "stores", make, quiet)
@@ -288,7 +288,7 @@ def test_a_folder_that_cannot_be_written(origin: StoreOrigin, tmp_path: Path, mo
     open_or_make_store(origin, tmp_path / "stores", never, quiet)
 
 
-def test_where_stores_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_of_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert store_root("here") == tmp_path / "here"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -21,7 +21,7 @@ from tests.pipeline import tiny_config, write_data, write_encoder
 IDS = [f"q{i}" for i in range(1000)]
 
 
-def test_a_larger_one_holds_a_smaller_one_in_any_order() -> None:
+def test_a_larger_subset_contains_a_smaller_one() -> None:
     assert len(choose_ids(IDS, 100, 1)) == 100
     assert choose_ids(IDS, 10, 1) < choose_ids(reversed(IDS), 100, 1)
     assert choose_ids(IDS, 100, 1) != choose_ids(IDS, 100, 2)
@@ -31,7 +31,7 @@ def test_a_larger_one_holds_a_smaller_one_in_any_order() -> None:
     assert abs(np.mean(halves) - 100) < 5  # 0.9 is the deviation of the mean
 
 
-def test_there_are_fewer() -> None:
+def test_a_subset_larger_than_the_data_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"data\.subset is 1,001, but there are 1,000 training queries"):
         choose_ids(IDS, 1001, 0)
 
@@ -66,7 +66,7 @@ def test_all_examples_of_the_queries_are_taken(tmp_path: Path) -> None:
     )
 
 
-def test_training_takes_a_part_and_its_record_says_so(tmp_path: Path) -> None:
+def test_training_records_its_subset(tmp_path: Path) -> None:
     data, encoder = write_data(tmp_path / "data"), write_encoder(tmp_path / "encoder")
     tokenizer, said = TextTokenizer.load(encoder, 12, 24), []  # type: ignore[var-annotated]
 

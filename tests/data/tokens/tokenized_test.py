@@ -78,7 +78,7 @@ def equal(one: Any, two: Any) -> bool:
 @pytest.mark.parametrize(
     "changes", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
 )
-def test_a_training_set_is_that_of_the_text(
+def test_a_stored_training_set_equals_one_tokenised_from_text(
     changes: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths: dict[str, Any] = {"path": "data"} | changes
@@ -101,7 +101,7 @@ def test_a_training_set_is_that_of_the_text(
     assert other.digest != made.digest
 
 
-def test_many_positives_take_no_table(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_positives_of_a_query_are_stored_once(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     """An example for each positive, and one set of them for the query: the store grows as the text."""
     queries = [Query(f"q{number}", "silver river") for number in range(4)]
     sizes = []
@@ -126,7 +126,7 @@ def test_many_positives_take_no_table(tokenizer: TextTokenizer, tmp_path: Path) 
     assert large < 150 * 400
 
 
-def test_queries_to_imagine_have_no_markers(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_pseudo_queries_have_no_markers(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     source = ExampleSource(str(root / "data"), "train", "error")
     data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
     bare = [[id for id in query.tolist() if id not in tokenizer.marker_ids] for query in data.queries]
@@ -134,7 +134,7 @@ def test_queries_to_imagine_have_no_markers(root: Path, tokenizer: TextTokenizer
     assert bare[0] != data.queries[0].tolist()  # control
 
 
-def test_all_that_was_said_is_said_again(
+def test_messages_are_repeated_from_the_store(
     root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_data(tmp_path / "data")
@@ -163,7 +163,7 @@ def test_all_that_was_said_is_said_again(
     assert " 0.0% cut" not in second[2]
 
 
-def test_as_many_threads_as_there_are_give_the_same_bytes(
+def test_bytes_do_not_depend_on_the_number_of_threads(
     root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = ExampleSource(str(root / "data"), "train", "error")
@@ -175,7 +175,7 @@ def test_as_many_threads_as_there_are_give_the_same_bytes(
     assert actual[0] == actual[1]
 
 
-def test_every_file_that_is_read_is_watched(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_that_is_read_is_checked_for_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a change in any of them is noticed: nothing else is opened by the readers."""
     read, opened = lines.read_chunks, set()
 
@@ -192,7 +192,7 @@ def test_every_file_that_is_read_is_watched(root: Path, monkeypatch: pytest.Monk
     assert len(example_files(root / "data", "train")) == 4  # qrels, queries, corpus, answers
 
 
-def test_files_that_are_missing(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_missing_files(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     source = ExampleSource(str(root / "data"), "train", "error")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"path": str(root / "nowhere")}, "nowhere: this file does not exist"),
@@ -213,7 +213,7 @@ def test_a_file_without_examples_is_named(tokenizer: TextTokenizer, tmp_path: Pa
         load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, quiet)
 
 
-def test_a_corpus_is_that_of_the_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_a_stored_corpus_equals_one_tokenised_from_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     corpus, policy = tmp_path / "corpus.jsonl", Policy("skip")
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")  # one bad line, one id twice
@@ -241,7 +241,7 @@ def test_a_corpus_is_that_of_the_text(root: Path, tokenizer: TextTokenizer, tmp_
     assert load_tokenized_corpus(Corpus.open(corpus), Policy(), tokenizer, tmp_path / "stores") is None
 
 
-def test_tokens_belong_to_their_tokenizer(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_the_store_depends_on_the_tokenizer(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     """Whatever makes other ids of the same text is in the recipe."""
     other = TextTokenizer.load(write_encoder(tmp_path / "encoder"), QUERY_LENGTH, PASSAGE_LENGTH)
     recipe = tokenizer.recipe("query", "passage")

@@ -66,7 +66,7 @@ def test_a_long_passage_is_cut_like_the_joined_string(minilm_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [3, 8, LIMIT, 200])
-def test_what_is_too_long_is_cut_on_the_right_and_counted(minilm_dir: Path, limit: int) -> None:
+def test_long_texts_are_cut_on_the_right_and_counted(minilm_dir: Path, limit: int) -> None:
     tokenizer = load(minilm_dir, limit)
     count = Truncation("passages", limit)
     actual = lists(tokenizer.passages(PASSAGES, truncation=count))
@@ -81,7 +81,7 @@ def test_what_is_too_long_is_cut_on_the_right_and_counted(minilm_dir: Path, limi
     assert f"cut at {limit} tokens" in str(count)
 
 
-def test_ids_do_not_depend_on_the_company(minilm_dir: Path) -> None:
+def test_ids_do_not_depend_on_the_batch(minilm_dir: Path) -> None:
     copies = 300  # more texts than are handed to the tokenizer at a time
     assert copies * len(PASSAGES) > 2048
     tokenizer = load(minilm_dir, LIMIT)

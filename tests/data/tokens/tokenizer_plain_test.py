@@ -36,7 +36,7 @@ def outcome(load: Callable[[Path], Any], place: Path) -> tuple[str, dict[str, An
 
 
 @pytest.mark.parametrize("name", ["tiny", "t5", "minilm"])
-def test_it_is_what_transformers_loads(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
+def test_the_plain_tokenizer_equals_transformers(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
     place = folder(tmp_path, name, request)
     assert _load_plain(place) is not None
     assert outcome(_load_plain, place) == outcome(_load_with_transformers, place)
@@ -67,7 +67,7 @@ EDITS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("name", ["tiny", "minilm"])
 @pytest.mark.parametrize(("file", "change"), EDITS)
-def test_an_edit_changes_both_or_goes_to_transformers(
+def test_an_edited_tokenizer_equals_transformers_or_is_loaded_by_it(
     tmp_path: Path, name: str, file: str, change: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     place = folder(tmp_path, name, request)

@@ -41,14 +41,14 @@ def test_padded_with_nothing_but_empty_rows() -> None:
     assert RAGGED.padded([], 3, fill=9)[0].shape == (0, 3)
 
 
-def test_ragged_knows_its_rows() -> None:
+def test_rows_of_a_ragged_array() -> None:
     assert len(RAGGED) == 3
     assert RAGGED.lengths.tolist() == [3, 0, 1]
     assert [RAGGED[i].tolist() for i in range(3)] == [[5, 6, 7], [], [8]]
     assert len(Ragged.from_lists([])) == 0
 
 
-def test_what_a_text_becomes(encoder: Path) -> None:
+def test_layout_of_special_tokens(encoder: Path) -> None:
     tokenizer = TextTokenizer.load(encoder, 32, 32)
     to_id = tokenizer.backend.token_to_id
     river, stone, x, x2 = (to_id(token) for token in ("river", "stone", "x", "##x"))
@@ -154,7 +154,7 @@ def test_the_digest_is_of_the_rules(encoder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lengths", "key"), [((2, 8), "query_length is 2"), ((8, 0), "passage_length is 0")])
-def test_a_length_that_holds_no_token(lengths: tuple[int, int], key: str, encoder: Path) -> None:
+def test_a_length_without_room_for_a_token(lengths: tuple[int, int], key: str, encoder: Path) -> None:
     with pytest.raises(ValueError, match=rf"tokens\.{key}.*at least 3"):
         TextTokenizer.load(encoder, *lengths)
 
@@ -165,7 +165,7 @@ def test_a_folder_without_tokenizer(tmp_path: Path, encoder: Path) -> None:
         TextTokenizer.load(tmp_path, 8, 8)
 
 
-def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
+def test_a_tokenizer_without_end_token(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path)
     settings = read_json(folder / "tokenizer_config.json")
     del settings["sep_token"]
@@ -176,7 +176,7 @@ def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
         TextTokenizer.load(folder, 8, 8)
 
 
-def test_t5_has_no_cls_and_joins_with_its_end_of_text(tmp_path: Path) -> None:
+def test_t5_has_no_cls_and_joins_with_its_end_token(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_t5(tmp_path), 32, 32)
     to_id = tokenizer.backend.token_to_id
     river, stone, end = (to_id(piece) for piece in ("▁river", "▁stone", "</s>"))
@@ -219,7 +219,7 @@ def fully(tokenizer: TextTokenizer, passage: Passage, limit: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "minilm"])
 @pytest.mark.parametrize("characters", [1, 32])  # 1: most texts need more than the first part
-def test_ids_are_those_of_the_whole_text(
+def test_ids_equal_those_of_the_whole_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kind: str, characters: int
 ) -> None:
     write = {"wordpiece": write_encoder, "unigram": write_t5}
@@ -244,7 +244,7 @@ def test_ids_are_those_of_the_whole_text(
         assert (cut.estimated > 0) == ("about" in str(cut))
 
 
-def test_no_more_than_the_reach_is_tokenised(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_of_a_long_text_is_tokenised(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_module, "_REACH", 5000)
     tokenizer, cut = TextTokenizer.load(encoder, 16, 16), Truncation("passages", 16)
     longest: list[int] = []
@@ -268,7 +268,7 @@ def test_no_more_than_the_reach_is_tokenised(encoder: Path, monkeypatch: pytest.
     assert 19_000 < cut.tokens < 21_000  # 20,002 and 3
 
 
-def test_a_stream_of_long_texts_is_not_held() -> None:
+def test_long_texts_are_streamed() -> None:
     """Blocks are of so many characters too."""
     drawn: list[int] = []
 
@@ -282,7 +282,7 @@ def test_a_stream_of_long_texts_is_not_held() -> None:
     assert len(drawn) == 2
 
 
-def test_other_lengths_and_what_is_known_of_a_tokenizer(encoder: Path) -> None:
+def test_lengths_and_properties_of_a_tokenizer(encoder: Path) -> None:
     tokenizer = TextTokenizer.load(encoder, 16, 32)
     other = replace(tokenizer, query_length=4, passage_length=5)
     assert other.queries(["river " * 9]).lengths.tolist() == [4]
@@ -309,7 +309,7 @@ def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
         TextTokenizer.load(folder, 8, 8)
 
 
-def test_padding_is_the_tokenizers(tmp_path: Path) -> None:
+def test_padding_uses_the_tokenizers_pad_id(tmp_path: Path) -> None:
     """From tokenizer to batch, with [PAD] and [MASK] exchanged, so that 0 is a token like others."""
     folder = write_encoder(tmp_path)
     settings = read_json(folder / "tokenizer.json")

@@ -152,7 +152,7 @@ def test_domains_are_means_of_results(tmp_path: Path) -> None:
         domain_picture(runs, DomainChoice(("x",), ("far",)))
 
 
-def test_words_stand_in_the_order_of_the_text_within_the_width() -> None:
+def test_words_are_drawn_in_order_within_the_width() -> None:
     def make() -> Any:
         return word_picture([("the", 0.0), ("river", 0.9), ("##s", 0.3), *[("stone", 0.1)] * 30], "weight")
 

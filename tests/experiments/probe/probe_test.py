@@ -49,7 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_vectors_of_layers_are_those_of_numpy() -> None:
+def test_vectors_of_layers_equal_numpy() -> None:
     random = np.random.default_rng(0)
     states = random.standard_normal((3, 2, 5, 4)).astype(np.float32)
     mask = np.array([[True] * 3 + [False] * 2, [True] + [False] * 4])
@@ -72,7 +72,7 @@ def test_the_last_layer_is_what_a_run_encodes(root: Path) -> None:
     np.testing.assert_allclose(last, run.embedder()(texts, "query").stacked()[:, 0], atol=1e-5)
 
 
-def test_t5_has_no_first_token_that_stands_for_a_text(root: Path, tmp_path: Path) -> None:
+def test_t5_has_no_first_token_vector(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "t5", write_t5(tmp_path / "encoder"), root / "data", head__token="mean")
     layers = encode_layers(run, run.tokenizer.queries(["garden bridge"]), "query")
     assert layers.tokens == ("mean", "mean_without_first", "last")
@@ -106,7 +106,7 @@ def planted(good: int, noise: float = 0.6, queries: int = 60) -> ProbeData:
 
 
 @pytest.mark.parametrize("good", [1, 2, 3])
-def test_weights_go_to_the_layer_that_finds_passages(good: int) -> None:
+def test_the_mixture_weights_the_layer_that_retrieves(good: int) -> None:
     weights = fit_weights(planted(good), "mean", True, np.arange(30)).weights
     assert sum(weights) == pytest.approx(1)
     assert min(weights) >= 0
@@ -127,7 +127,9 @@ def test_a_pair_is_the_maximum_or_the_average_of_both_layers() -> None:
 
 @pytest.mark.parametrize("pooling", ["none", "average"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_what_the_command_trains_is_what_was_probed(root: Path, tmp_path: Path, pooling: str, normalize: bool) -> None:
+def test_the_printed_command_trains_the_probed_choice(
+    root: Path, tmp_path: Path, pooling: str, normalize: bool
+) -> None:
     run = open_run(root / "run")
     last = run.model.module.config.num_layers
     choice = Choice((last - 1, last), "mean", normalize, pooling)
@@ -145,7 +147,7 @@ def test_what_the_command_trains_is_what_was_probed(root: Path, tmp_path: Path, 
     np.testing.assert_allclose(trained.embedder()(texts, "passage").stacked(), probed, atol=1e-5)
 
 
-def test_choices_are_measured_on_queries_that_they_were_not_made_on() -> None:
+def test_choices_are_measured_on_other_queries() -> None:
     """Layer 1 finds the passages of the first half of the queries alone: it is chosen, and worse on the others."""
     data = planted(1, noise=0.0)
     half = np.arange(30)
@@ -200,7 +202,7 @@ def test_a_probe_as_a_process(root: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_model_that_becomes_a_run_is_an_event_and_no_training(root: Path, tmp_path: Path) -> None:
+def test_opening_a_model_writes_a_run_event(root: Path, tmp_path: Path) -> None:
     command = ["probe", str(root / "data"), f"--workdir={tmp_path}/run", f"--model={root}/encoder", "--json"]
     done = run_script("-m", "jaxret", *command)
     assert done.returncode == 0, done.stderr
@@ -211,7 +213,7 @@ def test_a_model_that_becomes_a_run_is_an_event_and_no_training(root: Path, tmp_
     assert [one["path"] for one in (svg, png, probe)] == [f"{stem}.svg", f"{stem}.png", f"{stem}.json"]
 
 
-def test_a_trained_run_says_which_vector_wins(root: Path, tmp_path: Path) -> None:
+def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> None:
     config = tiny_config(root / "encoder", root / "data", head__name="mlr", head__mlr__chosen=(2, 3), train__steps=1)
     train(config, tmp_path / "run", progress=False)
     options = ProbeOptions(queries=6, passages=20)
@@ -227,7 +229,7 @@ def test_a_trained_run_says_which_vector_wins(root: Path, tmp_path: Path) -> Non
     assert "wins" not in before
 
 
-def test_what_a_probe_cannot_read_is_an_error(root: Path, tmp_path: Path) -> None:
+def test_unsupported_models_are_errors(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="passages is 1; it must be at least 2"):
         ProbeOptions(passages=1)
     data = write_data(tmp_path / "data", dev=2)

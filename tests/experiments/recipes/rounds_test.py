@@ -78,7 +78,7 @@ def test_the_recipe_of_ance() -> None:
         ),
     ],
 )
-def test_rounds_that_mean_nothing(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_rounds_are_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         stages_of(tmp_path, [{**ANCE, "config": {}, **changes}])
 
@@ -118,7 +118,7 @@ LATE = {"head.name": "colbert", "head.colbert.late": True}
         ({"train.teacher": "a", "tokens.query_prompt": "ask: "}, "(?s)stage 'b': .*prompt.*it reads the same tokens"),
     ],
 )
-def test_a_teacher_that_cannot_teach_is_told_before_the_first_step(
+def test_an_unusable_teacher_is_an_error_before_the_first_step(
     config: dict[str, Any], message: str, tiny: Callable[..., list[Stage]], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,7 @@ def best_passages(run: Path, data: Path, queries: dict[str, str], depth: int) ->
 
 
 @pytest.mark.exhaustive
-def test_from_a_warm_up_through_its_rounds_to_a_student(
+def test_a_recipe_with_warm_up_rounds_and_a_student(
     tiny: Callable[..., list[Stage]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second round's negatives are those that the first one's checkpoint ranks high, and others than before."""

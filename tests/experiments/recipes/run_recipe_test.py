@@ -62,7 +62,7 @@ class Steps:
         return self.ledger.run_step("step", inputs, make, lambda: whole)
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+def test_finished_steps_are_not_repeated(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     first = steps.do()
     assert first == steps.do() == Steps(tmp_path).do()
@@ -81,7 +81,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         (lambda folder: (folder / "done/step.json").unlink(), "== step"),
     ],
 )
-def test_what_was_spoiled_is_done_again(spoil: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+def test_damaged_steps_are_repeated(spoil: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     first = steps.do()
     spoil(tmp_path)
@@ -90,7 +90,7 @@ def test_what_was_spoiled_is_done_again(spoil: Callable[[Path], Any], message: s
     assert message in steps.said[-1]
 
 
-def test_other_inputs_and_a_step_that_failed(tmp_path: Path) -> None:
+def test_changed_inputs_and_failed_steps_are_repeated(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     assert steps.do(1) != steps.do(2)
     assert (steps.done, steps.said[-1]) == (2, "== step: again, because its inputs changed")
@@ -102,7 +102,7 @@ def test_other_inputs_and_a_step_that_failed(tmp_path: Path) -> None:
     assert (steps.done, steps.said[-1]) == (5, "== step: again, because its files changed")
 
 
-def test_every_recipe_says_its_stages() -> None:
+def test_every_recipe_defines_stages() -> None:
     for name in config_names():
         if name.startswith("recipes/"):
             assert load_stages(name), name
@@ -117,7 +117,7 @@ def test_every_recipe_says_its_stages() -> None:
     assert (both.pools, both.config.data.negatives, both.config.head.name) == (("bm25", "stage1"), 1, "dual_encoder")
 
 
-def test_stages_need_not_ask_which_system_they_are_of(tmp_path: Path) -> None:
+def test_a_suffix_applies_to_stages_without_a_parameter(tmp_path: Path) -> None:
     written = "from jaxret.configs.minilm import get_config\ndef stages():\n    return [{'name': 'a'}]\n"
     (tmp_path / "c.py").write_text(written)
     (stage,) = read_stages(f"{tmp_path / 'c.py'}:me_bert", {})
@@ -172,7 +172,7 @@ def test_stages_need_not_ask_which_system_they_are_of(tmp_path: Path) -> None:
         ("[{'name': 'a', 'config': {'train.epoch': 1}}]", r"has no such key; did you mean train\.epochs"),
     ],
 )
-def test_stages_that_mean_nothing(written: str, message: str, tmp_path: Path) -> None:
+def test_invalid_stages_are_errors(written: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text(CONFIG.format(stages=written))
     with pytest.raises(ValueError, match=message):
         read_stages(str(tmp_path / "c.py"), {})
@@ -198,7 +198,7 @@ FIRST: dict[str, Any] = {"name": "a", "mine": {"pools": ["bm25"]}}
 SECOND = {"name": "b", "mine": {"pools": ["a"], "concat": ["a"]}, "teacher": "a", "config": {"loss.kl.weight": 1.0}}
 
 
-def test_the_inputs_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its result depends on, and not where the files are."""
     data = write_data(tmp_path / "data", train=4, dev=2)
     shutil.copytree(data, tmp_path / "elsewhere" / "data")
@@ -252,7 +252,7 @@ def test_the_inputs_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert differ(made={"b.train": {"x": "2"}}) == {"encode"}
 
 
-def test_what_seeds_of_a_stage_have_in_common(tmp_path: Path) -> None:
+def test_the_identity_of_a_stage_ignores_seeds(tmp_path: Path) -> None:
     """Everything but seeds, and what models of other seeds made; not where files are."""
     data, teacher = write_data(tmp_path / "data", train=4, dev=2), write_encoder(tmp_path / "teacher")
     shutil.copytree(data, tmp_path / "elsewhere" / "data")
@@ -401,7 +401,7 @@ def test_an_error_of_a_late_stage_is_raised_before_the_first(
     check_recipe(stages[:1], tmp_path / "two", on)
 
 
-def test_data_that_steps_accept_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions alone to mine from retrieval; records with texts of their own in a folder without a corpus; scores of
     a positive that is not the first."""
     monkeypatch.chdir(tmp_path)
@@ -432,7 +432,7 @@ def test_data_that_steps_accept_pass_the_check(tmp_path: Path, monkeypatch: pyte
     recipe._write_lineage(stages[0])
 
 
-def test_what_killed_writers_left_is_swept_away(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     """Before the first stage; here there is none, and so no table."""
     data = write_data(tmp_path / "data", train=4, dev=2)
     left = [tmp_path / "run" / part / ".one.json.0123456789abcdef.tmp" for part in ("mined", "done")]
@@ -446,7 +446,7 @@ def test_what_killed_writers_left_is_swept_away(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "mined" / "one.jsonl").exists()
 
 
-def test_encoded_passages_are_believed_with_their_vectors_alone(tmp_path: Path) -> None:
+def test_encoded_passages_count_only_with_their_vectors(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", train=4, dev=2)
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST]))
     (stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})
@@ -506,9 +506,7 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
     assert not (tmp_path / "done" / "b.encode.json").exists()
 
 
-def test_a_key_that_is_given_is_not_decided_by_the_encoders_directory(
-    two: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_explicit_keys_override_the_encoders_directory(two: Callable[..., list[Any]], tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}]))
     encoder = str(write_modules(tmp_path / "modules", normalize=True))
     with pytest.raises(ValueError, match="normalize"):
@@ -516,7 +514,7 @@ def test_a_key_that_is_given_is_not_decided_by_the_encoders_directory(
 
 
 @pytest.mark.exhaustive
-def test_two_stages_from_the_start_to_the_table(
+def test_two_stages_run_to_the_table(
     two: Callable[..., list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a dev set: validation is of training, and tested there."""

@@ -55,7 +55,7 @@ def show(browser: Any, address: str, width: int = 1280, scheme: str = "light") -
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_the_console_is_empty(browser: Any, report: str, width: int, scheme: str) -> None:
+def test_axe_reports_nothing_and_the_console_is_empty(browser: Any, report: str, width: int, scheme: str) -> None:
     show(browser, report, width, scheme)
     browser.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def test_axe_finds_nothing_and_the_console_is_empty(browser: Any, report: str, w
     assert browser.get_log("browser") == []
 
 
-def test_axe_would_find_a_defect(browser: Any, report: str) -> None:
+def test_control_axe_reports_a_defect(browser: Any, report: str) -> None:
     """Control: a picture without a name."""
     show(browser, report)
     browser.execute_script("document.querySelector('figure svg').removeAttribute('aria-label')")
@@ -75,7 +75,7 @@ def test_axe_would_find_a_defect(browser: Any, report: str) -> None:
     assert "svg-img-alt" in [one["id"] for one in problems]
 
 
-def test_every_section_is_in_sight_and_fits_a_phone(browser: Any, report: str) -> None:
+def test_every_section_is_visible_and_fits_a_phone(browser: Any, report: str) -> None:
     show(browser, report, 390)
     heights = browser.execute_script(
         "return [...document.querySelectorAll('section')].map((one) => [one.id, one.offsetHeight])"
@@ -87,7 +87,7 @@ def test_every_section_is_in_sight_and_fits_a_phone(browser: Any, report: str) -
     assert browser.execute_script(wide), "control: some table is wider than a phone"
 
 
-def test_the_dark_is_dark(browser: Any, report: str) -> None:
+def test_dark_mode_is_dark(browser: Any, report: str) -> None:
     color = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     ink = "return getComputedStyle(document.querySelector('figure svg text')).fill.match(/\\d+/g).map(Number)"
     show(browser, report, scheme="light")
@@ -114,7 +114,7 @@ def test_a_table_is_sorted_by_keyboard(browser: Any, report: str) -> None:
     assert browser.execute_script(names) == ["dual", "layers"]
 
 
-def test_a_number_that_is_missing_is_sorted_last(browser: Any, report: str) -> None:
+def test_missing_numbers_are_sorted_last(browser: Any, report: str) -> None:
     show(browser, report)
     table = "document.querySelector('#quality table')"
     browser.execute_script(
@@ -127,7 +127,7 @@ def test_a_number_that_is_missing_is_sorted_last(browser: Any, report: str) -> N
         assert browser.execute_script(last) == "–"
 
 
-def test_the_page_is_drawn(browser: Any, report: str, tmp_path: Path) -> None:
+def test_the_page_is_rendered(browser: Any, report: str, tmp_path: Path) -> None:
     """A screenshot has more than a few colours: text, pictures and cards."""
     image = pytest.importorskip("PIL.Image")
     show(browser, report)

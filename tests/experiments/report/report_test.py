@@ -99,7 +99,7 @@ def test_every_section_shows_its_numbers(page: Page, runs: Path) -> None:
     assert "Quality against latency" in shown["cost"]
 
 
-def test_a_query_has_the_texts_of_both_and_the_vector_that_won(page: Page, runs: Path) -> None:
+def test_a_query_shows_both_texts_and_the_winning_vector(page: Page, runs: Path) -> None:
     shown = page.sections["queries"]
     values = [
         read_evaluation(runs / name / "eval" / "data.test.json").per_query["nDCG@10"] for name in ("dual", "layers")
@@ -112,7 +112,7 @@ def test_a_query_has_the_texts_of_both_and_the_vector_that_won(page: Page, runs:
     assert "relevant" in shown
 
 
-def test_the_vector_that_won_is_computed_as_it_was_searched(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_winning_vector_uses_the_lengths_of_the_search(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the lengths of texts, and the size of vectors, of the search."""
     run = ReportFiles((str(runs / "layers"),)).runs[0]
     run.results["data.test"]["provenance"]["search"] |= {"query_length": 4, "passage_length": 5, "dimension": 3}
@@ -140,7 +140,7 @@ def test_warnings_of_jobs_and_of_the_data(page: Page) -> None:
     assert "1 of 117 passages have the text of another one" in shown
 
 
-def test_text_stays_text(page: Page) -> None:
+def test_texts_are_escaped(page: Page) -> None:
     """A passage or query that looks like HTML makes no element."""
     assert len(page.of("script")) == 1
     assert page.of("img") == []
@@ -175,7 +175,7 @@ def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
     assert first != write_report(arguments[::-1], tmp_path / "c.html").read_bytes(), "control: another baseline"
 
 
-def test_a_run_without_results_says_what_makes_them(tmp_path: Path) -> None:
+def test_a_run_without_results_names_the_commands(tmp_path: Path) -> None:
     untrained_run(tmp_path / "new", write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"))
     keep_warnings(Workdir(tmp_path / "new"), "encode data", [RunWarning("collapse", "the vectors have collapsed")])
     shown = Page(write_report([str(tmp_path / "new")], tmp_path / "report.html").read_text()).sections
@@ -192,7 +192,7 @@ def test_a_run_without_results_says_what_makes_them(tmp_path: Path) -> None:
     assert "wins always" in shown["winners"]
 
 
-def test_texts_that_are_gone_are_named(runs: Path, tmp_path: Path) -> None:
+def test_missing_texts_are_named(runs: Path, tmp_path: Path) -> None:
     (runs / "data" / "queries.jsonl").rename(runs / "data" / "moved")
     try:
         shown = Page(write_report([str(runs / "dual"), str(runs / "layers")], tmp_path / "a.html").read_text()).sections
@@ -247,7 +247,7 @@ def test_the_verb_and_the_flag_of_compare(runs: Path, tmp_path: Path) -> None:
     assert tuple(Page((tmp_path / "b.html").read_text()).sections) == SECTIONS
 
 
-def test_names_are_drawn_as_they_are() -> None:
+def test_names_are_not_interpreted_in_pictures() -> None:
     svg = picture_svg(partial(cost_picture, {r"a$\frac$": (1.0, 0.5), "_b": (2.0, 0.6)}, ("bytes", "nDCG@10")))
     assert r"a$\frac$" in svg
     assert "_b" in svg

@@ -88,7 +88,7 @@ def test_the_models_of_a_row_are_built(row: PaperRow) -> None:
             assert longest_batch(config, model).documents == config.train.batch_size * (1 + config.data.negatives)
 
 
-def test_a_layer_that_the_encoder_lacks_is_noticed() -> None:
+def test_control_a_missing_layer_is_noticed() -> None:
     config = change_config(load_config("recipes/mlr_open_qa:bert"), {"head.mlr.chosen": (12, 13)}, "mlr")
     with pytest.raises(ValueError, match="13"):
         retriever_of(config, directory(config))

@@ -119,7 +119,7 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
     assert "--passage_length is no flag" in done.stderr, "control"
 
 
-def test_the_results_of_every_search_are_looked_for() -> None:
+def test_results_are_read_where_each_search_writes_them() -> None:
     """Where the search writes them: an evaluation for each search, with the label of its options."""
     seen = 0
     for case in cases():
@@ -132,7 +132,7 @@ def test_the_results_of_every_search_are_looked_for() -> None:
     assert seen > 150
 
 
-def test_a_flag_that_no_verb_has_would_be_found() -> None:
+def test_control_an_unknown_flag_is_noticed() -> None:
     with pytest.raises(ValueError, match="no such key"):
         require_keys(load_config("mlr"), {"head.mlr.layers": 1}, "mlr")
 
@@ -148,7 +148,7 @@ def test_the_tables_of_aggretriever_search_with_long_queries_too() -> None:
     assert commands[0][1] == "--config=recipes/aggretriever_open_qa:bert"
 
 
-def test_long_texts_are_read_where_the_model_was_not_trained() -> None:
+def test_aggretriever_reads_beir_at_512_tokens() -> None:
     """Aggretriever's tables measure MS MARCO at the lengths of training, and BEIR at 512."""
     (row,) = find_rows("aggretriever/8/full")
     commands = {case.target.name: case_commands(case, PLACES) for case in row.cases()}
@@ -217,7 +217,7 @@ def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_mined_file_is_kept_if_it_is_of_these_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_mined_file_is_reused_for_the_same_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Mining for half a million queries is not repeated for the next row. The training that follows has no encoder."""
     places = small_msmarco(tmp_path)
     data, mined = places.data / "msmarco", places.workdir / "bm25-negatives-msmarco.jsonl"
@@ -243,7 +243,7 @@ def test_a_mined_file_is_kept_if_it_is_of_these_files(tmp_path: Path, capfd: pyt
     assert mined.stat().st_ino == written.st_ino
 
 
-def test_a_row_of_bm25_has_one_index_for_all_rows_and_sets_of_a_corpus() -> None:
+def test_bm25_rows_share_one_index_per_corpus() -> None:
     """Settings of the row are flags; the judgements of subsets are split first, and searched after all queries."""
     split, *searches = case_commands(find_rows("i3/4/bm25")[0].cases()[0], PLACES)
     assert split[:2] == ["data", "split"]
@@ -321,7 +321,7 @@ def test_stages_and_tables_share_a_run() -> None:
     assert folder("aggretriever/8/semi") != agg
 
 
-def test_what_a_row_lacks_is_listed_with_its_origin() -> None:
+def test_missing_files_are_listed_with_their_origin() -> None:
     text = row_text(find_rows("mlr/2/mlr-10-12")[0], PLACES)
     origin = "data.retriever.nq-train of DPR's download script (format dpr.examples)"
     assert f"data/nq/biencoder-nq-train.json: {origin}" in text
@@ -452,7 +452,7 @@ def test_a_row_of_chunks_runs(small_squad: Path, capfd: pytest.CaptureFixture[st
         assert capfd.readouterr().out.count(" is kept: it is newer than ") == 3 * turn
 
 
-def test_a_trial_trains_a_part_of_what_the_row_says() -> None:
+def test_a_trial_trains_a_part_of_the_row() -> None:
     def epochs(row: str, places: Places) -> dict[str, list[str]]:
         (one,) = find_rows(row)
         return {
@@ -473,7 +473,7 @@ def test_a_trial_trains_a_part_of_what_the_row_says() -> None:
     assert epochs("mlr/7/10-12-average", fixed)["nq"] == ["3"]
 
 
-def test_what_is_printed_is_what_runs() -> None:
+def test_printed_commands_equal_the_executed_ones() -> None:
     """The runs of a row that is the same system as one with other seeds."""
     (row,) = find_rows("mvr/1/condenser")
     text = row_text(row, PLACES)
@@ -507,7 +507,7 @@ def test_records_without_a_positive_are_left_out() -> None:
     assert skips == {"nq": False, "triviaqa": True, "squad": True}
 
 
-def test_counts_are_of_files_and_of_questions() -> None:
+def test_counts_of_files_and_questions() -> None:
     commands = {
         case.target.name: [command[-1] for command in case_commands(case, PLACES)]
         for row in find_rows("aggretriever/1")
@@ -546,7 +546,7 @@ def test_table_6_counts_questions_before_and_after_filtering() -> None:
     assert train in commands["mlr/6/triviaqa"], "as in training"
 
 
-def test_i3_begins_with_a_training_on_generated_queries() -> None:
+def test_i3_rows_start_with_the_warm_up_on_generated_queries() -> None:
     """Section 5.3, before every stage of fine-tuning; the recipe goes on from it and learns the same queries."""
     (case, *_) = find_rows("i3/2/i3-distilled")[0].cases()
     generate, train, recipe, *_ = case_commands(case, replace(PLACES, scale=0.01))
@@ -572,13 +572,13 @@ def test_the_published_codes_read_titles() -> None:
     assert "--corpus=data/msmarco/collection.tsv" in corpora["i3/2/bm25"] & corpora["aggretriever/2/bert-agg"]
 
 
-def test_what_no_command_reads_need_not_be_there() -> None:
+def test_unused_files_are_not_required() -> None:
     (row,) = find_rows("aggretriever/4/bm25")
     missing = {Path(line.partition(":")[0]).name for line in missing_files(row.cases()[0], PLACES)}
     assert missing == {"psgs_w100.tsv", "squad1-test.qa.csv"}
 
 
-def test_diversity_is_beside_the_paper_s(tmp_path: Path) -> None:
+def test_diversity_is_printed_beside_the_papers(tmp_path: Path) -> None:
     (row,) = find_rows("mvr/6/mvr")
     places = Places(tmp_path / "data", tmp_path / "runs")
     (case,) = row.cases()
@@ -589,7 +589,7 @@ def test_diversity_is_beside_the_paper_s(tmp_path: Path) -> None:
     assert measured == [("perplexity", 3.0, 3.19), ("local_variation", 0.1, 0.126)]
 
 
-def test_wins_of_the_last_layer_are_beside_the_paper_s(tmp_path: Path) -> None:
+def test_wins_of_the_last_layer_are_printed_beside_the_papers(tmp_path: Path) -> None:
     (row,) = find_rows("mlr/section-4.2.2/mlr-2")
     places = Places(tmp_path / "data", tmp_path / "runs")
     (case,) = row.cases()
@@ -608,11 +608,11 @@ def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPat
         list(papers._rows("mlr"))
 
 
-def test_data_sets_are_named_once() -> None:
+def test_data_set_names_are_unique() -> None:
     assert all(data.trained_on in ("", *datasets()) for data in datasets().values())
     assert list(measure_case(find_rows("mlr/6/nq")[0].cases()[0], PLACES)) == []
 
 
-def test_the_page_is_the_tables() -> None:
+def test_the_page_is_up_to_date() -> None:
     """docs/reproduce.md: python -m jaxret.experiments.reproduce.page > docs/reproduce.md"""
     assert (REPOSITORY / "docs" / "reproduce.md").read_text(encoding="utf-8") == page()

@@ -49,7 +49,7 @@ def test_values_have_the_types_of_the_config(entry: str, values: tuple[Any, ...]
         (["train.log_every=1,2"], [], "train.log_every changes no result, so a sweep over it has one point"),
     ],
 )
-def test_a_grid_that_contradicts_itself(entries: list[str], seeds: list[str], message: str) -> None:
+def test_contradicting_grids_are_errors(entries: list[str], seeds: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_grid(entries, seeds, load_config("mlr"), ("train.batch_size",))
 

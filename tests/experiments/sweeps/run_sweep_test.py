@@ -79,7 +79,7 @@ def test_settings_are_refused_before_anything_runs(
 
 
 @pytest.mark.exhaustive
-def test_points_alone_and_a_kill_give_the_table_of_one_job(
+def test_single_points_and_a_killed_job_give_the_same_table(
     arguments: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:
     """kill -9 in the second point; then a process for each of two points; then the same command collects."""

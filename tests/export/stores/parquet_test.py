@@ -50,7 +50,7 @@ def whole(runs: RunsByKind) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_have_every_row_as_it_is_stored(runs: RunsByKind, kind: str, tmp_path: Path) -> None:
+def test_files_have_every_stored_row(runs: RunsByKind, kind: str, tmp_path: Path) -> None:
     report = export(runs[kind].workdir.path, "parquet", tmp_path / "out")
     assert f"out: {ROWS} passages, counted, of 5 shard(s). The 10 best passages of {ROWS} stored vectors" in report
     corpus = open_encoded(runs[kind].workdir.embeddings("first"))
@@ -120,7 +120,7 @@ def kill_export(folder: Path, out: Path, kind: str, shards: int, before: str, ur
 
 
 @pytest.mark.parametrize("before", ["shard", "journal"])
-def test_a_killed_export_goes_on(runs: RunsByKind, whole: Path, before: str, tmp_path: Path) -> None:
+def test_a_killed_export_continues(runs: RunsByKind, whole: Path, before: str, tmp_path: Path) -> None:
     workdir = runs["one"].workdir
     out = tmp_path / "out"
     kill_export(workdir.embeddings("first"), out, "parquet", 3, before)
@@ -135,7 +135,7 @@ def test_a_killed_export_goes_on(runs: RunsByKind, whole: Path, before: str, tmp
     assert all(expected[name] == actual[name] for name in expected if name.endswith(".parquet"))
 
 
-def test_a_folder_of_something_else_is_refused(runs: RunsByKind, whole: Path, tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_is_refused(runs: RunsByKind, whole: Path, tmp_path: Path) -> None:
     out, run = tmp_path / "out", runs["one"].workdir.path
     shutil.copytree(whole, out)
     with pytest.raises(ContractError, match=r"columns\.text"):
@@ -155,7 +155,7 @@ def test_a_folder_of_something_else_is_refused(runs: RunsByKind, whole: Path, tm
         export(run, "parquet", out)
 
 
-def test_other_passages_of_a_store_are_an_error(
+def test_control_wrong_results_of_a_store_are_an_error(
     runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control: a store that loses a passage, gives one twice, another score, or the worst passages first."""
@@ -177,7 +177,7 @@ def test_other_passages_of_a_store_are_an_error(
         assert not (tmp_path / f"{number}" / "_manifest.json").exists()
 
 
-def test_ties_may_be_in_any_order(runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_scores_may_be_in_any_order(runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = ParquetFiles.search
     twins = {"p5": "p6", "p6": "p5"}
     monkeypatch.setattr(

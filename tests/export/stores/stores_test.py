@@ -86,7 +86,7 @@ def test_a_store_has_every_row_once(
 
 @pytest.mark.parametrize("before", ["shard", "journal"])
 @pytest.mark.parametrize("kind", SERVERS)
-def test_a_killed_export_goes_on(
+def test_a_killed_export_continues(
     kind: str, before: str, runs: RunsByKind, urls: dict[str, str], tmp_path: Path
 ) -> None:
     """It is killed in a shard, or between the store and the journal; no row is there twice."""
@@ -101,7 +101,7 @@ def test_a_killed_export_goes_on(
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-def test_a_row_that_is_gone_is_an_error(kind: str, runs: RunsByKind, urls: dict[str, str], tmp_path: Path) -> None:
+def test_control_a_missing_row_is_an_error(kind: str, runs: RunsByKind, urls: dict[str, str], tmp_path: Path) -> None:
     """Control of the count, and of the texts and metadata that are filtered by."""
     options = options_of(kind, urls, "gone")
     export(runs["one"].workdir.path, kind, tmp_path / "out", options=options)
@@ -159,9 +159,7 @@ def remove_first_row(kind: str, store: VectorStore) -> None:
         ("pgvector", "one", r"needs the address of a database: --url=postgresql://"),
     ],
 )
-def test_what_a_store_cannot_hold_is_refused(
-    kind: str, form: str, message: str, runs: RunsByKind, tmp_path: Path
-) -> None:
+def test_unsupported_values_are_errors(kind: str, form: str, message: str, runs: RunsByKind, tmp_path: Path) -> None:
     url = "postgresql://nowhere" if kind == "pgvector" and form != "one" else ""
     with pytest.raises(ValueError, match=message):
         export(runs[form].workdir.path, kind, tmp_path / "out", options=StoreOptions(url=url))
@@ -182,7 +180,7 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize("kind", ADDRESSES)
-def test_a_server_that_is_not_there(kind: str, runs: RunsByKind, tmp_path: Path) -> None:
+def test_an_unreachable_server(kind: str, runs: RunsByKind, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES[kind], reason=f"needs jaxret[{kind}]")
     url = ADDRESSES[kind]
     with pytest.raises(ValueError, match=rf"--to={kind}, {re.escape(without_password(url))}: ") as caught:

@@ -56,7 +56,7 @@ def proposed(name: str, queries: Ragged, documents: Ragged, count: int) -> np.nd
 
 @pytest.mark.parametrize("many", [False, True], ids=["from shards", "kept"])
 @pytest.mark.parametrize("name", list(PROXIES))
-def test_the_best_of_what_a_front_proposes_by_exact_scores(name: str, many: bool) -> None:
+def test_candidates_of_proxies_are_ranked_by_exact_scores(name: str, many: bool) -> None:
     queries, documents = lists([3, 1, 6, 2], 1), lists(counts(90), 2)
     corpus = Passages(blocks(documents, 40))
     result = CandidateGenerator.open(corpus, CandidateSpec(name, 20), faiss(), many)(queries, corpus, K)
@@ -79,7 +79,7 @@ def test_all_passages_as_candidates_are_the_exact_result() -> None:
     assert result.scores.tobytes() == scores.tobytes()
 
 
-def test_passages_of_as_many_vectors_each() -> None:
+def test_passages_with_equal_numbers_of_vectors() -> None:
     """MLR, ME-BERT, MVR: [rows,V,D], a query of one vector."""
     vectors = np.random.default_rng(3).standard_normal((70, 3, 8), dtype=np.float32)
     queries = Ragged.from_stacked(np.random.default_rng(4).standard_normal((6, 1, 8), dtype=np.float32))
@@ -100,7 +100,7 @@ def test_passages_of_as_many_vectors_each() -> None:
     assert "R@1 " in describe_recall(missed)
 
 
-def test_queries_a_few_at_a_time_and_passages_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_queries_and_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, documents = lists([3, 1, 6, 2, 4], 1), lists(counts(50), 2)
     corpus = Passages(blocks(documents, 40))
 
@@ -124,12 +124,12 @@ def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
 
 
 @pytest.mark.parametrize("text", ["mean", "mean:", "mean:0", "mean:-3", "middle:10", "10", "mean:1e3"])
-def test_a_front_that_there_is_not(text: str) -> None:
+def test_an_unknown_proxy(text: str) -> None:
     with pytest.raises(ValueError, match=r"--candidates is '.*'; it must be .*: mean:1000, muvera:1000"):
         parse_candidates(text)
 
 
-def test_what_cannot_be_proposed_is_an_error() -> None:
+def test_unsupported_candidates_are_errors() -> None:
     assert str(parse_candidates("muvera:30")) == "muvera:30"
     queries, documents = lists([3, 1], 1), lists(counts(20), 2)
     corpus = Passages([documents])
@@ -145,7 +145,7 @@ def test_what_cannot_be_proposed_is_an_error() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_run_is_searched_and_what_was_missed_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_searched_and_recall_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     untrained_run(tmp_path / "run", encoder, data, head__name="mlr", head__mlr__chosen=(1, 2, 3))
     run = open_run(tmp_path / "run")

@@ -96,7 +96,7 @@ def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, co
     assert corpus.ids([0, 3]) == ["d0", "d4"], "control: rows are those that are there"
 
 
-def test_with_everything_as_a_candidate_it_is_exact_search(corpus: EncodedCorpus) -> None:
+def test_all_vectors_as_candidates_give_the_exact_result(corpus: EncodedCorpus) -> None:
     built(corpus, "IVF8,PQ4x4")
     queries = np.random.default_rng(1).standard_normal((9, D)).astype(np.float32)
     exact = search(queries, corpus, 20, select_backend("faiss-cpu"))
@@ -112,7 +112,7 @@ def test_with_everything_as_a_candidate_it_is_exact_search(corpus: EncodedCorpus
     assert few.rows.shape == exact.rows.shape, "and has as many passages all the same"
 
 
-def test_recall_is_that_of_a_brute_force(corpus: EncodedCorpus) -> None:
+def test_recall_equals_a_brute_force(corpus: EncodedCorpus) -> None:
     """In the manifest; the oracle counts in float64 and leaves each passage itself out."""
     parameters = ("nprobe=1,k_factor_rf=3", "nprobe=2,k_factor_rf=3", "nprobe=8,k_factor_rf=3")
     folder = built(corpus, "IVF8,PQ2x4", parameters=parameters)
@@ -136,7 +136,7 @@ def test_recall_is_that_of_a_brute_force(corpus: EncodedCorpus) -> None:
     assert open_faiss_index(corpus, folder.name, "nprobe=3").recall(30) is None
 
 
-def test_parameters_travel_with_the_call(corpus: EncodedCorpus) -> None:
+def test_parameters_belong_to_one_call(corpus: EncodedCorpus) -> None:
     """Threads that search one index of FAISS with other parameters and another k have their own results."""
     queries = np.random.default_rng(1).standard_normal((200, D)).astype(np.float32)
     for factory, name in (("IVF8,PQ4x4", "nprobe"), ("PCA8,IVF8,Flat", "nprobe"), ("HNSW4", "efSearch")):
@@ -154,7 +154,7 @@ def test_parameters_travel_with_the_call(corpus: EncodedCorpus) -> None:
         assert any((alone[0] != alone[4]).flat), "control: parameters matter"
 
 
-def test_parameters_that_an_index_does_not_have(corpus: EncodedCorpus) -> None:
+def test_unknown_parameters_of_an_index(corpus: EncodedCorpus) -> None:
     folder = built(corpus, "IVF8,Flat")
     index = open_faiss_index(corpus, folder.name).index
     assert parse_parameters(index, "nprobe=4,max_codes=9,k_factor_rf=1.5") == {
@@ -214,7 +214,7 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
         open_faiss_index(changed, "mine", "nprobe=4")
 
 
-def test_a_flipped_byte_and_a_kill_are_noticed(tmp_path: Path) -> None:
+def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     place = built(corpus, "IVF8,Flat")
     path = place / "index.faiss"
@@ -248,7 +248,7 @@ def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
     assert bytes_of[0] == bytes_of[1] != bytes_of[2]
 
 
-def test_lists_of_vectors_have_none(tmp_path: Path) -> None:
+def test_late_interaction_has_no_index(tmp_path: Path) -> None:
     flat = np.random.default_rng(0).standard_normal((2 * ROWS, D)).astype(np.float32)
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", Ragged(flat, np.arange(ROWS + 1) * 2)))
     with pytest.raises(ValueError, match=r"another number of vectors for each passage .*; search exactly"):
@@ -270,7 +270,7 @@ def test_lists_of_vectors_have_none(tmp_path: Path) -> None:
         ("", "makes no index"),
     ],
 )
-def test_a_factory_string_that_is_not_taken(factory: str, message: str) -> None:
+def test_an_unsupported_factory_string(factory: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         make_index(factory, D)
     assert "\n" not in str(error.value)
@@ -290,7 +290,7 @@ def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
         built(open_encoded(single), "SQ8")
 
 
-def test_what_decides_how_much_a_search_looks_at() -> None:
+def test_default_parameters_by_kind_of_index() -> None:
     assert effort_of(make_index("PCA8,IVF4,Flat", D)) == ("nprobe", 4)
     assert effort_of(make_index("HNSW8", D)) == ("efSearch", 1)
     assert effort_of(make_index("SQ8", D)) == ("", 0)

@@ -59,7 +59,7 @@ def test_the_product_of_means_is_the_mean_of_products() -> None:
 
 
 @pytest.mark.parametrize("name", list(PROXIES))
-def test_a_front_is_the_same_every_time(name: str) -> None:
+def test_a_proxy_is_deterministic(name: str) -> None:
     vectors = np.random.default_rng(2).standard_normal((9, 6), dtype=np.float32)
     queries = Ragged(vectors, np.array([0, 4, 9]))
     first, again = (PROXIES[name].of(6) for _ in range(2))

@@ -48,7 +48,7 @@ def queries_of(run: Run) -> SparseRows:
     return SparseRows.joined([vectors, empty])
 
 
-def test_what_looks_at_everything_finds_what_exact_search_finds(run: Run) -> None:
+def test_an_exhaustive_search_equals_the_exact_result(run: Run) -> None:
     searcher = Searcher(run, run.workdir.embeddings("data"), SearchOptions(index="seismic"))
     everything = "query_cut=1000,heap_factor=1.0,k_factor_rf=50"
     index = open_seismic_index(searcher.shards, "seismic", everything)

@@ -81,7 +81,7 @@ def assert_same_bits(result: SearchResult, expected: SearchResult) -> None:
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_the_results_of_faiss_in_every_precision(
+def test_results_equal_faiss_in_every_precision(
     name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult
 ) -> None:
     queries, documents = texts
@@ -93,7 +93,7 @@ def test_the_results_of_faiss_in_every_precision(
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
-def test_control_without_what_was_lost_results_are_wrong(
+def test_control_without_rounding_losses_results_are_wrong(
     name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors of zero: the bound says less than it must, and a query counts as proven too early."""
@@ -120,7 +120,7 @@ def test_several_vectors_a_document(texts: tuple[np.ndarray, np.ndarray]) -> Non
 
 @pytest.mark.parametrize("scores", [2**28, 1])
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_one_device_finds_what_eight_find(
+def test_eight_devices_give_the_result_of_one(
     name: str,
     scores: int,
     texts: tuple[np.ndarray, np.ndarray],
@@ -141,7 +141,7 @@ def test_one_device_finds_what_eight_find(
     assert_same_bits(search(queries, [several], 7, backend), one)
 
 
-def test_one_device_finds_the_same_by_the_program_of_several(texts: tuple[np.ndarray, np.ndarray]) -> None:
+def test_one_device_gives_the_result_of_the_program_for_several(texts: tuple[np.ndarray, np.ndarray]) -> None:
     """`cpu.search_cells` beside `accelerators.search_cells`, of the same vectors: scores, places and bounds."""
     queries, documents = texts
     layout = plan_cells(len(documents), (1, 16), FLOAT32, 1, "cpu")
@@ -160,7 +160,7 @@ def test_the_self_check_passes(name: str) -> None:
     self_check(select_backend("xla", precision=name))
 
 
-def test_the_self_check_notices_a_bound_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_detects_a_wrong_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     def products(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
         return jnp.where(exists, (queries.numbers @ vectors.numbers.T).astype(jnp.float32), -jnp.inf)
 
@@ -171,7 +171,7 @@ def test_the_self_check_notices_a_bound_that_is_none(monkeypatch: pytest.MonkeyP
     jax.clear_caches()
 
 
-def test_every_row_lies_where_the_layout_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_placed_by_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 rows of two vectors in 16 cells, in chunks of two places."""
     rows = np.arange(200, dtype=np.float32).reshape(100, 2, 1) * np.ones(4, np.float32)
     layout = CellLayout(cells=16, size=8, width=2)
@@ -188,7 +188,7 @@ def test_every_row_lies_where_the_layout_says(monkeypatch: pytest.MonkeyPatch) -
     assert {len(part.data) for part in held.vectors.numbers.addressable_shards} == {2}
 
 
-def test_no_cell_is_larger_than_asked_and_few_places_are_empty() -> None:
+def test_cells_are_bounded_and_nearly_full() -> None:
     for rows in (1, 9, 255, 257, 10_000, 123_456):
         for width in (1, 3):
             layout = plan_cells(rows, (width, 16), FLOAT32, 8, "cpu")
@@ -198,7 +198,7 @@ def test_no_cell_is_larger_than_asked_and_few_places_are_empty() -> None:
             assert layout.size % layout.chunk(16) == 0
 
 
-def test_a_share_is_enough_for_all_and_for_the_best_wherever_they_are() -> None:
+def test_the_share_of_a_device_suffices_for_any_placement() -> None:
     layout = plan_cells(3000, (1, 16), FLOAT32, 8, "cpu")
     assert share(3000, layout.cells, layout.size) == layout.size
     for k in (1, 40, 1000):
@@ -218,9 +218,7 @@ def test_the_best_of_a_row_by_groups_are_those_of_a_sort(n: int, count: int) -> 
     np.testing.assert_array_equal(bound, top[:, -1] if count < n else np.full(5, -np.inf))
 
 
-def test_no_row_is_sorted_where_there_is_a_faster_way(
-    texts: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_row_is_sorted_completely(texts: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA on a CPU has a TopK, and takes it for `top_k` unless it sees that only a part of the result is used."""
     queries, documents = texts
     monkeypatch.setattr(accelerators, "CELL", 1500)
@@ -232,7 +230,7 @@ def test_no_row_is_sorted_where_there_is_a_faster_way(
     assert " sort(" not in program
 
 
-def test_what_is_too_large_comes_in_pieces_alike(texts: tuple[np.ndarray, np.ndarray]) -> None:
+def test_large_corpora_are_streamed_with_equal_results(texts: tuple[np.ndarray, np.ndarray]) -> None:
     _, documents = texts
     backend = select_backend("xla")
     assert isinstance(backend, Xla)
@@ -247,7 +245,7 @@ def test_what_is_too_large_comes_in_pieces_alike(texts: tuple[np.ndarray, np.nda
         list(streaming.stream_blocks(BlockCorpus([documents]), backend))
 
 
-def test_what_fits_is_kept_on_the_devices_without_a_copy(
+def test_vectors_that_fit_stay_on_the_devices(
     texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices with a memory of their own, which have room for 1,700 rows in int8, and for fewer in float32."""
@@ -265,7 +263,7 @@ def test_what_fits_is_kept_on_the_devices_without_a_copy(
     assert block.top.vectors.numbers.dtype == jnp.int8  # type: ignore[attr-defined]
 
 
-def test_what_does_not_fit_on_the_devices_at_once_does_not_stay_there(
+def test_vectors_that_do_not_fit_are_not_kept_on_devices(
     texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A corpus that is in memory, and devices with room for 700 of its rows, or for 1,700."""
@@ -284,7 +282,7 @@ def test_what_does_not_fit_on_the_devices_at_once_does_not_stay_there(
         assert all(new is old for new, old in zip(kept.blocks.values(), blocks, strict=True))
 
 
-def test_the_next_one_is_made_while_one_is_used_and_errors_come_through() -> None:
+def test_the_next_block_is_prepared_ahead_and_errors_are_raised() -> None:
     made = []
 
     def items() -> Iterator[int]:
@@ -300,7 +298,7 @@ def test_the_next_one_is_made_while_one_is_used_and_errors_come_through() -> Non
     assert made == [0, 1, 2, 3]
 
 
-def test_faiss_searches_in_float32_alone() -> None:
+def test_faiss_searches_only_in_float32() -> None:
     with pytest.raises(
         ValueError, match=r"'faiss-cpu' computes in float32, not in int8; this precision needs xla, or auto"
     ):
@@ -311,7 +309,7 @@ def test_faiss_searches_in_float32_alone() -> None:
     assert "not faiss-cpu: it computes in float32, not in bfloat16" in chosen.description
 
 
-def test_devices_without_memory_are_named_before_a_search_of_days() -> None:
+def test_devices_without_enough_memory_are_an_error() -> None:
     each = streaming.row_bytes((1, 16), precision.FLOAT32)
     few = 100 * each * streaming.AT_A_TIME
     assert streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, few) <= 100

@@ -29,7 +29,7 @@ def data(n: int, n_vectors: int, dimension: int = 16) -> tuple[np.ndarray, np.nd
 
 @pytest.mark.parametrize("name", ["faiss-cpu", "xla"])
 @pytest.mark.parametrize(("n", "n_vectors", "k"), [(50, 1, 1), (50, 1, 50), (50, 3, 7), (50, 3, 80), (700, 1, 5)])
-def test_found_documents_are_the_best_and_the_bound_holds(name: str, n: int, n_vectors: int, k: int) -> None:
+def test_candidates_are_the_best_and_the_bound_holds(name: str, n: int, n_vectors: int, k: int) -> None:
     queries, vectors = data(n, n_vectors)
     result = select_backend(name).load(vectors)(queries, k)
     exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
@@ -160,7 +160,7 @@ class FakeGpuFaiss:
         return faiss.IndexFlatIP(dimension)
 
 
-def test_lists_of_vectors_go_to_a_backend_that_has_them() -> None:
+def test_late_interaction_uses_a_backend_that_supports_it() -> None:
     assert select_backend("auto", lists=True).name == "xla"
     assert "not faiss-cpu: it has no lists of vectors" in select_backend("auto", lists=True).description
     with pytest.raises(ValueError, match=r"'faiss-cpu' has no lists of vectors; this corpus needs xla, or auto"):
@@ -245,7 +245,7 @@ def test_keep_best_of_long_rows_is_that_of_a_sort(n: int) -> None:
     assert all(len(set(row)) == 3 for row in columns.tolist()), "no column twice"
 
 
-def test_keep_best_says_what_was_left_out() -> None:
+def test_keep_best_bounds_what_is_left_out() -> None:
     scores = np.array([[3, 1, 2, 5], [0, 0, 0, 0]], np.float32)
     columns, left_out = proof.keep_best(scores, 2)
     assert sorted(columns[0].tolist()) == [0, 3]
@@ -255,7 +255,7 @@ def test_keep_best_says_what_was_left_out() -> None:
     assert (left_out == -np.inf).all()
 
 
-def test_the_best_of_all_gpus_are_those_of_one() -> None:
+def test_results_of_several_gpus_equal_one() -> None:
     """The best lie on both GPUs."""
     queries, vectors = data(90, 2)
     vectors[30:60] *= 9

@@ -83,7 +83,7 @@ def test_a_cell_is_copied_where_offsets_would_turn_negative(monkeypatch: pytest.
     np.testing.assert_array_equal(whole, copied)
 
 
-def test_what_is_left_of_a_chosen_group_is_under_the_bound() -> None:
+def test_the_rest_of_a_chosen_group_is_below_the_bound() -> None:
     """The five best are in one group, whose places are four apart: the fourth and fifth are left out, far above all
     other groups."""
     vectors = np.zeros((1, SIZE, D), np.float32)
@@ -101,7 +101,7 @@ def test_what_is_left_of_a_chosen_group_is_under_the_bound() -> None:
 
 
 @pytest.mark.parametrize("name", LOW)
-def test_the_results_of_faiss(name: str) -> None:
+def test_results_equal_faiss(name: str) -> None:
     """Of rows that one query likes, one after the other, and some twice."""
     random = np.random.default_rng(1)
     queries = random.standard_normal((9, D), dtype=np.float32)
@@ -120,7 +120,7 @@ def test_the_results_of_faiss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOW)
-def test_the_self_check_is_of_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_runs_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     group_maxima = gpu_kernel.group_maxima
 
@@ -133,12 +133,12 @@ def test_the_self_check_is_of_the_kernel(name: str, monkeypatch: pytest.MonkeyPa
     assert {16, 128} <= set(seen)
 
 
-def test_tiles_are_those_of_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_covers_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_kernel, "QUERIES", 128)
     assert [gpu_kernel.whole_tiles(count) for count in (1, 16, 17, 33, 65, 129)] == [16, 16, 128, 128, 128, 256]
 
 
-def test_what_has_no_kernel_is_multiplied_as_everywhere() -> None:
+def test_precisions_without_a_kernel_use_the_common_product() -> None:
     assert gpu_kernel.can_take("cuda", 1, D, np.dtype(np.int8))
     assert not gpu_kernel.can_take("cuda", 1, D, FLOAT32.dtype)
     assert not gpu_kernel.can_take("cuda", 2, D, np.dtype(np.int8))

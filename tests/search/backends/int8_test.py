@@ -46,7 +46,7 @@ QUERY = np.random.default_rng(1).standard_normal((1, DIMENSION), dtype=np.float3
 
 @pytest.mark.parametrize("dimension", [16, DIMENSION])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_left_out_is_below_the_bound(kind: str, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_left_out_are_below_the_bound(kind: str, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where FAISS multiplies bytes, a multiple of 16, and where it does not; of vectors that are rounded in parts."""
     monkeypatch.setattr(int8, "ROWS", 700)
     numbers, query = np.ascontiguousarray(vectors(kind)[:, :dimension]), QUERY[:, :dimension]
@@ -68,7 +68,7 @@ def test_what_was_left_out_is_below_the_bound(kind: str, dimension: int, monkeyp
     assert np.linalg.norm(short, axis=1).max() <= held.longest
 
 
-def test_control_without_what_was_lost_something_is_above_the_bound() -> None:
+def test_control_without_rounding_losses_the_bound_fails() -> None:
     numbers = vectors("near ties")
     exact = numbers.astype(np.float64) @ QUERY[0].astype(np.float64)
     held = Quantized(faiss, numbers)
@@ -77,7 +77,7 @@ def test_control_without_what_was_lost_something_is_above_the_bound() -> None:
     assert np.delete(exact, rows[0]).max() > float(bound[0]), "of what is so much alike int8 finds others"
 
 
-def test_faiss_multiplies_whole_numbers_exactly_and_no_others() -> None:
+def test_faiss_multiplies_only_integers_exactly() -> None:
     """It rounds a query where a vector has a multiple of 16 numbers; a version that does not is no harm."""
     random = np.random.default_rng(0)
     codes = random.integers(-127, 128, (40, 384)).astype(np.float32)
@@ -101,7 +101,7 @@ def test_vectors_too_long_for_sums_of_int8_are_searched_in_float32(monkeypatch: 
     assert (result.rows.item(), result.scores.item()) == (0, dimension)
 
 
-def test_a_search_leaves_faiss_its_threads() -> None:
+def test_a_search_keeps_the_thread_count_of_faiss() -> None:
     threads = faiss.omp_get_max_threads()
     held = Quantized(faiss, vectors("gaussian"))
     try:
@@ -112,14 +112,14 @@ def test_a_search_leaves_faiss_its_threads() -> None:
         faiss.omp_set_num_threads(threads)
 
 
-def test_a_query_of_zeros_finds_as_many() -> None:
+def test_a_zero_query_returns_k_passages() -> None:
     scores, rows, bound = Quantized(faiss, vectors("gaussian")).best(0 * QUERY, K)
     assert len(set(rows[0].tolist())) == K
     assert not scores.any()
     assert 0 <= bound[0] < 1e-6
 
 
-def test_few_vectors_are_all_found() -> None:
+def test_few_vectors_are_all_returned() -> None:
     numbers = vectors("gaussian")[:30]
     scores, rows, bound = Quantized(faiss, numbers).best(QUERY, 30)
     np.testing.assert_array_equal(rows[0], np.argsort(-(numbers @ QUERY[0])))
@@ -130,7 +130,7 @@ def test_few_vectors_are_all_found() -> None:
 
 @pytest.mark.parametrize("n_vectors", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_question_alone_finds_what_one_of_many_does(kind: str, n_vectors: int) -> None:
+def test_a_single_question_gives_the_result_of_a_batch(kind: str, n_vectors: int) -> None:
     """Bit for bit; where int8 proves nothing, float32 does."""
     documents = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
     corpus, backend = BlockCorpus([documents[:600], documents[600:]]), select_backend("faiss-cpu", many=True)
@@ -141,7 +141,7 @@ def test_a_question_alone_finds_what_one_of_many_does(kind: str, n_vectors: int)
         np.testing.assert_array_equal(result.scores, expected.scores)
 
 
-def test_it_is_made_by_the_first_question_that_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_vectors_are_made_by_the_first_single_question(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def make(*arguments: Any) -> Quantized:
@@ -164,6 +164,6 @@ def test_it_is_made_by_the_first_question_that_comes_alone(monkeypatch: pytest.M
     assert len(made) == 1, "and once"
 
 
-def test_the_whole_float32_search_would_read_four_times_as_much() -> None:
+def test_control_a_float32_search_reads_four_times_as_much() -> None:
     held = Quantized(faiss, vectors("gaussian"))
     assert held.index.code_size * 4 == held.vectors[0].nbytes

@@ -68,7 +68,7 @@ def test_norms_and_errors_are_those_of_float64_rounded_up(name: str, kind: str) 
 
 @pytest.mark.parametrize("kind", HARD)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_product_is_within_what_was_lost(name: str, kind: str) -> None:
+def test_products_are_within_the_rounding_loss(name: str, kind: str) -> None:
     numbers, queries = vectors(kind), vectors("gaussian", 20)
     some, documents = compress(queries, PRECISIONS[name]), compress(numbers, PRECISIONS[name])
     exact = queries.astype(np.float64) @ numbers.astype(np.float64).T
@@ -79,7 +79,7 @@ def test_a_product_is_within_what_was_lost(name: str, kind: str) -> None:
         assert (off > bound / 100).any(), "control: a bound a hundred times smaller is none"
 
 
-def test_what_was_lost_of_gaussian_vectors() -> None:
+def test_rounding_loss_of_gaussian_vectors() -> None:
     """Of bfloat16 .42 of 2^-8 |d|; of int8 a half of the step times sqrt(n) is 1.7 times what is measured."""
     numbers = np.random.default_rng(0).standard_normal((300, 384), dtype=np.float32)
     norms = np.linalg.norm(numbers, axis=1)

@@ -51,7 +51,7 @@ def by_loops(scores: Scores, batch: Batch, margin: float, in_batch: bool) -> tup
 
 
 @pytest.mark.parametrize("in_batch", [True, False])
-def test_the_loss_is_that_of_loops(in_batch: bool) -> None:
+def test_the_loss_equals_a_loop(in_batch: bool) -> None:
     """Over all documents of the batch, and over a query's own alone."""
     batch = make_batch()
     scores = make_scores(batch, MASKED, in_batch)
@@ -66,7 +66,7 @@ def test_the_loss_is_that_of_loops(in_batch: bool) -> None:
     assert (float(ours.rank), float(ours.accuracy)) == (float(plain.rank), float(plain.accuracy))
 
 
-def test_own_documents_alone_are_pytorchs_cross_entropy() -> None:
+def test_own_passages_only_equal_pytorchs_cross_entropy() -> None:
     """loss.in_batch_negatives=False: a softmax over each query's group, the positive first."""
     torch = pytest.importorskip("torch")
     batch = make_batch()
@@ -77,7 +77,7 @@ def test_own_documents_alone_are_pytorchs_cross_entropy() -> None:
     assert float(total_loss(scores).loss) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_terms_with_labels_of_their_own_see_every_document() -> None:
+def test_terms_with_other_labels_use_every_passage() -> None:
     """A teacher judges what is relevant; nothing is left out of its term."""
     batch = make_batch()
     taught = jnp.asarray(np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32))
@@ -88,7 +88,7 @@ def test_terms_with_labels_of_their_own_see_every_document() -> None:
 
 
 @pytest.mark.exhaustive
-def test_validation_leaves_nothing_out() -> None:
+def test_validation_masks_nothing() -> None:
     overrides: dict[str, Any] = {"normalize": True, "loss.temperature": TEMPERATURE}
     losses = {}
     for masked in (True, False):
@@ -101,7 +101,7 @@ def test_validation_leaves_nothing_out() -> None:
     assert losses[True, True] < losses[False, True] - 0.01
 
 
-def test_a_relevant_passage_that_nobody_judged_is_not_pushed_away() -> None:
+def test_an_unjudged_relevant_passage_gets_no_gradient() -> None:
     """The second passage answers best, and the example has the first as its positive. Vectors are trained alone."""
     start = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     start[2] = start[0]
@@ -125,7 +125,7 @@ def test_a_relevant_passage_that_nobody_judged_is_not_pushed_away() -> None:
     assert train(replace(MASKED, false_negatives=FalseNegativeSettings())) < 0.7
 
 
-def test_without_a_softmax_there_is_nothing_to_mask() -> None:
+def test_masking_without_a_softmax_is_an_error() -> None:
     config = tiny.make_config({"loss.false_negatives.masked": True, "loss.contrastive_weight": 0.0})
     config.loss.kl.weight = 1.0
     with pytest.raises(ValueError, match=r"loss.false_negatives.masked is True, but loss.contrastive_weight is 0"):

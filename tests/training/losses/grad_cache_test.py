@@ -81,7 +81,7 @@ def device_batch(queries: int) -> Batch:
 @pytest.mark.parametrize(
     ("family", "chunks"), [pytest.param("self_contrastive", QUERIES, marks=pytest.mark.exhaustive), ("scalar_mix", 2)]
 )
-def test_cached_is_plain(family: str, chunks: int) -> None:
+def test_the_cached_gradient_equals_the_plain_one(family: str, chunks: int) -> None:
     """Masks of dropout too: they follow the text, not the chunk."""
     objective = make_objective(FAMILIES[family], one_device(), chunk_size=QUERIES // chunks)
     params, batch, key = make_params(objective.model), device_batch(QUERIES), jax.random.key(5)
@@ -139,14 +139,14 @@ def test_every_text_has_its_own_dropout() -> None:
         (8, 16, 8, 1),
     ],
 )
-def test_chunks_are_rounded_up_to_what_the_devices_can_share(
+def test_chunks_are_rounded_up_to_a_multiple_of_the_devices(
     queries: int, chunk_size: int, devices: int, chunks: int
 ) -> None:
     mesh = make_mesh(devices=jax.devices()[:devices])
     assert make_objective(SELF_CONTRASTIVE, mesh, chunk_size=chunk_size).chunks(queries) == chunks
 
 
-def test_a_chunk_that_is_rounded_up_is_told() -> None:
+def test_a_rounded_chunk_size_is_printed() -> None:
     message = "train.chunk_size is 3; 4 of 16 queries are encoded at a time, the next number that divides them"
     assert describe_rounding(16, 3, 1) == message
     assert describe_rounding(16, 1, 4) == message.replace("is 3", "is 1") + " and gives each of 4 devices as many"

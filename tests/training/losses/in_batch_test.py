@@ -120,14 +120,14 @@ def close(terms: LossTerms, expected: dict[str, float]) -> bool:
 
 
 @pytest.mark.parametrize("V", [1, 2, 5])
-def test_values(V: int) -> None:
+def test_golden_values_of_every_term(V: int) -> None:
     case = Case(V)
     for settings in SETTINGS:
         terms, expected = case.ours(settings), oracle(case.raw(), case, settings)
         assert close(terms, expected), (settings, terms, expected)
 
 
-def test_a_query_s_own_negatives_alone() -> None:
+def test_only_the_querys_own_negatives() -> None:
     """I3 eq. 9 by a loop in float64: three queries with three documents each; the second query's last is another
     positive of it, the third's last does not exist."""
     generator = np.random.default_rng(3)
@@ -151,7 +151,7 @@ def test_a_query_s_own_negatives_alone() -> None:
     assert float(alone.loss) == pytest.approx(first_two, rel=1e-6)
 
 
-def test_the_case_has_what_it_claims() -> None:
+def test_every_feature_of_the_case_changes_the_loss() -> None:
     """Every feature of the case changes the loss, so no test of values passes without it."""
     settings = LossSettings("first", "first", 1.0, 1.0, 1.0)
     case, terms = Case(5), Case(5).ours(settings)
@@ -219,7 +219,7 @@ def test_two_vectors_make_the_local_loss_a_softplus() -> None:
 
 @pytest.mark.parametrize("positive", ["max", "first"])
 @pytest.mark.parametrize("local", ["none", "first", "argmax"])
-def test_one_vector_and_no_local_weight_is_the_loss_of_dpr(positive: Any, local: Any) -> None:
+def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, local: Any) -> None:
     """Cross-entropy of the [B,N] score matrix with the positives as labels; with one vector the local loss is 0."""
     generator = np.random.default_rng(0)
     scores = generator.standard_normal((4, 8)).astype(np.float32)
@@ -234,7 +234,7 @@ def test_one_vector_and_no_local_weight_is_the_loss_of_dpr(positive: Any, local:
     assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
 
 
-def test_of_equal_scores_the_first_document_comes_first() -> None:
+def test_equal_scores_are_ordered_by_position() -> None:
     scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
     for positives in ([0, 1], [2, 3]):
         terms = contrastive_loss(scores, jnp.array(positives, jnp.int32), everyone, LossSettings())
@@ -242,7 +242,7 @@ def test_of_equal_scores_the_first_document_comes_first() -> None:
         assert float(terms.accuracy) == np.mean(np.array(positives) == 0)
 
 
-def test_candidates() -> None:
+def test_mask_of_candidates() -> None:
     """Row = query, column = document, on the case above."""
     expected = [
         [1, 1, 1, 1, 1, 1, 0, 1, 0],  # not the copy of its own positive in row 6
@@ -255,7 +255,7 @@ def test_candidates() -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
-def test_rows_of_nothing_but_padding_are_finite(settings: LossSettings) -> None:
+def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
     """No query, no document, no vector: value 0, gradient 0, no NaN."""
     B, N, V = 2, 3, 2
     mask = jnp.zeros((N, V), bool)
@@ -398,7 +398,7 @@ def test_kl_to_a_teacher(case: tuple[float, float, bool]) -> None:
     assert not any(value == pytest.approx(KL[case], rel=1e-2) for value in others), "control"
 
 
-def test_the_gradients_of_a_teachers_lessons() -> None:
+def test_gradients_of_distillation_terms() -> None:
     """Of the first row, in a mean over two rows, or six margins; and against differences in float64."""
     kl, mse = taught(only(kl=KlSettings(1.0))), taught(only(margin_mse=MarginMseSettings(1.0)))
     np.testing.assert_allclose(np.asarray(kl.rank)[0], [-0.135298, 0.052553, 0.067593, 0.015152], atol=2e-6)
@@ -412,7 +412,7 @@ def test_the_gradients_of_a_teachers_lessons() -> None:
         assert float(kl.rank[row, column]) == pytest.approx(slope, abs=1e-5)
 
 
-def test_what_a_teacher_did_not_score_counts_for_nothing() -> None:
+def test_unscored_passages_have_no_effect() -> None:
     """An empty slot, a score that is missing, and a query of which none is there; gradients stay finite."""
     assert float(taught(only(kl=KlSettings(1.0)), empty=(1, 3)).terms["kl"]) == pytest.approx(1.144550, rel=2e-6)
     missing = TEACHER.copy()
@@ -440,13 +440,13 @@ def test_what_a_teacher_did_not_score_counts_for_nothing() -> None:
     assert not np.asarray(nothing.rank).any()
 
 
-def test_yes_or_no_of_a_querys_own_documents() -> None:
+def test_binary_loss_equals_pytorch() -> None:
     """torch's BCEWithLogitsLoss, labels 1 0 0 0, without and with pos_weight 3."""
     assert float(taught(only(binary=BinarySettings(1.0))).terms["binary"]) == pytest.approx(1.238682, rel=1e-6)
     assert float(taught(only(binary=BinarySettings(1.0, 3.0))).terms["binary"]) == pytest.approx(1.443700, rel=1e-6)
 
 
-def test_terms_of_a_teacher_are_off_where_there_is_none() -> None:
+def test_distillation_terms_are_off_without_a_teacher() -> None:
     settings = LossSettings(kl=KlSettings(1.0), margin_mse=MarginMseSettings(1.0))
     S = jnp.asarray(STUDENT[:, :, None])
     arguments = (S, jnp.array([0, 2]), jnp.ones((2, 4), bool))
@@ -455,7 +455,7 @@ def test_terms_of_a_teacher_are_off_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(5, 3), (7, 2), (4, 4), (3, 8), (1000, 128)])
-def test_an_epoch_of_the_loss_is_one_of_the_data(examples: int, batch_size: int) -> None:
+def test_annealing_uses_epochs_of_the_data(examples: int, batch_size: int) -> None:
     """Not a rounded number of steps: that would run ahead of the stream of examples, or behind it."""
     settings = LossSettings(epochs_per_step=batch_size / examples)
     for step in range(200):

@@ -68,7 +68,7 @@ def contrastive(vectors: list[Any], batch: Batch, size: int, first: bool) -> tup
 
 
 @pytest.mark.exhaustive
-def test_the_loss_of_a_dual_encoder_with_distillation_is_that_of_every_size() -> None:
+def test_the_loss_is_the_weighted_sum_over_sizes() -> None:
     batch = make_batch(3)
     taught = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     taught[-1, -1] = np.nan  # the empty slot
@@ -117,7 +117,7 @@ class GivenVectors(RetrievalObjective):
         return params["query"], params["passage"]
 
 
-def test_gradients_are_those_of_pytorch() -> None:
+def test_gradients_equal_pytorch() -> None:
     """With respect to the vectors, through cutting and scaling."""
     batch = make_batch(2)
     objective, _, (q, d) = encoded(tiny.DUAL_ENCODER | MATRYOSHKA, batch)
@@ -148,7 +148,7 @@ def test_gradients_are_those_of_pytorch() -> None:
         (tiny.SPLADE, r"head 'splade' gives a weight for each word"),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) -> None:
     overrides = MATRYOSHKA | overrides
     with pytest.raises(ValueError, match=message):
         loss_settings(tiny.make_config(overrides), tiny.make_retriever(overrides))
@@ -180,7 +180,7 @@ def test_the_teacher_of_a_batch_teaches_every_size() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (16, 2)])
-def test_the_first_numbers_find_what_all_find_if_they_were_trained(sizes: tuple[int, ...]) -> None:
+def test_trained_first_numbers_retrieve_like_whole_vectors(sizes: tuple[int, ...]) -> None:
     """Vectors alone are trained, 24 pairs; then the first two numbers choose among 24 passages."""
     keys = {"normalize": True, "loss.temperature": 0.1, "loss.matryoshka.sizes": sizes}
     settings = loss_settings(tiny.make_config(keys), tiny.make_retriever(keys))

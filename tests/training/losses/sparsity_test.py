@@ -36,7 +36,7 @@ def test_penalties_and_their_gradients(norm: str) -> None:
     assert not np.asarray(gradient)[2].any(), "an empty row"
 
 
-def test_flops_of_a_batch_are_not_the_mean_of_its_parts() -> None:
+def test_flops_penalty_is_computed_over_the_whole_batch() -> None:
     everything = jnp.ones(4, bool)
     weights = jnp.asarray(WEIGHTS[:4])
     whole = penalty("flops", weights, everything)

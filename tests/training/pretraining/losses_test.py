@@ -52,7 +52,7 @@ def make_pretrainer(method: PretrainingMethod) -> PretrainingModel:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_losses_and_gradients_are_those_of_plain_numpy(name: str) -> None:
+def test_losses_and_gradients_equal_numpy(name: str) -> None:
     method, mesh = METHODS[name], make_mesh(fsdp=2)
     model, batch = make_pretrainer(method), make_batch(METHODS[name])
     objective = PretrainingObjective(model=model, mesh=mesh, chunk_size=8)
@@ -94,7 +94,7 @@ def test_contrast_of_four_vectors_by_hand() -> None:
     assert float(span_contrast(jnp.asarray(vectors[[0, 2, 1, 3]]), jnp.ones(4, bool))[0]) > 1  # control: wrong partners
 
 
-def test_what_an_encoder_cannot_be_trained_by() -> None:
+def test_unsupported_methods_of_an_encoder() -> None:
     assert isinstance(T5, T5Config)
     assert "MLM" in METHODS["mlm"].problem(T5) or METHODS["mlm"].problem(T5)
     assert METHODS["mlm"].problem(MODERNBERT) == ""

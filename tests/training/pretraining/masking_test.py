@@ -39,7 +39,7 @@ def greedy(sizes: list[int], most: int) -> list[bool]:
     return taken
 
 
-def test_words_are_taken_as_by_the_loop_of_the_collator() -> None:
+def test_chosen_words_equal_the_collators_loop() -> None:
     random = np.random.default_rng(0)
     for most in (1, 2, 3, 7, 20):
         sizes = random.integers(1, 6, (40, 12))
@@ -73,7 +73,7 @@ def test_whole_words_up_to_the_budget_and_never_markers() -> None:
     assert not none.any()  # SPEC of the collators: a word of two does not fit into one
 
 
-def test_of_the_hidden_most_are_masks_some_random_some_kept() -> None:
+def test_shares_of_masked_random_and_kept_tokens() -> None:
     ids, random = np.full(60_000, 7), np.random.default_rng(3)
     chosen = np.arange(len(ids)) % 2 == 0
     corrupted = corrupt(ids, chosen, VOCABULARY, random)
@@ -143,7 +143,7 @@ def leaves(batch: MaskedTexts) -> list[bytes]:
 
 
 @pytest.mark.parametrize("decoder", [False, True])
-def test_a_batch_is_a_function_of_seeds_and_number(decoder: bool) -> None:
+def test_a_batch_depends_only_on_seeds_and_number(decoder: bool) -> None:
     batches = make(decoder=decoder)
     assert batches.padded_size == 8
     whole = batches(3)
@@ -158,7 +158,7 @@ def test_a_batch_is_a_function_of_seeds_and_number(decoder: bool) -> None:
     assert leaves(again) != leaves(whole)
 
 
-def test_labels_are_what_was_hidden() -> None:
+def test_labels_are_the_hidden_tokens() -> None:
     batches = make(decoder=True)
     batch: Any = batches(0)
     chosen = batches.spans_of(0)
@@ -197,7 +197,7 @@ def test_pairs_are_two_spans_of_one_document() -> None:
     assert len(drawn) > 5  # of the long document, ever other ones
 
 
-def test_what_begins_a_word_is_asked_of_the_tokenizer(tmp_path: Path) -> None:
+def test_word_starts_are_read_from_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 12, 24)
     vocabulary = MaskingVocabulary.from_tokenizer(tokenizer)
     ids = tokenizer.passages([], sink=lambda _: tokenizer.without_markers(["river stonex"]))[0]
@@ -219,11 +219,11 @@ def test_what_begins_a_word_is_asked_of_the_tokenizer(tmp_path: Path) -> None:
         (["▁river", "s", "##", "▁bank"], [False, True, True, False]),
     ],
 )
-def test_where_words_go_on(tokens: list[str], goes_on: list[bool]) -> None:
+def test_continuation_pieces_of_every_tokenizer(tokens: list[str], goes_on: list[bool]) -> None:
     """A heading's "##" in a byte-pair vocabulary makes no WordPiece of it."""
     assert _continues(tokens).tolist() == goes_on
 
 
-def test_a_tokenizer_that_marks_no_words() -> None:
+def test_a_tokenizer_without_word_marks() -> None:
     with pytest.raises(ValueError, match="where words begin cannot be seen"):
         _continues(["river", "bank"])

@@ -109,7 +109,7 @@ def test_the_losses_fall(run: Path) -> None:
     assert 0 <= logged(run, "in_batch_accuracy")[-1] <= 1
 
 
-def test_the_result_is_read_strictly(run: Path) -> None:
+def test_the_result_loads_strictly(run: Path) -> None:
     model = run / "model"
     shapes, params = load_pretrained(model, get_config().encoder.ignore)
     assert "mlm_head" not in params
@@ -123,7 +123,7 @@ def test_the_result_is_read_strictly(run: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_fine_tuning_begins_with_the_result(run: Path, data: Path, tmp_path: Path) -> None:
+def test_fine_tuning_starts_from_the_result(run: Path, data: Path, tmp_path: Path) -> None:
     params = load_pretrained(run / "model", get_config().encoder.ignore)[1]
     for head in ("dual_encoder", "aggretriever"):  # which also reads the MLM head
         config = tiny_config(run / "model", data, data__dev="", train__steps=0, head__name=head)
@@ -161,7 +161,7 @@ def test_the_layout_of_public_checkpoints_loads_too(run: Path, data: Path, tmp_p
         load_pretrained(public, ignore)
 
 
-def test_logits_are_those_of_transformers(run: Path) -> None:
+def test_logits_equal_transformers(run: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model, loading = transformers.BertForMaskedLM.from_pretrained(run / "model", output_loading_info=True)
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -204,7 +204,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_
         pretrain(config_of(write_data(tmp_path / "other", seed=1), train__steps=30, **halves), tmp_path / "run", False)
 
 
-def test_a_head_of_the_same_shapes_is_gone_on_with(run: Path, data: Path, tmp_path: Path) -> None:
+def test_a_head_of_the_same_shapes_is_reused(run: Path, data: Path, tmp_path: Path) -> None:
     more = {"pretraining__method": "condenser", "encoder__checkpoint": str(run / "model"), "train__steps": 0}
     pretrain(config_of(data, **more), tmp_path / "same", False)
     assert (tmp_path / "same" / "model" / PRETRAINING_HEAD).read_bytes() == (
@@ -243,7 +243,7 @@ def test_a_pre_training_run_is_no_retriever(run: Path) -> None:
         open_run(run)
 
 
-def test_settings_that_cannot_be(data: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_errors(data: Path, tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder")
     for overrides, message in (
         ({"pretraining__method": "bert"}, "pretraining.method is 'bert'; it must be one of mlm, condenser"),
@@ -270,7 +270,7 @@ def test_settings_that_cannot_be(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_start_is_made_anew_until_there_is_a_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
+def test_the_start_is_made_again_until_the_first_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
     """A job that failed may have had other settings."""
     folder = Workdir(tmp_path / "run")
     for layers in (2, 3):
@@ -280,7 +280,7 @@ def test_a_start_is_made_anew_until_there_is_a_checkpoint(data: Path, run: Path,
     assert read_json(run / "start" / "config.json")["num_hidden_layers"] == 2, "a run that goes on keeps its own"
 
 
-def test_the_same_corpus_gives_the_same_words(data: Path, tmp_path: Path) -> None:
+def test_the_same_corpus_gives_the_same_vocabulary(data: Path, tmp_path: Path) -> None:
     texts = ["the river and the stone rivers", "a rivered stone", "stones und Flüsse"] * 3
     first, second = (train_wordpiece(lambda: texts, 60, True).get_vocab() for _ in range(2))
     assert first == second
@@ -289,7 +289,7 @@ def test_the_same_corpus_gives_the_same_words(data: Path, tmp_path: Path) -> Non
     assert train_wordpiece(lambda: texts[:1], 60, True).get_vocab() != first  # control
 
 
-def test_the_tokenizer_of_a_run_is_one_of_transformers(run: Path) -> None:
+def test_transformers_loads_the_tokenizer_of_a_run(run: Path) -> None:
     tokenizer = TextTokenizer.load(run / "model", 12, 24)
     assert tokenizer.special_ids == {"pad": 0, "cls": 2, "sep": 3, "mask": 4}
     assert read_json(run / "model" / "tokenizer_config.json")["model_max_length"] == 40

@@ -133,7 +133,7 @@ class FixedScorer(PairScorer):
         return np.array([0.0, 2.0, 1.0, 2.0, 5.0, 1.0, 0.5], np.float32)[passage_rows]
 
 
-def test_validation_ranks_a_positive_among_all_that_may_be_wrong() -> None:
+def test_validation_ranks_a_positive_among_its_negatives() -> None:
     """Equal scores count against it; what is known to be relevant, too, is not counted."""
     texts = Ragged.from_lists([[1]] * 7)
     dev = TrainingSet(
@@ -212,7 +212,7 @@ def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) 
     assert metrics["validation/nll"] == pytest.approx(np.mean(nll), rel=1e-5)
 
 
-def test_pairs_are_told_of_as_they_are_scored(workdir: Path) -> None:
+def test_progress_counts_scored_pairs(workdir: Path) -> None:
     """A teacher's progress shows batches, not the hundreds of thousands of pairs that are asked for at once."""
     queries = {"q": Query("q", "silver river")}
     passages = {f"p{i}": Passage(f"p{i}", "river " * i) for i in range(1, 30)}
@@ -225,7 +225,7 @@ def test_pairs_are_told_of_as_they_are_scored(workdir: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_run_goes_on_as_if_it_had_not_stopped(root: Path, workdir: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, workdir: Path, tmp_path: Path) -> None:
     train(config_of(root, train__steps=3, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "run", False)
     train(config_of(root, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "run", False)
     train(config_of(root, optimizer__decay="none", optimizer__warmup_steps=0), tmp_path / "whole", False)
@@ -303,7 +303,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     assert "RR@9" in comparison.measures or "RR@10" in comparison.measures
 
 
-def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
+def test_passages_below_the_depth_keep_their_order() -> None:
     run = {"q": [("a", 9.0), ("b", 8.0), ("c", 7.0), ("d", 6.0), ("e", 5.0)]}
     scores = {("q", "a"): -3.0, ("q", "b"): 1.0, ("q", "c"): 1.0}
     expected = [("b", 1.0), ("c", 1.0), ("a", -3.0), ("d", -4.0), ("e", -5.0)]
@@ -312,7 +312,7 @@ def test_a_tail_stays_behind_and_ties_as_they_were() -> None:
 
 
 @pytest.mark.exhaustive
-def test_scores_that_are_written_teach_a_retriever(
+def test_written_scores_train_a_retriever(
     root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From `rerank --train` to a retriever that learns from them, and from nothing else."""
@@ -391,7 +391,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
     assert out.read_bytes() == whole
 
 
-def test_a_run_in_transformers_files_scores_alike(workdir: Path, tmp_path: Path) -> None:
+def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> None:
     notes = export(workdir, "hf", tmp_path / "out")
     assert "Scores of 64 pairs, read back, differ from the run's by at most" in notes
     stock, own = open_pretrained_reranker(str(tmp_path / "out"), 12, 24), open_reranker(workdir)
@@ -443,6 +443,6 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
         ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
     ],
 )
-def test_what_cannot_be(root: Path, tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(root: Path, tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(config_of(root, **overrides), tmp_path / "run", progress=False)
