@@ -276,7 +276,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
         if "config" in names:
             names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
-            f"--{error.flagname} is no flag{suggest_name(error.flagname, names)} (--help lists them)"
+            f"--{error.flagname} is no flag{suggest_name(error.flagname, names, '--')} (--help lists them)"
         ) from error
     except flags.Error as error:
         raise ValueError(f"{_wrong_value(str(error))} (--help lists the flags)") from error
@@ -333,6 +333,9 @@ def _wrong_value(message: str) -> str:
         return message
     parser: Any = flags.FLAGS[match[2]].parser
     kind = kinds.get(parser.flag_type())
+    if choices := getattr(parser, "enum_values", None):
+        value = match[1].partition("=")[2]
+        return f"{match[1]}: it must be one of {', '.join(choices)}{suggest_name(value, choices)}"
     if getattr(parser, "lower_bound", None) is not None:
         return f"{match[1]}: it must be {kind} of at least {parser.lower_bound}"
     return f"{match[1]}: it must be {kind}" if kind else message.removeprefix("flag ")

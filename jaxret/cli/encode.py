@@ -13,6 +13,7 @@ share the run's folder: each job takes shards that no other has, those of jobs t
 there.
 """
 
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -54,6 +55,10 @@ def main() -> None:
         raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")
     if _DELETE.value and (_CORPUS.value or _APPEND.value):
         raise ValueError("--delete deletes, and nothing else: leave --corpus and --append out, and run them after it")
+    if _DELETE.value and not Path(_DELETE.value).is_file():
+        raise ValueError(
+            f"--delete={_DELETE.value}: there is no such file; give a file with ids of passages, one a line"
+        )
     options, engine, together = _OPTIONS(), _ENGINE(), _JOB()
     if engine.engine and (_DELETE.value or _APPEND.value or together.coordinator):
         raise ValueError(

@@ -108,6 +108,12 @@ _NAMES: dict[str, str] = {
     "Success": "hit hits hitrate hr accuracyatk acc topkaccuracy",
     # precision is not among the measures, which nothing similar may replace
     "P": "precision p",
+    # of `export --to`
+    "hf": "huggingface transformers",
+    "sentence-transformers": "sbert st",
+    "pyserini": "faiss",
+    "anserini": "lucene",
+    "pgvector": "postgres postgresql",
     # verbs
     "encode": "embed vectorize",
     "search": "retrieve evaluate eval rank query",
@@ -130,12 +136,12 @@ _WITHOUT = {
 }
 
 
-def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean X?" for the one of `names` that is meant by `similar_name`, or "; " and what decides where
-    there is no such choice, "" if neither is known."""
+def suggest_name(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return "; did you mean X?" for the one of `names` that is meant by `similar_name`, with a prefix, or "; " and what
+    decides where there is no such choice, "" if neither is known."""
     choices = list(names)
     if similar := similar_name(name, choices):
-        return f"; did you mean {similar}?"
+        return f"; did you mean {prefix}{similar}?"
     flag, reason = _WITHOUT.get(_letters(name), ("", ""))
     return f"; {reason}" if flag in choices else ""
 

@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
@@ -54,7 +55,11 @@ def missing_file_error(path: Path, variant: str = "") -> DataError:
         return Location(path).error("missing file", problem, remedy)
     names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
     shown = ", ".join([*names[:12], "..."] if len(names) > 12 else names) or "nothing"  # 12: one line on a screen
-    return Location(path).error("missing file", problem, f"{folder} holds {shown}")
+    near = get_close_matches(path.name, names, 1) if folder == path.parent else []
+    place = "this folder" if folder == Path() else folder
+    return Location(path).error(
+        "missing file", problem, f"{f'did you mean {folder / near[0]}? ' if near else ''}{place} holds {shown}"
+    )
 
 
 @runtime_checkable

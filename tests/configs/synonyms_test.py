@@ -53,14 +53,14 @@ def run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("verb", "name", "hint"),
     [
-        ("search", "output", "did you mean workdir?"),
-        ("search", "n", "did you mean k?"),
+        ("search", "output", "did you mean --workdir?"),
+        ("search", "n", "did you mean --k?"),
         ("search", "batch_size", "a batch holds as many texts as fit into the run's encode.tokens_per_batch tokens"),
-        ("bm25", "out", "did you mean workdir?"),
-        ("export", "output_path", "did you mean out?"),
-        ("mine", "n", "did you mean keep?"),
-        ("keywords", "n", "did you mean count?"),
-        ("encode", "batch_size", "did you mean tokens_per_batch?"),
+        ("bm25", "out", "did you mean --workdir?"),
+        ("export", "output_path", "did you mean --out?"),
+        ("mine", "n", "did you mean --keep?"),
+        ("keywords", "n", "did you mean --count?"),
+        ("encode", "batch_size", "did you mean --tokens_per_batch?"),
         ("compare", "batch_size", ""),
     ],
 )

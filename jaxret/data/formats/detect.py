@@ -28,7 +28,7 @@ from jaxret.data.formats.format import DataFile, Format
 from jaxret.data.libraries import named, tfds
 from jaxret.data.libraries.named import LIBRARIES, is_named, library_of
 from jaxret.data.libraries.open_sets import open_named_set, open_table
-from jaxret.data.lines import PathLike, missing_file_error, parse_json_object, read_lines
+from jaxret.data.lines import PathLike, find_file, missing_file_error, parse_json_object, read_lines
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.working_copy import local_path, shown_path
@@ -189,12 +189,17 @@ def _usual_format(path: Path, role: str) -> Format | None:
 def _require_role(file: DataFile, sample: FileSample | None = None) -> DataFile:
     if file.role and not file.format.gives(file.role):
         roles = ", ".join(file.format.roles())
+        problem = f"this is a file of {file.format.title}, which holds {roles} and no {file.role}"
+        folder = file.path.absolute().parent
+        if folder.name == "qrels" and find_file(folder.parent, "corpus.jsonl"):
+            remedy = f"give the folder of the data set, {shown_path(folder.parent)}, or another file of it"
+            raise Location(file.path).error("wrong format", problem, remedy)
         others = [other for other in FORMATS if other.gives(file.role)]
         near = _nearest(sample, [other for other in others if getattr(other, file.role)]) if sample else None
         force = f"; if it is {near.title}, give {near.name}:PATH" if near else ""
+        others.sort(key=lambda other: len(other.roles()))  # those that hold nothing else first
         titles = ", ".join(other.title for other in others[:4])
         more = ", ... (docs/data.md lists all)" if len(others) > 4 else ""
-        problem = f"this is a file of {file.format.title}, which holds {roles} and no {file.role}"
         raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {titles}{more}{force}")
     return file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -213,12 +214,12 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
         (
             table("1 | some text"),
             "judgements",
-            r"MS MARCO .*, which holds passages, queries and no judgements; judgements are in: DPR",
+            r"MS MARCO .*, which holds passages, queries and no judgements; judgements are in: qrels,",
         ),
         (
             table("q1 0 p1 1"),
             "examples",
-            r"this is a file of qrels, which holds judgements and no examples; examples are in: DPR",
+            r"this is a file of qrels, which holds judgements and no examples; examples are in: MS MARCO",
         ),
         (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"holds rankings and no examples"),
         ("PK\x03\x04", "", r"this is a zip archive; unpack it"),
@@ -239,6 +240,33 @@ def test_the_error_for_an_unknown_format_names_the_nearest(text: str, role: str,
     (tmp_path / "a").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError, match=message):
         detect_file(tmp_path / "a", role)
+
+
+@pytest.mark.parametrize("role", ["passages", "queries", "examples"])
+def test_judgements_of_a_data_set_are_answered_with_its_folder(role: str, tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    judgements = tmp_path / "qrels" / "test.tsv"
+    judgements.write_text(table("query-id | corpus-id | score", "q1 | p1 | 1"))
+    with pytest.raises(DataError, match=rf"no {role}; {role} are in: "):
+        detect_file(judgements, role)
+    (tmp_path / "corpus.jsonl").write_text(records({"_id": "p1", "text": "river"}))
+    with pytest.raises(
+        DataError, match=rf"no {role}; give the folder of the data set, {re.escape(str(tmp_path))}, or "
+    ):
+        detect_file(judgements, role)
+
+
+def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(20):
+        (tmp_path / f"a{i}").touch()
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(DataError, match=rf"did you mean {tmp_path}/corpus\.jsonl\? {tmp_path} holds a0, "):
+        detect_file(tmp_path / "corpus.json")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^no: this file does not exist; this folder holds a0, "):
+        detect_file("no")
+    with pytest.raises(DataError, match=r"^a0/corpus\.jsonl: this file does not exist; this folder holds a0, "):
+        detect_file("a0/corpus.jsonl")
 
 
 def test_a_broken_line_does_not_change_the_format(tmp_path: Path) -> None:
