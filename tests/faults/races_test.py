@@ -161,6 +161,25 @@ def test_two_jobs_that_change_a_corpus(verb: str, tiny: Tiny, tmp_path: Path, tr
     race(begin, check, tmp_path, trials, (0.0, 0.5, 0.9))
 
 
+@pytest.mark.faults(29)
+def test_jobs_that_delete_different_passages(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """No deletion that succeeded is lost by the one of another job."""
+    for number in range(10):
+        workdir = tmp_path / f"run{number}"
+        shutil.copytree(tiny.run, workdir)
+        jobs = {f"p{i}": tmp_path / f"ids{i}" for i in range(4)}
+        for key, file in jobs.items():
+            file.write_text(f"{key}\n")
+        flags = [f"--workdir={workdir}", "--name=data"]
+        started = {key: start("jaxret/__main__.py", "encode", *flags, f"--delete={file}") for key, file in jobs.items()}
+        done = {key for key, job in started.items() if job.wait() == 0}
+        clean = all("is in use" in refusal(job) for key, job in started.items() if key not in done)
+        corpus = open_encoded(workdir / "embeddings" / "data")
+        left = jobs.keys() & {key for _, block in corpus.id_blocks() for key in block}
+        said = f"done {done}, left {left}: {[job.output for job in started.values()]}"
+        trials.count(clean and bool(done) and not done & left, said, detected=len(done) < len(jobs))
+
+
 def _passages(run_folder: Path) -> int:
     ids = [one for _, ids in open_encoded(run_folder / "embeddings" / "data").id_blocks() for one in ids]
     assert len(ids) == len(set(ids))
