@@ -1,13 +1,15 @@
 """Progress of long work on standard error, and the lines that a job prints: one process draws one bar at a time.
 
 On a terminal and in a notebook there is a bar, from a second on. In a file or a pipe there is a line every ten seconds,
-with the time; work inside other work has it while the other one stands still.
+with the time, also while nothing is finished, as when a program is compiled; work inside other work has it while the
+other one stands still.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -80,6 +82,7 @@ class Progress:
         self._visible = shown and not _settings["quiet"]
         self._bar: tqdm[Any] | None = None
         self._lines = 0
+        self._ended, self._mutex = threading.Event(), threading.RLock()
 
     def __enter__(self) -> Progress:
         self._start_time = self._next = self._updated = time.monotonic()
@@ -88,9 +91,13 @@ class Progress:
         if self._visible:
             _shown.append(self)
             self._next += DELAY if self._terminal else INTERVAL
+            if not self._terminal:
+                threading.Thread(target=self._write_while_waiting, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._mutex:
+            self._ended.set()
         if self in _shown:
             _shown.remove(self)
         if self._bar is not None:
@@ -112,8 +119,19 @@ class Progress:
         elif self._terminal:
             self._draw(count)
         else:
-            self._next += INTERVAL * (1 + (now - self._next) // INTERVAL)
-            if all(now - outer._updated >= INTERVAL for outer in _shown[: _shown.index(self)]):
+            with self._mutex:
+                self._next += INTERVAL * (1 + (now - self._next) // INTERVAL)
+                if all(now - outer._updated >= INTERVAL for outer in _shown[: _shown.index(self)]):
+                    self._write_line("for")
+
+    def _write_while_waiting(self) -> None:
+        """Write a line for every ten seconds in which no part is finished, unless work inside this one does so."""
+        while not self._ended.wait(INTERVAL):
+            with self._mutex:
+                now = time.monotonic()
+                if self._ended.is_set() or now < self._next or _shown[-1] is not self or not is_first_process():
+                    continue
+                self._next = now + INTERVAL
                 self._write_line("for")
 
     def note(self, text: str) -> None:
@@ -143,7 +161,8 @@ class Progress:
         parts[0] += f" {_PLURALS.get(self.unit, self.unit + 's')}"
         parts[0] += f" ({self.done / self.total:.0%})" if self.total else ""
         parts[0] += f" {how} {tqdm.format_interval(seconds)}"
-        parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 1000 else f"{rate:,.0f} {self.unit}/s")
+        if rate:
+            parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 1000 else f"{rate:,.0f} {self.unit}/s")
         if self.total and rate and how == "for":
             parts.append(f"{tqdm.format_interval((self.total - self.done) / rate)} left")
         if self._note:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import termios
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +48,21 @@ def test_a_file_has_a_line_every_ten_seconds(clock: Clock, capsys: pytest.Captur
         "encode: 350 of 400 passages (88%) in 00:25, 10 passage/s, loss 0.5",
     ]
     assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d encode", line) for line in lines)
+
+
+def test_a_file_has_lines_while_nothing_is_finished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While a first step is compiled, for example; not for work in which other work is shown."""
+    monkeypatch.setattr(progress, "INTERVAL", 0.05)
+    text, deadline = "", time.monotonic() + 60
+    with Progress("train", 9, "step"), Progress("inner", 5, "text"):
+        while text.count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            text += capsys.readouterr().err
+    first = re.sub(r"^[0-9-]{10} [0-9:]{8} ", "", text.splitlines()[0])
+    assert first == "inner: 0 of 5 texts (0%) for 00:00"
+    assert "train" not in text
 
 
 def test_short_work_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
