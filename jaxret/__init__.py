@@ -1,6 +1,6 @@
 """jaxret: dense passage retrieval with JAX, from text to an exact top-k. docs/python.md shows how it is used.
 
-The names of `__all__` are imported when they are first asked for, and JAX with them.
+The names of `__all__` are imported at their first use, and JAX with them.
 """
 
 from __future__ import annotations

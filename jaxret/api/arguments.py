@@ -12,7 +12,7 @@ from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
-_TOO_LARGE = 10**18  # 64 bits hold what is smaller
+_TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
 PathLike = str | os.PathLike[str]
 
 

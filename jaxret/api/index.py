@@ -242,8 +242,8 @@ class Index:
         return self._searcher.is_stale()
 
     def refresh(self) -> bool:
-        """Open the corpus again if it changed; return whether it did. Searches of other threads go on meanwhile, with
-        the passages of before. Raises what `open` raises; the index is then as it was."""
+        """Open the corpus again if it changed; return whether it did. Searches in other threads continue meanwhile,
+        with the previous passages. Raises what `open` raises; the index is then as it was."""
         if not self.is_stale():
             return False
         self._searcher = Searcher(self.retriever.run, self._searcher.folder, self._options, many=True)

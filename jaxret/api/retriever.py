@@ -134,7 +134,7 @@ class Retriever:
     ) -> Retriever:
         """Train as `jaxret train --config=CONFIG --workdir=WORKDIR` does, and open the best checkpoint.
 
-        The same call again goes on with a run that was interrupted, and opens one that is done.
+        The same call resumes an interrupted run, and opens a finished one.
 
         Args:
             config: a name ("mlr", "minilm:dual_encoder"), a file, or the ConfigDict of such a file.

@@ -246,7 +246,7 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
         return positional
     from jaxret.storage.working_copy import local_path
 
-    paths = {value: str(local_path(value)) for value in sorted(addresses, key=len)}  # a run before what is in it
+    paths = {value: str(local_path(value)) for value in sorted(addresses, key=len)}  # a run before its files
     for name, value in values.items():
         flags.FLAGS[name].value = paths[value]
     return [paths.get(value, value) for value in positional]
@@ -326,7 +326,7 @@ def _wrong_value(message: str) -> str:
     """Return absl's message, or a clearer one for a missing value and a value of the wrong type."""
     if missing := re.findall(r"Flag (--\w+) must have a value", message):
         return f"{' and '.join(missing)} must be given"
-    message = re.sub(r"^flag --out=.*?: (?=--out=)", "", message)  # a validator says it in a sentence of its own
+    message = re.sub(r"^flag --out=.*?: (?=--out=)", "", message)  # the message of the validator is a sentence
     match = re.match(r"flag (--([\w.]+)=.*?): ", message, re.DOTALL)
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     if not match or match[2] not in flags.FLAGS:

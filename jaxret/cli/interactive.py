@@ -19,8 +19,8 @@ _WARM_LENGTH = 32  # tokens: questions up to this long compile nothing, longer o
 
 def interact(searcher: Searcher, k: int) -> None:
     """Answers questions of standard input, a line each, until an empty line or its end. At a terminal there is a prompt
-    with a history; Ctrl-C ends a line, not the session. What is wrong with a question is told on stderr, and the next
-    one is read."""
+    with a history; Ctrl-C ends a line, not the session. An error in a question is printed on stderr, and the next
+    question is read."""
     warm_up(searcher, k)
     if searcher.index:
         print(f"approximate: {searcher.index.describe(k)}")
@@ -68,5 +68,5 @@ def warm_up(searcher: Searcher, k: int) -> None:
     texts."""
     lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
     first = searcher.warm_up(["? " * length for length in lengths], k)
-    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # told with each answer
+    with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # each answer reports the error
         searcher.passages(set(first))

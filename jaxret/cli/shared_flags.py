@@ -1,7 +1,7 @@
 """Flags that several verbs have, each with one wording.
 
-A function defines the flag of its name for the verb that calls it. `role` says which of several sources is meant, where
-a verb needs that.
+A function defines the flag of its name for the verb that calls it. `role` names the source of the flag, if a verb has
+several.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def config_names() -> list[str]:
 def locate_config(config: str) -> str:
     """Return the path of a config file, with its :SUFFIX, for NAME or FILE.py, with or without a suffix.
 
-    "configs/NAME.py" is a config of the package where there is no such file. Raises ValueError if there is none.
+    "configs/NAME.py" is a config of the package if no such file exists. Raises ValueError if there is none.
     """
     name, colon, suffix = config.partition(":")
     paths = [Path(name)] if name.endswith(".py") else [FOLDER / f"{name}.py"]

@@ -45,7 +45,7 @@ def check_options(options: Any) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of an annotation; a list may stand for a tuple."""
+    """Return whether a value has the type of an annotation; a list is accepted for a tuple."""
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if get_origin(hint) is tuple:

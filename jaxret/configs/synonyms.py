@@ -130,7 +130,7 @@ for _name, _others in _NAMES.items():
     for _other in _others.split():
         _HERE.setdefault(_other, []).append(_name)
 CONFIG = "config."  # before a key, among flags
-# Names elsewhere of what a verb with a certain flag has no flag for -> that flag, and what decides instead.
+# Names in other libraries of settings without a flag -> a flag of the verb, and the setting that decides instead.
 _WITHOUT = {
     "batchsize": ("checkpoint", "a batch holds as many texts as fit into the run's encode.tokens_per_batch tokens"),
 }

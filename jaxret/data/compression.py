@@ -1,4 +1,4 @@
-"""Plain, gzip and Zstandard files, told apart by their first bytes."""
+"""Plain, gzip and Zstandard files, distinguished by their first bytes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_blocks(path: Path, size: int) -> Iterator[bytes]:
 
 
 def open_compressed_text(raw: Any, suffix: str) -> io.TextIOWrapper:
-    """UTF-8 text into `raw`, compressed as `suffix` says: the same text, the same bytes."""
+    """A writer of UTF-8 text into `raw`, compressed by `suffix`: equal texts give equal bytes."""
     packed: Any
     if suffix == ".zst":
         packed = zstandard_module().ZstdFile(raw, "wb")

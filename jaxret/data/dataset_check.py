@@ -1,4 +1,4 @@
-"""jaxret data check: what a data set is, what is in it, and everything that is wrong with it."""
+"""Describe a data set, count its records, and list its bad ones (`jaxret data check`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SHOWN = 60  # characters of the first passage's title, and of its text
 
 @dataclass
 class ListingPolicy(Policy):
-    """Leaves bad records out, and keeps what was wrong with each."""
+    """Leaves bad records out, and keeps the error of each."""
 
     on_error: str = "skip"
     errors: list[DataError] = field(default_factory=list, init=False)
@@ -105,7 +105,7 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
         return check
     file = detect_file(source)
     roles = file.format.roles()
-    if file.format.titles:  # one of two, and what it is content does not tell
+    if file.format.titles:  # passages or queries; the content does not decide
         role = role_by_name(path)
         check.log(f"{source}: {describe_source(source, role)}, going by the name")
         roles = [role]
@@ -316,7 +316,7 @@ def _repeated(texts: np.ndarray) -> str:
 
 
 def _lengths(texts: Iterable[Passage | Query]) -> np.ndarray:
-    """In words: nobody said which tokens."""
+    """Counts words, because no tokenizer is given."""
     words = (len(one.text.split()) + len(getattr(one, "title", "").split()) for one in texts)
     return np.fromiter(words, np.int64)
 
@@ -347,7 +347,7 @@ def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
 def print_data_check(
     source: str, tokenizer: TextTokenizer | None, lengths: Sequence[int], on_error: str = "error"
 ) -> DataCheck:
-    """Print what there is, and every bad record; return the report.
+    """Print the description and every bad record; return the report.
 
     Args:
         source: folder, file or named data set.

@@ -40,7 +40,7 @@ class Policy:
     passages without title and text, so that every row of the file is a row of vectors, and raises all else.
 
     A location is counted once for each reason, however often the file is read (scanned, then streamed). Missing and
-    truncated files, and lines above `LINE_LIMIT`, are always errors: there is no record to leave out.
+    truncated files, and lines above `LINE_LIMIT`, are always errors: no record can be left out.
 
     Attributes:
         on_error: "error", "skip" or "keep".

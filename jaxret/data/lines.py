@@ -72,7 +72,7 @@ class Digest(Protocol):
 def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
     """Yields the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them."""
     lines = 0
-    if path.is_fifo():  # the first look at it would take what the next one needs, or wait for ever
+    if path.is_fifo():  # a pipe can be read only once, and may block
         remedy = "write it to a file, and give that"
         raise Location(path).error("no file", "this is a pipe, and data is read more than once", remedy)
     try:

@@ -97,7 +97,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_passage(passage: Passage, location: Location, policy: Policy | None = None) -> Passage:
-    """The passage, if its id is one word and its title or its text says something, or `policy` keeps empty ones."""
+    """The passage, if its id is one word and its title or its text is not empty, or `policy` keeps empty ones."""
     require_id(passage.id, "passage id", location)
     require_text(passage.title, "the title", location)
     require_text(passage.text, "the text", location)

@@ -18,7 +18,8 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question. `answers` are answer strings, `instruction` says what is looked for, where the data set has them."""
+    """A question. `answers` are answer strings, `instruction` describes the relevant passages, if the data set has
+    them."""
 
     id: str
     text: str
@@ -51,7 +52,7 @@ class Example:
 
     @property
     def is_distillable(self) -> bool:
-        """Whether a teacher scored the target and a negative: with less there is no difference to learn."""
+        """Whether a teacher scored the target and a negative: fewer scores have no difference to learn."""
         return any(map(math.isfinite, self.positive_scores[:1])) and any(map(math.isfinite, self.negative_scores))
 
     @property
@@ -61,4 +62,4 @@ class Example:
 
 
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first
-Rankings = dict[str, list[tuple[str, float]]]  # query id -> its ranking: what a TREC run file holds
+Rankings = dict[str, list[tuple[str, float]]]  # query id -> its ranking: the content of a TREC run file

@@ -1,8 +1,8 @@
 """Train, encode, search and evaluate on shipped text: the documentation of Python's standard library.
 
-Five systems answer questions written by hand from all docstrings: BM25, the first layers of MiniLM as they come, a dual
-encoder and a multi-layer retriever trained from these, and all of MiniLM as it comes. The tables show their measures,
-and compare each row with the one above it by a paired test.
+Five systems answer questions written by hand from all docstrings: BM25, the untrained first layers of MiniLM, a dual
+encoder and a multi-layer retriever trained from these, and all of MiniLM without training. The tables show their
+measures, and compare each row with the one above it by a paired test.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
 
 
 def print_plan(data: DemoData) -> None:
-    """Print what the demo is for, and what each row of its tables shows."""
+    """Print the purpose of the demo, and the meaning of each row of its tables."""
     print(f"""
 This demo trains two retrievers and measures how well they find the docstring that answers a question, beside word
 matching and an untrained model. They learn from pairs (first sentence of a docstring -> rest of it); the

@@ -1,8 +1,8 @@
 """Fusion of rankings: one ranking from several systems' rankings of the same queries.
 
 Each method gives every passage of a ranking a number; the fused score is the weighted sum of these numbers over the
-rankings. A passage that a ranking lacks gets the number that `missing` of the method says, which is never above that of
-a passage that the ranking has.
+rankings. A passage that a ranking lacks gets the number of the method's `missing`, which is never above that of a
+passage of the ranking.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
         results[name] = combined_members({member: run.evaluate(member, path) for member, path in members.items()})
         for member, path in members.items() if job.bm25 else ():
             run.evaluate_bm25(member, path)
-        write_json(job.result, run.describe(results, skipped))  # after each set: a reader sees what is done
+        write_json(job.result, run.describe(results, skipped))  # after each set, so that finished sets are visible
     result = run.describe(results, skipped)
     write_json(job.result, result)
     others = (*job.columns, *([f"BM25={run.bm25_folder}"] if job.bm25 else ()))
@@ -100,7 +100,7 @@ class _Evaluator:
         return open_run(self.job.workdir, self.job.checkpoint, query_length=self.job.query_length)
 
     def label(self, query: bool) -> str:
-        """Return the part of files' names that tells them from those of other checkpoints and lengths."""
+        """Return the part of file names that distinguishes checkpoints and lengths."""
         step = "" if self.job.checkpoint == "best" else f"step-{self.searcher.checkpoint['step']}"
         lengths = [f"q{self.job.query_length}" * bool(query and self.job.query_length)]
         lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
@@ -262,7 +262,7 @@ def result_of_other(folder: Path, stems: Sequence[str], own: Mapping[str, Any]) 
 
 def beir_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the results of systems as a table: sets, then the means whose sets are all present; below it, which sets
-    the other means lack. The first system says which sets there are."""
+    the other means lack. The first system decides the sets."""
     first = next(iter(systems.values()))
     header = ["set", "queries", *(f"{measure} {name}" for measure in MEASURES for name in systems)]
 

@@ -97,7 +97,7 @@ def compare_on_sets(
 
     Args:
         arguments: as of `compare_runs`; of several sets folders of runs.
-        data: names of results; "all" stands for those that all folders have, and nothing for the only one.
+        data: names of results; "all": those that all folders have; (): the only one.
         measures: by default all that every result of every set has.
         seed, resamples: see `paired_comparison`.
 
@@ -262,7 +262,7 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
     Args:
         config: the flat config of the run.
         lineage: of a recipe's stage, else None. Each seed of a stage mines its own data and starts from its own run,
-            so the lineage stands for both.
+            so the lineage identifies both.
         record: the training data of the run, None if there is no record.
         search: the search settings of the result.
     """

@@ -1,6 +1,6 @@
 """Check whether this machine can do jaxret's work: packages, devices, backends, disks (`jaxret doctor`).
 
-Every check is a function of what it looks at; `checks_of_machine` gives them this machine.
+Every check is a function of the examined values; `checks_of_machine` passes those of this machine.
 """
 
 from __future__ import annotations

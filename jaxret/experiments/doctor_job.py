@@ -1,5 +1,5 @@
-"""Check how a config stands with this machine: platform, mesh, batch, precision, attention, memory, checkpoints, and a
-bucket (`jaxret doctor --config=NAME --bucket=ADDRESS`).
+"""Check whether this machine can train with a config: platform, mesh, batch, precision, attention, memory, checkpoints,
+and a bucket (`jaxret doctor --config=NAME --bucket=ADDRESS`).
 
 The training step of the config's longest batch is compiled for the devices here; no weights and no data are read.
 """

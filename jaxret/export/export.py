@@ -47,8 +47,8 @@ def export(
     """Export a checkpoint; return sentences on its difference from the run and on what the files lack.
 
     The files are read back, and their vectors (hidden states of a plain encoder, scores of an index) of 64 texts are
-    compared with the run's. After an error or a kill, `out` does not exist; but an export to a store goes on where it
-    was, with the same call.
+    compared with the run's. After an error or a kill, `out` does not exist; but the same call continues an export to a
+    store.
 
     Args:
         workdir: folder of the run.

@@ -96,7 +96,7 @@ def make_run(
     )
     stated_settings = read_model_keys(directory)
     config.head.name = settings_family(stated_settings) or config.head.name
-    if not stated_settings:  # an encoder alone says nothing of lengths but what it can have at most
+    if not stated_settings:  # a plain encoder states only its largest length
         longest = read_config(resolve_encoder(model, download)).longest
         for key in LENGTHS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], longest)})

@@ -31,8 +31,8 @@ def find_larger_vectors(run: Run, corpus: str | Path, folder: Path, dtype: str =
 
     Args:
         run: with the dimension to cut to.
-        corpus: the folder or file that was encoded and has the same passages still; or, where there is no such path,
-            the name of an encoded corpus.
+        corpus: the folder or file that was encoded, unchanged; or, if no such path exists, the name of an encoded
+            corpus.
         folder: of the cut vectors, which is left out.
         dtype: of the cut vectors; "": as stored.
     """
@@ -73,7 +73,7 @@ def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
 def cut_corpus(run: Run, stored: Path, folder: Path, dtype: str = "", progress: bool = True) -> int:
     """Cut the vectors of all parts of a corpus, shard by shard, and return how many shards were written.
 
-    A job that is killed goes on with the same command, and passages that were appended or deleted since follow by it.
+    The same command continues a killed job, and applies later appends and deletes.
 
     Args:
         run: with the dimension to cut to.

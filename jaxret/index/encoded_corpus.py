@@ -167,7 +167,7 @@ class EncodedCorpus:
 
 
 def corpus_version(folder: Path) -> list[str]:
-    """Return digests of the files that say which vectors an encoded corpus has; "" of those that do not exist."""
+    """Return digests of the files that list the vectors of an encoded corpus; "" for missing files."""
     versions = []
     for name in ("manifest.json", "parts.json"):
         try:

@@ -30,7 +30,7 @@ from jaxret.index.shard_set import ShardSet
 from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
 from jaxret.types import Ragged
 
-_LONGEST = 256  # characters of a value: what is longer is a text, not a category
+_LONGEST = 256  # characters of a value: a longer one is a text, not a category
 # Containers whose records have names for their fields.
 _RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
 _SHOWN = 8  # values that an error names

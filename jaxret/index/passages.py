@@ -97,7 +97,7 @@ class Passages:
             raise
 
     def _read(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return passages of a corpus that nobody changes meanwhile."""
+        """Return passages of a corpus that no other process changes."""
         if self._index is None:
             self._index = self._read_offsets()
         if self._index is None:

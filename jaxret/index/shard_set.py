@@ -198,7 +198,7 @@ def raise_file_limit(shards: int) -> None:
     if shards <= FEW or soft == resource.RLIM_INFINITY:
         return
     limit = soft + shards if hard == resource.RLIM_INFINITY else min(soft + shards, hard)
-    with contextlib.suppress(OSError, ValueError):  # macOS: above a limit of its own; who lacks room says so
+    with contextlib.suppress(OSError, ValueError):  # macOS has another limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 

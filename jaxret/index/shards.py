@@ -272,7 +272,7 @@ class ShardWriter:
         """Return the manifest of the shards, which all exist. Raises ShardError for one that differs in shape."""
         entries = [read_shard_json(shard.sidecar(self.folder)) for shard in self.shards]
         layout, dtype = entries[0]["layout"], entries[0]["dtype"]
-        fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # what all shards share: (V, D) or (D,)
+        fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # shared by all shards: (V, D) or (D,)
         same = (layout, dtype, entries[0]["shape"][fixed])
         for shard, entry in zip(self.shards, entries, strict=True):
             if (entry["layout"], entry["dtype"], entry["shape"][fixed]) != same:

@@ -41,8 +41,8 @@ class StoreReader:
 
 
 class TextReader:
-    """Reads the text from front to back and tokenises it. Rows should be read in order: for a row before the last one
-    it begins anew. It holds one block."""
+    """Reads the text from front to back and tokenises it. Rows should be read in order: for an earlier row it starts
+    from the beginning. It holds one block."""
 
     def __init__(self, source: CorpusSource, tokenizer: TextTokenizer) -> None:
         self.source, self.tokenizer = source, tokenizer

@@ -2,7 +2,7 @@
 
 Appended passages are a folder of vectors beside the first (`parts_list.py`), encoded as any other; deleted ones are a
 note of rows that search leaves out. Either takes effect when parts.json is written; a job that is killed before leaves
-the corpus as it was, and goes on with the same command.
+the corpus unchanged, and the same command continues.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def append_corpus(
             "those of appended passages must have; leave it out"
         )
     if not shards.sparse and shards.dimension <= run.model.whole.dimension:
-        run = run.with_dimension(shards.dimension)  # what the corpus was cut to
+        run = run.with_dimension(shards.dimension)  # the size of the cut vectors
     words = int(shards.fingerprint.get("encode", {}).get("words", 0))
     options = replace(options, dtype=_require_same_vectors(run, shards, options.dtype), words=options.words or words)
     source = inspect_corpus(run, corpus, options.on_error, options.store, log)
@@ -75,7 +75,7 @@ def append_corpus(
         if before:
             deleted = int((~before.present).sum())
             log(f"{corpus} was appended before{f'; {deleted:,} of its passages were deleted since' if deleted else ''}")
-            as_before = replace(options, shard_rows=0, shard_mb=0)  # encodes what is damaged
+            as_before = replace(options, shard_rows=0, shard_mb=0)  # encodes damaged shards
             return encode_source(run, folder / before.name, source, as_before, progress)
         encoded = open_encoded(folder)
         _require_new(encoded, source)

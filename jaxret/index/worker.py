@@ -32,8 +32,8 @@ from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged, TextVectors
 
 WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
-PAUSE = 0.5  # seconds between two looks at what other jobs do
-OLD = 86_400  # seconds after which what a killed job of another kind left in the folder is nobody's
+PAUSE = 0.5  # seconds between two reads of the state of other jobs
+OLD = 86_400  # seconds after which leftovers of other commands are deleted
 
 
 @dataclass
@@ -101,7 +101,7 @@ class EncodeWorker:
         def passages(blocks: Iterator[tuple[Shard, Lease, TokenBlock]]) -> Iterator[Ragged]:
             for shard, lease, part in blocks:
                 claimed.append((shard, lease, part.ids))
-                if self.truncation is None:  # what is cut is said before hours are spent on it
+                if self.truncation is None:  # print cut texts before the long computation
                     job_log(self.progress)(str(part.truncation))
                 self.truncation = part.truncation
                 yield part.passages

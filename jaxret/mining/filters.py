@@ -1,4 +1,4 @@
-"""Filters of negatives: each looks at all passages that one pool retrieved for one query.
+"""Filters of negatives: each is applied to all passages that one pool retrieved for one query.
 
 A passage whose score is unknown (NaN) is left out by every filter that compares scores.
 """
@@ -29,7 +29,7 @@ class RetrievedPassages:
 
 NegativeFilter = Callable[
     [RetrievedPassages, MiningSettings, AnswerMatcher], np.ndarray
-]  # bool [N], True for what is left out
+]  # bool [N], True for candidates that are left out
 
 
 def normalised_text(text: str) -> str:

@@ -29,7 +29,7 @@ from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, wi
 from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 
-PAUSE = 0.5  # seconds between two looks at what other jobs do
+PAUSE = 0.5  # seconds between two reads of the state of other jobs
 BEGUN, PARTS = "generation.json", "parts"
 
 
@@ -147,7 +147,7 @@ class GenerationJob:
         """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
         path = self.folder / BEGUN
         if not path.exists():
-            _ = self.generator  # what it refuses must not stay in the folder, which would then refuse other settings
+            _ = self.generator  # raises before settings are written, which would refuse later ones
         self.leases.publish_once(path, with_digest(self.made_from))
         if difference := first_difference(read_with_digest(path), self.made_from):
             name, stored, current = difference

@@ -79,7 +79,7 @@ class MiningJob:
     teacher: str = ""  # file of rankings with a teacher's scores
     concat: tuple[str, ...] = ()  # training files whose records follow the mined ones
     settings: MiningSettings = field(default_factory=MiningSettings)
-    on_error: str = "error"  # or "skip": what to do with bad records
+    on_error: str = "error"  # or "skip": policy for bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
 
     @cached_property

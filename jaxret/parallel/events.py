@@ -31,7 +31,7 @@ def start_events() -> None:
     _output.append(io.FileIO(os.dup(1), "w"))
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # in order with what is printed to standard error
+        sys.stdout.reconfigure(line_buffering=True)  # in order with the lines on standard error
 
 
 def emit(event: str, **fields: Any) -> None:

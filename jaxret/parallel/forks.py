@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-_process: int | None = None  # the first that asked for devices
+_process: int | None = None  # the first process that used devices
 
 
 def require_unforked() -> None:
-    """Raise RuntimeError in a process that was forked from one which had asked for devices already."""
+    """Raise RuntimeError in a process that was forked after its parent had used devices."""
     global _process
     if _process is None:
         _process = os.getpid()

@@ -21,7 +21,7 @@ _files: list[MetricsFile] = []  # none, or the one of this process
 
 class MetricsFile:
     """Gauges of one job. The file is replaced as a whole at each update, by process 0 of the job alone. A file that
-    cannot be written ends no job; it is said once, on standard error.
+    cannot be written does not end the job; a message is printed once, on standard error.
 
     Raises ValueError for a name that the collector does not read, a folder that is not there, or a missing package.
     """

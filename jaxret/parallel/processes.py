@@ -217,12 +217,13 @@ def agreed_texts(text: str) -> list[str]:
 
 
 def _exchange(text: str, error: Exception | None = None) -> list[str]:
-    """Return the texts of all processes. If one has an error, raise it there, and in the others that there is one."""
+    """Return the texts of all processes. If one process has an error, raise it there, and another error in the other
+    processes."""
     failure: Exception | None = error
     texts: list[str] = []
     try:
         texts = gather_texts(f"!{type(error).__name__}: {error}" if error else f" {text}")
-    except Exception as problem:  # a process is gone
+    except Exception as problem:  # a process has died
         failure = error or problem
     for number, other in enumerate(texts):
         if other.startswith("!") and not failure:

@@ -1,8 +1,8 @@
 """Progress of long work on standard error, and the lines that a job prints: one process draws one bar at a time.
 
 On a terminal and in a notebook there is a bar, from a second on. In a file or a pipe there is a line every ten seconds,
-with the time, also while nothing is finished, as when a program is compiled; work inside other work has it while the
-other one stands still.
+with the time, also while nothing is finished, as when a program is compiled. Nested work has lines of its own while the
+outer work makes no progress.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class CompileError(RuntimeError):
 
 
 def missing_compiler(topology: Topology) -> str:
-    """Return which compiler to install for these chips, or that there is none for them; "" if it is installed."""
+    """Return a sentence on the compiler to install for these chips, or that none exists; "" if it is installed."""
     if not topology.chip.compiled:
         return f"{topology} was not compiled for: memory on the way of a step, and communication, are not in this plan"
     compilers = COMPILERS[topology.chip.platform]

@@ -1,6 +1,6 @@
 """Print a plan, or a table of docs/scale.md (`jaxret plan`).
 
-JAX is imported inside the functions, after it is told to use the CPU: a plan never runs on an accelerator.
+JAX is imported inside the functions, after the CPU is selected: a plan never runs on an accelerator.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _SHAPE = re.compile(r"\b[a-z]+[0-9]*(?:e\dm\d\w*)?\[[\d,]*\](?:\{[^}]*\})?")
 def traffic(module: HloModule) -> float | None:
     """Return the bytes of one device in a run of the program; of a conditional, of its most expensive branch.
 
-    None if the HLO does not say how often a loop runs.
+    None if the HLO does not state how often a loop runs.
     """
     total = _run(module, module.entry)
     return None if math.isinf(total) else total

@@ -19,7 +19,7 @@ class RunWarning(NamedTuple):
 
 def keep_warnings(workdir: Workdir, job: str, warnings: Iterable[RunWarning]) -> None:
     """Write the warnings of a job ("train", "encode scifact", "search scifact.test"). A job without any has a file,
-    too: it says that somebody looked."""
+    too: it shows that the job checked."""
     write_json(workdir.warnings(job), {"job": job, "warnings": [one._asdict() for one in warnings]})
 
 

@@ -91,7 +91,7 @@ class DenseSystem:
 
 
 class RememberedSystem:
-    """A system that answers again what was asked of it before: fusions with other weights ask for equal scores."""
+    """A system that caches its scores: fusions with other weights need the same scores."""
 
     def __init__(self, system: ScoringSystem) -> None:
         self.system = system

@@ -11,7 +11,7 @@ from jaxret.search.proof import BlockSearch
 from jaxret.types import Ragged
 
 IDS = 65_536  # that are held as texts while they are packed
-MEMORY_BYTES = 2**30  # of vectors as float32; what is larger is read from disk, shard by shard, for every search
+MEMORY_BYTES = 2**30  # of vectors as float32; a larger corpus is read from disk, shard by shard, for every search
 
 
 class LoadedBlock(NamedTuple):

@@ -105,7 +105,8 @@ def empty_candidates(queries: int, depth: int) -> Candidates:
 
 
 def first_depth(k: int, more: float, least: int) -> int:
-    """Return how many candidates of a query are looked at first: k and a share of it more, at least `least` more."""
+    """Return the number of candidates of a query in the first round: k and a share of it more, at least `least`
+    more."""
     return k + max(least, int(k * more))
 
 
@@ -121,8 +122,8 @@ def search_until_proven(
     """Search for k and some more candidates of every query, and for twice as many where that proves nothing.
 
     A query is proven when its highest bound plus error lies below its k-th exact score: then no passage that was left
-    out can belong to the best k. Where all candidates after the k-th tie with it, or many were looked at, more of them
-    would prove little: `settle` scores all passages instead.
+    out can belong to the best k. If all candidates after the k-th tie with it, or if there were many candidates, more
+    of them would prove little: `settle` scores all passages instead.
 
     Args:
         look: function of (queries, depth) that returns the best `depth` candidates with exact scores, in the order of

@@ -72,7 +72,7 @@ class SearchOptions:
 
     @property
     def label(self) -> str:
-        """Return the part of result files' names that tells these results from those of an exact search."""
+        """Return the part of result file names that distinguishes these results from those of an exact search."""
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
         parts = (
             "max-passage" * self.max_passage,

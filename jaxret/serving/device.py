@@ -124,7 +124,7 @@ class DeviceThread:
                     more = min(share, free, work.left - batch.get(work, 0))
                     batch[work] = batch.get(work, 0) + more
                     free -= more
-            for work in [work for work, count in batch.items() if count]:  # what is left of it comes after the others
+            for work in [work for work, count in batch.items() if count]:  # the rest is queued after the others
                 self._waiting.remove(work)
                 self._waiting.append(work)
             return [(work, count) for work, count in batch.items() if count]

@@ -128,7 +128,7 @@ class Gateway:
 
     async def _json(self, request: Request) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # what other pages may send without being allowed to
+        if kind != "application/json":  # web pages of other origins can send other types without permission
             raise RefusalError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
         data = await self._body(request)
         try:

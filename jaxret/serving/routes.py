@@ -357,7 +357,7 @@ class Routes:
 
 @contextmanager
 def _corpus_at_hand(request: Request, remedy: str = "") -> Iterator[None]:
-    """Raise `RefusalError` where the files of a corpus cannot be read; the log says why."""
+    """Raise `RefusalError` if the files of a corpus cannot be read; the log has the reason."""
     try:
         yield
     except CORPUS_ERRORS as error:

@@ -39,7 +39,7 @@ from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
 from jaxret.types import Ragged, TextVectors
 
 COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
-CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files that are gone, changed or damaged since the start
+CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files removed, changed or damaged since the start
 _FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
 _MOST_VALUES = 50  # of a field, as the page offers them
 _SHORT = 64  # tokens of a text that is computed without a loop over layers, if it is alone
@@ -291,7 +291,7 @@ class ServedRetriever:
         return self.embedder.programs
 
     def _warm_counts(self) -> list[int]:
-        """Return every number of passages that an exact search is asked for."""
+        """Return every number of passages that an exact search can be requested with."""
         searcher, most = self._searcher(), self.options.most_k
         if searcher.generator:
             most = min(most, searcher.generator.spec.passages)

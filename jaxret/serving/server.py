@@ -57,7 +57,7 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
             endpoints = routes.endpoints() | {("GET", "/"): page_endpoint()}
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
             names = ", ".join(model.name for model in served)
-            listener.listen(_BACKLOG)  # who reads the address may connect at once
+            listener.listen(_BACKLOG)  # a client that reads the printed address can connect at once
             print(f"{names} at {_address(listener)} (compiling; /health says when it is ready)", flush=True)
             emit("serving", address=_address(listener), models=[model.name for model in served])
             _run(gateway, routes, listener, options)

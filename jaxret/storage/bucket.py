@@ -4,9 +4,9 @@ TensorStore is the client, so that checkpoints and all other objects share endpo
 AWS_ENDPOINT_URL (any server that honours conditional writes), AWS_REGION and the usual credentials; GCS takes
 TENSORSTORE_GCS_HTTP_URL and Google's default credentials.
 
-The answer to a conditional write can be lost: the server has the bytes, and the client's retry is told that the object
-exists. So after a refusal the object is read, and equal bytes count as written. Small bodies need a random part for
-that (`salted`), which also keeps an S3 version, an MD5, from coming back.
+The answer to a conditional write can be lost: the server has the bytes, and the client's retry gets the answer that the
+object exists. So after a refusal the object is read, and equal bytes count as written. Small bodies need a random part
+for that (`salted`), which also keeps an S3 version, an MD5, from coming back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMES = {"gs": "gcs", "s3": "s3"}  # TensorStore's drivers
 ADDRESS = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
-# TensorStore's own bounds try for minutes where nobody listens.
+# TensorStore's default limits retry an unreachable server for minutes.
 _RETRIES = {"max_retries": 5, "initial_delay": "100ms", "max_delay": "2s"}
 _ATTEMPTS, _PAUSE = 8, 0.1  # of a conditional write, in seconds
 PART = 32 << 20  # bytes that are read or written at a time: TensorStore holds a request in memory
@@ -66,8 +66,8 @@ def salted(value: Mapping[str, Any]) -> bytes:
 class Bucket:
     """The objects below an address, named by the rest of their keys. Opening it sends no request.
 
-    Methods raise BucketError if the server refuses or does not answer. One that is missing reads as empty; `probe`
-    tells.
+    Methods raise BucketError if the server refuses or does not answer. A missing bucket reads as empty; `probe` detects
+    it.
 
     Args:
         address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.

@@ -7,7 +7,7 @@
 
 A reader takes only bytes with the digests of one manifest, so it never sees a mixture. A writer's files are there when
 its manifest is: one that is killed, or sleeps while another one writes, leaves objects that no manifest names. A second
-writer of the same file is told so. No clock and no lease decides what is believed.
+writer of the same file gets an error. Neither clocks nor leases decide which files are valid.
 """
 
 from __future__ import annotations

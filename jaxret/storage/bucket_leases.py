@@ -4,10 +4,10 @@
                                     it is alive
 <address>/groups/FOLDER/NAME.json   what was written under it, created if absent (`bucket_folder`)
 
-A lease only saves work: two jobs that both think they have one write objects of their own, and the first to add the
-group is believed. A lease that does not change for its bound is taken over; each job judges that by its own monotonic
-clock, so no two hosts' clocks are compared, and a newcomer waits one bound for a dead host. A holder of this host whose
-process has ended loses its lease at once.
+A lease only saves work: two jobs that both hold one write different objects, and the group that is added first is used.
+A lease that does not change for its bound is taken over; each job judges that by its own monotonic clock, so no two
+hosts' clocks are compared, and a newcomer waits one bound for a dead host. A holder of this host whose process has
+ended loses its lease at once.
 """
 
 from __future__ import annotations

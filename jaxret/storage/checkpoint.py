@@ -197,7 +197,7 @@ class Checkpoints:
         return metrics
 
     def set_aside(self, step: int) -> Path:
-        """Rename a damaged checkpoint, so that a run can go on from the one before; return its new path.
+        """Rename a damaged checkpoint, so that a run can continue from an earlier one; return its new path.
 
         Of several processes only the first renames.
         """
@@ -442,7 +442,7 @@ class Checkpoints:
         error: Exception | None = None
         try:
             saver.wait()
-        except Exception as problem:  # raised below, when the others know of it
+        except Exception as problem:  # raised below, after the other processes have been informed
             error = problem
         own = {"step": step, "error": repr(error) if error else "", "files": self._uploaded}
         self._uploaded = {}

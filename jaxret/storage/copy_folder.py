@@ -1,4 +1,4 @@
-"""Copy a folder between disks and buckets; what the destination has already is not sent again."""
+"""Copy a folder between disks and buckets; files that the destination has are not sent again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxret.storage.folder_kinds import Contents, require_same_folder, require_s
 from jaxret.storage.lockfile import HOLDER
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
-_BATCH = 1 << 30  # bytes after which what was sent is the destination's: a kill costs one batch
+_BATCH = 1 << 30  # bytes after which the sent files are published: a kill loses one batch
 
 
 @dataclass(frozen=True)

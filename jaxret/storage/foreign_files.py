@@ -1,7 +1,7 @@
-"""Files of model folders that other people made: read within bounds, with errors that name the file.
+"""Files of model folders by third parties: read within size limits, with errors that name the file.
 
-Whoever made a folder decides what is in it. So the size of a file is looked at before it is read, and what is damaged
-is told in one sentence.
+Whoever made a folder decides what is in it. So the size of a file is checked before it is read, and damage is an error
+of one sentence.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from jaxret.storage.atomic import storage_errors, sync, write_json
 BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a minute late
 _BEATS = 10  # touches during that time
 _OWNER = "owner.json"
-_UNFINISHED = ".unfinished"  # end of the name of a directory that is being prepared or deleted; nobody needs it
+_UNFINISHED = ".unfinished"  # suffix of directories that are being prepared or deleted; they can be removed
 _PAUSE = 0.1  # seconds between two looks at a file that another job publishes
 _GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
 
@@ -83,7 +83,7 @@ class Leases:
         self.folder, self.bound = Path(folder), float(bound)
         self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
         self._held: list[Lease] = []
-        self._explained: set[Path] = set()  # owner files of leases for which this job waits, and has said why
+        self._explained: set[Path] = set()  # owner files of leases that this job waits for and has printed
         self._spare: Path | None = None  # .lease.ID: prepared directory, renamed on a claim
         self._time, self._looked = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
         self._exists = self._made = False  # whether the folder is there; whether this job created it
@@ -99,7 +99,7 @@ class Leases:
         self._heart.join()
         for lease in list(self._held):
             self.release(lease)
-        with contextlib.suppress(OSError):  # they harm nobody, and an earlier exception is more important
+        with contextlib.suppress(OSError):  # leftovers do no harm, and an earlier exception is more important
             self._remove_abandoned()
         if self._spare:
             shutil.rmtree(self._spare, ignore_errors=True)
@@ -248,7 +248,7 @@ class Leases:
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            touched = owner.parent.stat().st_mtime  # if this is gone too, the lease was released
+            touched = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
         holder = _who(owner_record)
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"

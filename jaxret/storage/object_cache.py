@@ -75,7 +75,7 @@ def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
                 f"of {file.sha256[:16]}...; write it again"
             )
     cached.chmod(0o444)
-    # The same on every host and after every fetch, as what is made from a file keeps its time.
+    # Equal on every host and after every fetch, because files made from it record this time.
     os.utime(cached, (time.time(), _EPOCH + int(file.name[:8], 16) % _YEARS))
 
 

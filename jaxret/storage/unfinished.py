@@ -18,7 +18,7 @@ from pathlib import Path
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _YOUNG = 60.0  # seconds in which a writer has certainly locked what it has made
-_OLD = 86_400.0  # seconds without a change after which a writer is gone, where locks do not work
+_OLD = 86_400.0  # seconds without a change after which a writer counts as dead, if locks do not work
 
 
 def temporary_path(path: Path) -> Path:
@@ -87,7 +87,7 @@ def _is_abandoned(path: Path, before: float) -> bool:
         if changed >= before:
             return False
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # gone, or another user's
+    except OSError:  # removed, or another user's
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

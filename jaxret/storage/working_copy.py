@@ -47,7 +47,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a path on this host for a path or for the address of a folder or file in a bucket.
 
     An address is fetched when it is first used: the folder that jaxret wrote and that it is, or is in; else all objects
-    below it; else the object. Where nothing is, the path is free, and what is made there is published.
+    below it; else the object. If the address has no objects, the path is free, and files written there are published.
 
     Raises BucketError if the bucket cannot be read.
     """
@@ -414,7 +414,7 @@ class WorkingCopy:
             self._writable = True
 
     def _upload(self, paths: Mapping[str, Path]) -> tuple[dict[str, StoredFile], dict[str, FileState]]:
-        states = {name: file_state(path) for name, path in paths.items()}  # before: what is written meanwhile counts
+        states = {name: file_state(path) for name, path in paths.items()}  # before: a later change counts as a change
         return self.folder.upload(paths), states
 
     def _commit(

@@ -2,7 +2,7 @@
 
 The parts, in the order in which `train` uses them:
 
-1.  `tasks/` says what to train: `get_task` returns the Task of `config.task`, a value whose functions the loop calls.
+1.  `tasks/` defines the training tasks: `get_task` returns the Task of `config.task`; the loop calls its functions.
     `tasks/retrieval.py` trains retrievers, `tasks/reranking.py` cross-encoders, `pretraining/` encoders.
 2.  `prepare.py`, with `config_check.py`: config -> TrainingJob. Settings that contradict each other, the model, the
     devices or the run in the folder are errors here, before weights or data are read.
@@ -171,7 +171,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             step = trainer.run(state, start)
         checkpoints.wait()
     publish(job.workdir)
-    wait_for_all()  # what process 0 has published is there for all
+    wait_for_all()  # all processes see the files of process 0
     if step < total:
         job.log(f"stopped by SIGTERM after step {step}; the same command continues")
     programs = trainer.train_step.count
@@ -276,7 +276,7 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
 
 
 def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
-    """Return the state of the newest checkpoint that is whole. Damaged ones after it are set aside, which is said.
+    """Return the state of the newest checkpoint that is whole. Damaged ones after it are set aside, with a message.
 
     Args:
         job: whose run has begun.

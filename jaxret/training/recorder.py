@@ -80,8 +80,8 @@ class Inspector:
 class Criterion:
     """The metric that checkpoints are compared by: `metric`, and from step `then_from` on `then`, if it is set.
 
-    MLR's and DPR's runs compare by NLL, and late by average rank. DPR then forgets the best so far, as is done here;
-    MLR's code goes on to compare an average rank with an NLL (docs/training.md).
+    MLR's and DPR's runs compare by NLL, and late by average rank. DPR and this class then discard the best so far;
+    MLR's code continues to compare an average rank with an NLL (docs/training.md).
     """
 
     metric: str

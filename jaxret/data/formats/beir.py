@@ -155,7 +155,7 @@ def write_beir(
     queries: Iterable[Query],
     judgements: Mapping[str, Iterable[Judgement]],
 ) -> None:
-    """Write a BEIR folder. Records that a reader would refuse are refused, but duplicate ids are not looked for.
+    """Write a BEIR folder. Records that a reader would refuse are refused; duplicate ids are not detected.
 
     Reading gives the same records back, but for U+2019 in queries, which readers turn into an apostrophe.
 

@@ -65,7 +65,7 @@ def build_data_set(
     work, made = temporary_path(folder), not folder.exists()
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)
-        held = FolderLock(folder, "building a data set")  # before a refusal, which removes what a killed job left
+        held = FolderLock(folder, "building a data set")  # before a refusal, which removes leftovers of a killed job
         try:
             sweep(folder)
             _check_version(folder, version)

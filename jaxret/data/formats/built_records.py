@@ -1,6 +1,6 @@
 """Training records of the sets that `data build` makes (`build.py`): a query, and its passages by their rows.
 
-An example is made when it is asked for, of a few records read in place: `BuiltExamples` holds none.
+An example is made on request, from a few records read in place: `BuiltExamples` holds none.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _example(record: Record, rows: list[list[int]], texts: dict[int, Passage], l
 
 
 class BuiltExamples(Sequence[Example]):
-    """The training records of a split of a built set, read when they are asked for: `path` is that of the table, as
+    """The training records of a split of a built set, read on request: `path` is that of the table, as
     tfds:/data/scifact/examples/train. Raises DataError if there is none."""
 
     def __init__(self, path: Path) -> None:

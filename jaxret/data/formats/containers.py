@@ -26,7 +26,7 @@ def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -
     if container == "rows":
         yield from _rows(file.path, digest)
         return
-    if container == "unreadable":  # its reader says what is wrong
+    if container == "unreadable":  # its reader reports the error
         container = (
             "array" if Path(file.path.name.removesuffix(".gz").removesuffix(".zst")).suffix == ".json" else "lines"
         )

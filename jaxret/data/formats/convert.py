@@ -211,7 +211,7 @@ def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgemen
 
 
 def _lost_queries(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> Losses:
-    """Queries that are in no split: in a folder with a file of queries for each, there is no place for them."""
+    """Queries that are in no split: a folder with a file of queries for each split cannot hold them."""
     if data.queries_by_split:
         all_queries = [(query.id, split) for split in data.splits for query in data.queries(split)]
         judged_queries = {(one.query_id, split) for split, judgements in judged.items() for one in judgements}
@@ -221,7 +221,7 @@ def _lost_queries(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> L
 
 
 def _lost_training(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> Losses:
-    """Of training records, in a folder that has judgements only: scores, and what the judgements do not say."""
+    """Count losses of training records in a folder with judgements only: scores, and pairs that the judgements lack."""
     lost: Losses = Counter()
     for split in data.splits_with_examples:
         pairs = {(one.query_id, one.passage_id) for one in judged[split]}

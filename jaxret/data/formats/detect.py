@@ -61,7 +61,7 @@ _USUAL = {  # of a damaged file: what is requested -> suffix -> format
     "examples": {".json": "dpr.examples", ".jsonl": "flag.examples"},
     "rankings": dict.fromkeys((".trec", ".txt", ".run", ".tsv"), "trec.run"),
 }
-_AGREE = 0.9  # of the lines of a table that is whole; a few bad ones among many do not change what it is
+_AGREE = 0.9  # share of the lines of an intact table; a few bad lines do not change its format
 _EMPTY = Format(
     name="empty",
     title="an empty file",
@@ -158,7 +158,7 @@ def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
     def as_format(match: Format, contents: str = "", unread_keys: tuple[str, ...] = ()) -> DataFile:
         return DataFile(path, match, sample.container, role, contents, unread_keys)
 
-    if len(formats) == 1:  # forced: its reader reports what is wrong
+    if len(formats) == 1:  # forced: its reader reports the error
         return _require_role(as_format(formats[0], f"as {format_name}: says"))
     if sample.container == "empty":
         return as_format(_EMPTY)

@@ -20,8 +20,8 @@ from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key, shorten
 from jaxret.data.records import Example, Passage, Query
 
-_GRADES = 4  # of qrels, as a rule; what is higher is a rank, or an id
-_ANY_GRADE = 100  # what is not higher in most lines is no id of a passage, where there are lines enough to tell
+_GRADES = 4  # highest usual grade of qrels; a higher number is a rank or an id
+_ANY_GRADE = 100  # a column with no higher number in most lines holds no passage ids, if there are enough lines
 _TELLING = 10
 
 

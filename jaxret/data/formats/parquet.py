@@ -119,9 +119,9 @@ def read_first_parquet_rows(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. What type
-    a column has the first block says, or more of them where it has only nulls and empty lists. Raises DataError for a
-    key that comes later."""
+    """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. The first
+    block decides the types of columns; a column with only nulls and empty lists is decided by later blocks. Raises
+    DataError for a key that comes later."""
     module = _module(Location(path))
     import pyarrow
 

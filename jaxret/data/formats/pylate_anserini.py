@@ -18,7 +18,7 @@ from jaxret.data.records import Judgement
 
 def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's literals.
-    Which documents are relevant the file does not say."""
+    The file does not state which documents are relevant."""
     for location, record in read_records(file, policy):
         try:
             lists = {key: _list(record.get(key), key, location) for key in ("document_ids", "scores")}
@@ -54,7 +54,7 @@ def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgemen
     for location, record in read_records(file, policy):
         try:
             query_id, documents = record_id(record, "query_id", location), record_list(record, "doc_ids", location)
-            record_ids(record, "doc_ids", location)  # for what is wrong with one
+            record_ids(record, "doc_ids", location)  # for errors in one of them
             grades = record_scores(record, "labels", len(documents), location)
             if any(grade is None or grade != int(grade) for grade in grades):
                 raise location.error(

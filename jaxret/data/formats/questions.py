@@ -1,6 +1,6 @@
 """Training records without query ids, such as DPR's, beside a file of queries: joined by the text of the question.
 
-Their rows say nothing of each other. DPR's dev.json lacks the questions of dev.qa.csv for which no passage is known.
+Their row numbers are unrelated. DPR's dev.json lacks the questions of dev.qa.csv for which no passage is known.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _files(source: PathLike, paths: Iterable[Path], role: str) -> list[DataFile]
 
 
 def detect_queries(source: PathLike, split: str | None = None) -> list[DataFile]:
-    """The files that `read_queries` reads, and what they are."""
+    """Return the description of the files that `read_queries` reads."""
     path = source_path(source)
     return _files(source, query_paths(path, split) if is_folder(path) else [path], "queries")
 
@@ -140,7 +140,7 @@ def read_judgements(
 
 
 def detect_judgements(source: PathLike, split: str | None = None) -> DataFile:
-    """The file that `read_judgements` reads, and what it is."""
+    """Return the description of the file that `read_judgements` reads."""
     path = source_path(source)
     return _files(source, [judgements_path(path, split) if is_folder(path) else path], "judgements")[0]
 
@@ -294,7 +294,7 @@ def _run_path(source: PathLike) -> Path:
 
 
 def detect_run(source: PathLike) -> DataFile:
-    """The file that `read_run` reads, and what it is."""
+    """Return the description of the file that `read_run` reads."""
     return _files(source, [_run_path(source)], "rankings")[0]
 
 

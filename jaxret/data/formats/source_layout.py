@@ -12,7 +12,7 @@ from jaxret.data.libraries.named import NamedSet, is_named
 from jaxret.data.libraries.open_sets import is_whole_set, open_named_set
 from jaxret.data.lines import find_file, missing_file_error, require_file
 
-_TABLES = {  # what tables are called in whose names their role is
+_TABLES = {  # names of tables -> role
     "passages": ("passages", "corpus", "documents", "collection", "docs"),
     "queries": ("queries", "topics"),
     "judgements": ("judgements", "qrels"),
@@ -115,7 +115,7 @@ def _table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
 
 
 def _candidates(named_set: NamedSet, role: str) -> Iterator[str]:
-    """The tables that may hold it: those called so, then those whose names say nothing and whose rows do."""
+    """The tables that may hold it: those with a name of the role, then those with other names and matching rows."""
     mine = [named_set.config] if named_set.config else list(named_set.tables)
     yield from (name for name in _TABLES[role] if name in mine)
     role_names = {name for names in _TABLES.values() for name in names}

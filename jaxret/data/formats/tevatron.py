@@ -1,7 +1,7 @@
 """Tevatron's records: training with the texts in them (its first form) or by ids (since 2.0), corpus, queries.
 
-Ours are two keys more of the first form, which Tevatron does not look at: a passage may have a `score`, and a record
-may say `"every_positive": false`: its first positive alone is a target then, as in DPR's.
+Ours are two keys more of the first form, which Tevatron ignores: a passage may have a `score`, and a record
+may say `"every_positive": false`: then only its first positive is a target, as in DPR's.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judge
 def reject_contradictions(
     judgements: Iterable[tuple[Location, Judgement]], policy: Policy
 ) -> Iterator[tuple[Location, Judgement]]:
-    """A judgement that repeats an earlier one says nothing new and is dropped; one that contradicts it is bad input."""
+    """A judgement that repeats an earlier one is dropped; one that contradicts it is bad input."""
     judged: dict[tuple[str, str], tuple[int, Location]] = {}
     for location, judgement in judgements:
         pair = judgement.query_id, judgement.passage_id
@@ -115,7 +115,7 @@ def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, loc
 
 
 class RunLine(NamedTuple):
-    """One line of a run file, and where it stands."""
+    """One line of a run file, and its location."""
 
     location: Location
     query_id: str

@@ -1,4 +1,4 @@
-"""Records -> files: a writer for what a format holds, which counts what it cannot hold."""
+"""Records -> files: a writer for each kind of record of a format, which counts the values that it cannot hold."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _labels(path: Path, judgements: Iterable[Judgement]) -> Losses:
 
 @dataclass(frozen=True)
 class RoleWriter:
-    """Writes what a role holds to a file, and counts what is lost."""
+    """Writes the records of a role to a file, and counts lost values."""
 
     role: str
     write: Callable[[Path, Any], Losses]

@@ -1,4 +1,4 @@
-"""Records and tables on disk, and the account of what a format cannot hold."""
+"""Records and tables on disk, and counts of values that a format cannot hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxret.data.formats.msmarco import one_line
 from jaxret.data.lines import write_text
 from jaxret.data.records import Passage
 
-Losses = Counter[str]  # what a file does not hold of what it was given -> how often
+Losses = Counter[str]  # kind of value that a file cannot hold -> how often
 
 
 def joined_text(passage: Passage) -> str:

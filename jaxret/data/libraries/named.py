@@ -3,8 +3,8 @@
 A named set is to a reader what a folder is, and its tables are what files are: the passages of tfds:scifact are the
 table passages/full, whose place is the path tfds:scifact/passages/full, and whose rows are records like those of files.
 
-Nothing is fetched: a set that is not on this machine is an error that says how the library fetches it. Nothing is
-believed because of its name: what stands for a table are the files that the library reads it from (`Table.files`).
+Nothing is fetched: a set that is not on this machine is an error with the library's command that fetches it. A table is
+identified by the files that the library reads it from, and not by its name (`Table.files`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from jaxret.data.libraries.named import NamedSet, Record, Table, import_library,
 PASSAGES = "passages"
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _BLOCK = 512  # records read at a time
-_DEFAULT = "default"  # what the one table of a set without configs is called
+_DEFAULT = "default"  # name of the only table of a set without configs
 
 
 def tfds_folder() -> Path:

@@ -22,7 +22,7 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _KNOWN = {rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", rf"{_WORDS}\p{{N}}{_REST}", " {2,}"}
 # The library for expressions cannot be interrupted, so that another process, with limits of its own, has to try them.
-# It counts them; one that is no expression is left to the loader, which says so.
+# It counts them; the loader reports an invalid expression.
 _TRIAL = """
 import json, resource, sys
 from tokenizers import Regex, pre_tokenizers

@@ -165,10 +165,10 @@ class TextTokenizer:
         """
         backend, special = load_backend(Path(directory))
         start, end, pad = special["cls"], special["sep"], special["pad"]
-        if end is None:  # a text ends with what the post-processor appends, whatever eos_token says
+        if end is None:  # the post-processor decides the end token, not eos_token
             start, end = _added_ids(backend, directory)
             end = special["eos"] if end is None else end
-            pad = end if pad is None else pad  # masks say what is padding, ids do not
+            pad = end if pad is None else pad  # the mask marks padding, not the id
         if end is None or pad is None:
             special_ids = {"cls": start, "sep": end, "pad": pad}
             raise ValueError(

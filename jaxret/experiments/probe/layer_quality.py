@@ -77,7 +77,7 @@ class ProbeData:
         return choice.vectors * self.passages.vectors.shape[-1] * BYTES
 
     def side(self, side: str, layer: int, choice: Choice) -> np.ndarray:
-        """Return the vectors [n,H] of "query" or "passage" at a layer, of length 1 if the choice says so."""
+        """Return the vectors [n,H] of "query" or "passage" at a layer, of length 1 if the choice normalises."""
         vectors = (self.queries if side == "query" else self.passages).of(layer, choice.token)
         return unit(vectors) if choice.normalize else vectors
 

@@ -72,7 +72,7 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
     An encoder without a first token that stands for the text (T5) has no "cls".
 
     Args:
-        run: the run whose encoder is looked at; its head and pooling are not used.
+        run: the run whose encoder is probed; its head and pooling are not used.
         texts: token ids.
         side: of the texts.
         progress: show a bar.

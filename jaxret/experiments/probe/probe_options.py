@@ -9,7 +9,7 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Which queries and passages a probe looks at. Raises ValueError for sizes that are too small."""
+    """Numbers of queries and passages of a probe. Raises ValueError for sizes that are too small."""
 
     split: str = option("dev", "split of the judged queries, of a folder")
     queries: int = option(1000, "judged queries at most, drawn from the seed", lower_bound=2)

@@ -136,7 +136,7 @@ def _layer_tables(probe: Probe) -> list[str]:
 
 
 def _finding_table(probe: Probe, corpus_size: int) -> str:
-    """Return a row for each finding: where it was chosen, and what it is on the queries that it was not chosen on."""
+    """Return a row for each finding: its value on the queries that chose it, and on the other queries."""
     rows = []
     for finding in probe.findings:
         quality, compared = finding.quality, finding.comparison

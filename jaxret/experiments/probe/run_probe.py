@@ -92,7 +92,7 @@ def encode_probe_data(
     """Return the vectors of the drawn queries and passages, and the relevance of each pair.
 
     Args:
-        run: the run whose encoder is looked at.
+        run: the run whose encoder is probed.
         data: folder with a corpus.
         queries: judged queries of it.
         options: how many of these.

@@ -119,8 +119,8 @@ def _rounds(entry: Any, where: str) -> list[tuple[Any, dict[str, Any]]]:
     """Return the entry of each round of a stage, and the keys that make its config one of a round; a stage without
     rounds is returned as it is.
 
-    Round 1 mines as written. Every later round mines with the round before alone, draws others among its candidates,
-    and goes on with its training.
+    Round 1 mines as written. Every later round mines only with the previous round, draws another sample of its
+    candidates, and continues its training.
 
     Raises ValueError for rounds that refresh nothing.
     """

@@ -47,7 +47,7 @@ def paragraph(text: str, kind: str = "") -> Html:
 
 
 def missing(sentence: str, command: str = "") -> Html:
-    """Return a sentence that says what is missing, and the command that makes it."""
+    """Return a sentence that names the missing files, and the command that makes them."""
     return tag("p", sentence, *([Html(" "), tag("code", command)] if command else []), class_="missing")
 
 

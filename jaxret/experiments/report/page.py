@@ -72,7 +72,7 @@ def inline_figure(svg: str, title: str, name: str) -> Html:
 
     Args:
         svg: the picture.
-        title: its caption, and its name for those who do not see it.
+        title: its caption, and its name for screen readers.
         name: begins its ids, which are unique in the page.
     """
     body, name = svg[svg.index("<svg") :], re.sub(r"[^A-Za-z0-9_-]", "-", name)

@@ -1,4 +1,4 @@
-"""Sections on the runs themselves: what they are, how their configs differ, curves of training, throughput, origin."""
+"""Sections on the runs: overview, differences of configs, curves of training, throughput, origin."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _chunks(case: Case, places: Places, path: Path, on_error: str = "") -> tuple
 
 
 def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[str]], dict[str, Any]]:
-    """Return the commands that a row's training comes after, and the keys by which it goes on: pseudo-queries of the
+    """Return the commands that run before a row's training, and the keys that continue from them: pseudo-queries of the
     passages, and the training of I3's head on them."""
     if not (config := resolved(case.row).warm_up):
         return [], {}
@@ -198,7 +198,7 @@ def _first_rows() -> dict[tuple[object, ...], str]:
 
 
 def _training(row: PaperRow, source: PaperData) -> tuple[object, ...]:
-    """Return what decides how a row's model is trained, besides the seed and what `Places` says."""
+    """Return the settings that decide how a row's model is trained, except the seed and the values of `Places`."""
     config = row.config if isinstance(row.config, str) else row.config.get(source.name, "")
     checkpoint = row.checkpoint if isinstance(row.checkpoint, str) else row.checkpoint.get(source.name, "best")
     keys = tuple(sorted((key, str(value)) for key, value in _changed_keys(row, config).items()))

@@ -203,7 +203,7 @@ def paper_title(paper: str) -> tuple[str, str]:
 
 
 def find_rows(pattern: str) -> list[PaperRow]:
-    """Return the rows whose id is `pattern` or lies below it ("mlr", "mlr/2", "mlr/2/dual-encoder").
+    """Return the rows whose id is `pattern` or begins with it ("mlr", "mlr/2", "mlr/2/dual-encoder").
 
     Raises:
         ValueError: there is none.
@@ -225,7 +225,7 @@ def paper_means() -> dict[str, tuple[str, ...]]:
 
 
 def resolved(row: PaperRow) -> PaperRow:
-    """Return the row that says how `row` is run: itself, or the one it is the same as."""
+    """Return the row with the commands of `row`: itself, or the equal row."""
     return paper_rows()[row.same_as] if row.same_as else row
 
 

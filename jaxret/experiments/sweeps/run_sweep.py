@@ -138,7 +138,7 @@ def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
 
 
 def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: bool = True) -> SweepResults | None:
-    """Run what is not complete, and return the comparison of all points; None if only one run was asked for.
+    """Run the unfinished points, and return the comparison of all points; None if only one run was requested.
 
     Args:
         setup: the sweep.
@@ -270,7 +270,7 @@ def _base_config(setup: SweepSetup) -> ConfigDict:
 
 
 def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSetup, progress: bool) -> bool:
-    """Run what is not complete of a run. Returns False if another job holds its folder."""
+    """Run the unfinished steps of a run. Returns False if another job holds its folder."""
     name = f"[{number}/{count}] {run.name}"
 
     def log(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The journal of an export to a store: which shards are finished. A killed export goes on behind the last one.
+"""The journal of an export to a store: which shards are finished. A killed export continues after the last one.
 
 <out>/_journal/begun.json    written first: what is exported, and to where
                00000.json    written when the shard is in the store

@@ -17,8 +17,8 @@ _MOST_NUMBERS = 16_000  # of a vector
 
 
 class PgvectorTable:
-    """A table, filled by binary COPY, a shard a transaction. Column `number` says which vector of a passage a row has,
-    if there are several."""
+    """A table, filled by binary COPY, a shard a transaction. Column `number` has the index of the row's vector among
+    those of its passage, if there are several."""
 
     def __init__(self, target: StoreTarget) -> None:
         if not target.url:

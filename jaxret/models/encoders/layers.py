@@ -177,7 +177,8 @@ class ScaledNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Set numbers to 0 at `rate` and divide the others by 1 - `rate`; every call draws anew. No-op outside of training.
+    """Set numbers to 0 at `rate` and divide the others by 1 - `rate`; every call draws another mask. No-op outside of
+    training.
 
     A mask depends on the text's row in the whole batch, which the layout has, not on the device or the chunk that
     holds it, nor on packing.

@@ -117,7 +117,7 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
     Args:
       directory: with adapter_config.json and adapter_model.safetensors.
       config: of the encoder.
-      settings: the config's group `lora`, which must say the same.
+      settings: the config's group `lora`, which must have the same values.
       ignore: name prefixes of modules that the encoder has not, whose adapters are left out.
 
     Raises:
@@ -169,7 +169,7 @@ def strip_prefix(name: str, config: EncoderConfig) -> str:
 
 
 def require_same_settings(path: Path, config: EncoderConfig, settings: Any, ignore: Collection[str] = ()) -> None:
-    """Raise ValueError unless an adapter_config.json is implemented and says the same as the config's group `lora`.
+    """Raise ValueError unless an adapter_config.json is implemented and equals the config's group `lora`.
 
     Args:
       path: of the file.

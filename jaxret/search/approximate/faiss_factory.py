@@ -78,8 +78,8 @@ def innermost(index: Any) -> Any:
 
 
 def effort_of(index: Any) -> tuple[str, int]:
-    """Return the parameter that decides how much of an index a search looks at, and its largest useful value; "" where
-    a search looks at all vectors."""
+    """Return the parameter that decides how much of an index is searched, and its largest useful value; "" if all
+    vectors are searched."""
     inner = innermost(index)
     if hasattr(inner, "nlist"):
         return "nprobe", int(inner.nlist)

@@ -65,8 +65,8 @@ class FaissIndex(MeasuredIndex):
             raise ShardError(f"{self.file} {difference}; {BUILD}")
 
     def _rows(self, queries: np.ndarray, count: int) -> np.ndarray:
-        """Return at least `count` rows for each query, int64 [Q,C], -1 where there are no more. Where an index gives
-        fewer (few lists were looked at, or many vectors are of the same passages), it looks twice as hard."""
+        """Return at least `count` rows for each query, int64 [Q,C], -1 where there are no more. If an index returns
+        fewer (few lists were searched, or many vectors belong to the same passages), the effort is doubled."""
         name, most = effort_of(self.index)
         parameters, depth = parse_parameters(self.index, self.parameters), self.candidates(count)
         rows_of: list[np.ndarray] = [np.empty(0, np.int64)] * len(queries)

@@ -150,7 +150,7 @@ class FaissGpu:
         index.add(documents.reshape(-1, documents.shape[-1]))
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
-            # Where the limit bites, the bound says so and the caller asks again with smaller blocks.
+            # If the limit is reached, the bound shows it, and the caller repeats the search with smaller blocks.
             count = min(k * shape[1], shape[0] * shape[1], FAISS_GPU_MAX_K)
             scores, vector_rows = index.search(queries, count)
             return from_rows(scores, vector_rows, shape, k)

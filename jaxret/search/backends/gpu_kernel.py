@@ -83,7 +83,7 @@ def group_maxima(
         out_specs=pl.BlockSpec((rows, PLACES // GROUP), lambda query, place: (query, place)),
         out_shape=jax.ShapeDtypeStruct((count, size // GROUP), jnp.float32),
         compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=3),
-        # A plan reads there what the kernel does (plan/hlo.py): its call has no place for it.
+        # A plan reads the kernel's FLOPs there (plan/hlo.py), because its call has no field for them.
         name="_".join(["group_maxima", *(f"{what}_{number}" for what, number in cost.items())]),
         interpret=interpret,
     )

@@ -57,7 +57,7 @@ class Quantized:
         step = np.abs(folded).max() / INT8
         codes = np.rint(folded / (step or np.inf))
         scores, rows = self._nearest(codes.astype(np.float32), min(OVER * count, len(self.vectors)))
-        products = np.vecdot(self.vectors[rows[0]], query)[None]  # BLAS's threads would spin into what comes next
+        products = np.vecdot(self.vectors[rows[0]], query)[None]  # BLAS's threads would still spin during the next step
         order = np.argsort(-products, axis=1)
         sorted_products = np.take_along_axis(products, order, axis=1)
         bound = sorted_products[:, count:].max(axis=1, initial=-np.inf)

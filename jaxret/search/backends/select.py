@@ -51,7 +51,7 @@ class Backend(Protocol):
         ...
 
 
-# What there is, and what `auto` tries, in this order, by what JAX runs on.
+# All backends, and those that `auto` tries, in this order, by the platform of JAX.
 
 BACKENDS: dict[str, Any] = {"faiss-gpu": FaissGpu, "faiss-cpu": FaissCpu, "xla": Xla}
 AUTO_ON_CPU = ("faiss-gpu", "faiss-cpu", "xla")

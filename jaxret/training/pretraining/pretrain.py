@@ -54,8 +54,8 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
 def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Say) -> Path:
     """Write a BERT with random weights, unless the run has a checkpoint, and return its directory.
 
-    The caller holds the folder's lock. It is written anew each time, because a job that failed may have had other
-    settings; equal settings and corpus give equal files."""
+    The caller holds the folder's lock. It is written again each time, because a failed job may have had other settings;
+    equal settings and corpus give equal files."""
     start = folder / "start"
     if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
         shutil.rmtree(start, ignore_errors=True)

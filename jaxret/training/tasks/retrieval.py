@@ -69,7 +69,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         q, d = self.encode(params, batch, key, train)
         d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))  # every device scores all documents
         settings = self.settings
-        if not train:  # what a model leaves out says nothing about it
+        if not train:  # masking is for training only
             settings = replace(settings, false_negatives=FalseNegativeSettings())
         return total_loss(
             Scores(
@@ -121,8 +121,8 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         )
 
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
-        """Return the embeddings of queries and documents. Each device encodes its own rows: parameters travel, as
-        `Reader` says, texts do not.
+        """Return the embeddings of queries and documents. Each device encodes its own rows: parameters are sent (see
+        `Reader`), texts are not.
 
         Args:
             params: the model's parameters.
