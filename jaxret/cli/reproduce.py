@@ -3,7 +3,7 @@
 jaxret reproduce                                               every table, and how many of its rows can be run
 jaxret reproduce mlr/2                                         the rows of a table, with the paper's numbers
 jaxret reproduce mlr/2/mlr-10-12 --data=DATA                   the commands of a row, and the files that they need
-jaxret reproduce mlr/2/mlr-10-12 --data=DATA --run --on=nq     runs them; the same command again goes on
+jaxret reproduce mlr/2/mlr-10-12 --data=DATA --run --on=nq     runs them; the same command resumes
 jaxret reproduce mlr/2/mlr-10-12 --data=DATA --run --scale=0.01 --set=train.batch_size=8
 
 DATA holds a folder for each data set. Nothing is downloaded.

@@ -220,7 +220,9 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
         check.log(f"  {without:,} queries have no negative")
     again = len(examples) - len({question_key(e.query.text) for e in examples})
     if again:
-        check.log(f"  {again:,} have the query of an earlier one; what one says of it is not known of the other")
+        check.log(
+            f"  {again:,} have the query of an earlier one; the positives of one are no known positives of the other"
+        )
 
 
 # Folders

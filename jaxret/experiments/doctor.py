@@ -149,7 +149,7 @@ def check_backends() -> Iterator[Check]:
     """Yield a check of every search backend that is installed: it is compared with float64."""
     for name, kind in BACKENDS.items():
         if (problem := kind.available()) is not None:
-            yield Check(f"search by {name}", f"not here: {problem}")
+            yield Check(f"search by {name}", f"not available: {problem}")
             continue
         backend = select_backend(name)
         try:

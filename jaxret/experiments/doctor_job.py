@@ -173,7 +173,7 @@ def check_attention_choice(attention: str, platform: str) -> Check:
         require_kernel(attention, platform)
     except ValueError:
         needed = ATTENTION_PLATFORMS[attention].upper()
-        problem = f"its kernel runs on a {needed}, and here is a {platform.upper()}; use encoder.attention=plain"
+        problem = f"its kernel needs a {needed}, but JAX runs on a {platform.upper()}; use encoder.attention=plain"
         return Check("attention", attention, problem, fatal=True)
     kernels = [name for name, needed in ATTENTION_PLATFORMS.items() if needed == platform]
     return Check(
@@ -243,7 +243,7 @@ def _less_memory(config: ConfigDict) -> str:
     changes = [change for change in memory_changes(config, jax.local_device_count()) if len(change) == 1]
     keys = [f"{key}={value}" for change in changes for key, value in change.items()]
     smaller = f"train.batch_size={max(1, config.train.batch_size // 2)}"
-    return f"less need {', '.join([*keys, smaller])}: try some with this command (--config.KEY=VALUE)"
+    return f"these keys need less memory: {', '.join([*keys, smaller])}; add some to this command (--config.KEY=VALUE)"
 
 
 def check_checkpoints(config: ConfigDict, program: AbstractProgram, workdir: str) -> Check:

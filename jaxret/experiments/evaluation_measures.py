@@ -61,7 +61,7 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
     if deepest and depths[deepest] > k:
         if where:
             raise ValueError(f"{deepest} needs {depths[deepest]} passages a query; {where} has {k} at most")
-        raise ValueError(f"{deepest} needs --k={depths[deepest]} or more; only {k} passages a query are asked for")
+        raise ValueError(f"{deepest} needs --k={depths[deepest]} or more; only {k} passages per query are requested")
     return MeasureNames(
         judged=tuple(measure.name for measure in parsed) or measures_for(k),
         cutoffs=tuple(dict.fromkeys(cutoffs.values())) or tuple(cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k),

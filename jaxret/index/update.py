@@ -102,7 +102,9 @@ def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
     require_same_contract(made_by["contract"], run.contract, name, here, remedy)
     require_equal({"checkpoint": made_by["checkpoint"]}, {"checkpoint": run.checkpoint}, name, here, remedy)
     if dtype not in ("", shards.manifest.dtype):
-        raise ValueError(f"{name}: the vectors are {shards.manifest.dtype}; what is appended must be too, not {dtype}")
+        raise ValueError(
+            f"{name}: the vectors are {shards.manifest.dtype}; appended ones must have this dtype, not {dtype}"
+        )
     return shards.manifest.dtype
 
 

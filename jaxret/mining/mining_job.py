@@ -135,7 +135,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     if not teacher and (len(pools) > 1 or job.concat):
         log("  scores of two pools, or files, are not comparable: none are in the file (--teacher has one for all)")
     elif any(isinstance(pool, RankingFilePool) and pool.ranks_alone for pool in pools) and not teacher:
-        log(f"  {names} has ranks alone: no score is in the file")
+        log(f"  {names} has ranks without scores, so the mined file has no scores")
     audit = audit_mined_file(path, questions.queries, job.settings.match)
     write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, audit)
     log(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
@@ -248,8 +248,8 @@ def open_pools(
         raise _no_bound(job.settings.share, unbounded[0])
     if job.settings.margin and unbounded:
         log(
-            f"margin {job.settings.margin:g} is in scores of {unbounded[0]}, which have no bound: what is a narrow one "
-            "shows in what positives score, below (0.05, as NV-Retriever's, is of cosines)"
+            f"margin {job.settings.margin:g} is in scores of {unbounded[0]}, which have no bound: compare it with "
+            "the scores of positives below (NV-Retriever's 0.05 is for cosines)"
         )
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher

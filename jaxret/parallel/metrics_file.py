@@ -71,7 +71,7 @@ class MetricsFile:
             write_to_textfile(self._path, self._registry)
         except OSError as error:  # the job is worth more than its file
             if not self._failed:
-                print(f"--prometheus={self._path} is not written ({error}); the job goes on", file=sys.stderr)
+                print(f"--prometheus={self._path} is not written ({error}); the job continues", file=sys.stderr)
             self._failed = True
 
 

@@ -163,9 +163,9 @@ def require_platform(platform: str, setting: str) -> None:
             return
     except RuntimeError as error:  # JAX_PLATFORMS names a missing platform
         detected = str(error).splitlines()[0]
-    allowed = f", where JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']}," if os.environ.get("JAX_PLATFORMS") else ""
+    allowed = f" (JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']})" if os.environ.get("JAX_PLATFORMS") else ""
     raise ValueError(
-        f"{setting} is {platform!r}, and what JAX finds here{allowed} is: {detected}. A {platform.upper()} needs its "
+        f"{setting} is {platform!r}, but JAX{allowed} reports: {detected}. A {platform.upper()} needs its "
         f"driver and an environment installed from {REQUIREMENTS[platform]}"
     )
 

@@ -124,5 +124,5 @@ class Planner:
             self._check(config, topology)
             return self._compile(config, topology).total
 
-        self.log("it does not fit; compiling what might ...")
+        self.log("it does not fit; compiling keys that may help ...")
         return [tried._asdict() for tried in advise(self.config, topology, needs)]

@@ -114,7 +114,7 @@ def with_stated_settings(config: ConfigDict) -> ConfigDict:
 def retriever_of(config: ConfigDict, directory: Path) -> RetrieverModel:
     """Build the retriever of a config. Raises ValueError for other tasks and settings that do not fit the encoder."""
     if config.task != "retrieval":
-        raise ValueError(f"task is {config.task!r}; what is planned is a retriever: task='retrieval'")
+        raise ValueError(f"task is {config.task!r}; only retrievers can be planned: set task='retrieval'")
     return build_retriever_model(config, encoder_config(config, directory))
 
 

@@ -83,7 +83,7 @@ def apply_settings(
             problems.append(f"{key} is {now!r}, there {value!r}")
     if problems:
         raise ValueError(
-            f"the sentence-transformers modules of {source} say otherwise than the config: {'; '.join(problems)}. "
+            f"the sentence-transformers modules of {source} contradict the config: {'; '.join(problems)}. "
             f"Leave these keys out, or give a copy of the directory without {MODULES}: the encoder alone"
         )
     return config, changes

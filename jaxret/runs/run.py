@@ -111,7 +111,7 @@ def create_run(
             (workdir.encoder / name).unlink(missing_ok=True)  # of a start that was killed
     copied = TextTokenizer.digests(workdir.encoder)
     if not (workdir.encoder / "config.json").exists() or copied != contract["tokenizer"]:
-        raise ContractError(f"{encoder} was changed while the run began; give an encoder that stays as it is")
+        raise ContractError(f"{encoder} was changed while the run began; start again with files that do not change")
     if pooler := read_pooler(encoder):
         with atomic_write(workdir.pooler, "wb") as file:
             file.write(save(pooler))
@@ -458,7 +458,7 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
     if name in ("best", "last"):
         step = checkpoints.best() if name == "best" else checkpoints.last()
         if step is None:
-            raise CheckpointError(f"{workdir} has no checkpoint yet; jaxret train --workdir={workdir} goes on with it")
+            raise CheckpointError(f"{workdir} has no checkpoint yet; jaxret train --workdir={workdir} continues it")
         return step
     if not name.isdecimal():
         raise CheckpointError(f"checkpoint is {name!r}; it must be best, last, or a step")

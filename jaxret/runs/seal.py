@@ -54,7 +54,7 @@ def check_seal(workdir: Workdir) -> None:
     Without a seal nothing can be checked; a warning is printed on stderr.
     """
     if not workdir.seal.exists():
-        print(f"{workdir.seal} was deleted; the files of the run are taken as they are", file=sys.stderr)
+        print(f"{workdir.seal} was deleted; the files of the run are accepted unchanged", file=sys.stderr)
         return
     # Checked twice: a job that resumes may have written between reading the seal and reading a file.
     if _problem(workdir) and (problem := _problem(workdir)):

@@ -191,8 +191,8 @@ class LiveTrackers:
             self._open.pop(name, None)
             sentence = str(error).strip().splitlines() or [""]
             print(
-                f"warning: {name} failed ({type(error).__name__}: {sentence[0]:.300}) and gets nothing more of this "
-                f"training; afterwards jaxret track {self._workdir} --to={name} sends what it lacks",
+                f"warning: {name} failed ({type(error).__name__}: {sentence[0]:.300}) and gets no more lines of "
+                f"this training; jaxret track {self._workdir} --to={name} sends the rest later",
                 file=sys.stderr,
             )
 

@@ -74,7 +74,7 @@ def sparse_backend(name: str = "auto") -> SparseBackend:
     backends: dict[str, Callable[[str], SparseBackend]] = {"scipy": ScipyLists, "xla": XlaLists}
     if name not in backends:
         raise ValueError(f"--backend={name}: sparse vectors are searched by auto, {' or '.join(backends)}")
-    return backends[name]("as asked")
+    return backends[name]("as requested")
 
 
 def check_sparse(backend: SparseBackend) -> None:

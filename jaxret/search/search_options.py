@@ -108,4 +108,4 @@ class IndexOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.qrels and not self.queries:
-            raise ValueError("--qrels says which of --queries are judged: give --queries too")
+            raise ValueError("--qrels has the judgements of --queries: give --queries too")

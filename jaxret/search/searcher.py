@@ -87,7 +87,9 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
         several = f"several corpora{f' of {name}' if name else ''}, {', '.join(matches)}"
         raise ValueError(f"{workdir} has {several}: choose one with {flag}")
     if not matches and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
-        raise FileNotFoundError(f"{workdir.embeddings(name)} is not finished; wait for who encodes it, or encode again")
+        raise FileNotFoundError(
+            f"{workdir.embeddings(name)} is not finished; wait for the job that encodes it, or encode again"
+        )
     if not matches:
         raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(names)}")
     return workdir.embeddings(matches[0])

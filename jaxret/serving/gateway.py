@@ -115,7 +115,7 @@ class Gateway:
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if not is_loopback(name):  # a page of the web whose name was pointed here
-            raise RefusalError(403, "without a token this server answers to localhost alone", "forbidden")
+            raise RefusalError(403, "without a token this server answers only localhost", "forbidden")
 
     def _endpoint(self, method: str, path: str) -> Endpoint:
         method = "GET" if method == "HEAD" else method

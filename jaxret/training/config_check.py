@@ -94,7 +94,7 @@ def check_tokens(config: ConfigDict) -> None:
     """Raise ValueError for prompts that are no text, and for attention that packing or dropout cannot have."""
     if (rate := config.encoder.attention_dropout) != -1 and not 0 <= rate < 1:
         raise ValueError(
-            f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for what the checkpoint says"
+            f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for the checkpoint's value"
         )
     if config.tokens.packing and config.encoder.attention != "plain":
         raise ValueError(
@@ -126,7 +126,7 @@ def check_training_data(config: ConfigDict) -> None:
         raise ValueError(f"train.round is {config.train.round}; it must be at most train.rounds, {config.train.rounds}")
     if config.lora.rank and config.train.rounds > 1:
         raise ValueError(
-            f"lora.rank is {config.lora.rank} and train.rounds {config.train.rounds}: rounds go on with whole weights; "
+            f"lora.rank is {config.lora.rank} and train.rounds {config.train.rounds}: rounds continue all weights; "
             "use train.rounds=1, and train.start_from for what follows"
         )
     if config.lora.rank and config.task == "pretraining":

@@ -137,7 +137,7 @@ def train(
     # Also fails on a read-only folder before there is work to lose.
     with contextlib.nullcontext() if is_held else hold_folder(job.workdir.path, "training"):
         if not job.has_begun and any_process(job.workdir.config.exists()):
-            raise LockedError(f"another job began a run in {workdir} just now; the same command goes on with it")
+            raise LockedError(f"another job began a run in {workdir} just now; the same command continues it")
         return _train(job, callback)
 
 
@@ -262,13 +262,13 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
     name = f"checkpoint {start} of {job.workdir}" if start is not None else "the initial weights"
     require_finite_parameters(state, name)
     if checkpoints.half_written:
-        job.log(f"removed what was half written or half deleted: {', '.join(checkpoints.half_written)}")
+        job.log(f"removed incomplete checkpoints: {', '.join(checkpoints.half_written)}")
     if superseded := checkpoints.prune():
         job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
     log_changes(job)
     if any(key in job.changes for key in SCHEDULE):
         rate = float(optimization.learning_rate(step - int(state.skipped or 0)))
-        job.log(f"the learning rate is planned anew over {length.planned} steps: it goes on with {rate:.3g}")
+        job.log(f"the learning rate is planned again over {length.planned} steps: it continues at {rate:.3g}")
     any_process(False)  # a barrier: no process reads the old config any more
     if jax.process_index() == 0:
         record_changes(job.workdir, job.config, data.contract, data.record | weights_record, job.changes, step)
@@ -298,7 +298,9 @@ def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpo
             continue
         for later, problem in sorted(damaged.items()):
             path = checkpoints.set_aside(later)
-            job.log(f"{str(problem).removesuffix(REMEDY)}it is now {path}, and training goes on from checkpoint {step}")
+            job.log(
+                f"{str(problem).removesuffix(REMEDY)}it is now {path}, and training continues from checkpoint {step}"
+            )
         return state
     raise damaged[max(damaged)]
 

@@ -329,7 +329,7 @@ def test_no_script_falls_back_to_the_cpu(script: str, arguments: tuple[str, ...]
     )
     assert (done.returncode, done.stdout) == (1, "")
     line = done.stderr.splitlines()[-1]
-    assert re.match(rf"error: {setting} is 'gpu', and what JAX finds here is: 8 of cpu \(cpu\). A GPU needs", line)
+    assert re.match(rf"error: {setting} is 'gpu', but JAX reports: 8 of cpu \(cpu\). A GPU needs", line)
     assert line.endswith("requirements-gpu.txt")
     assert not list(tmp_path.iterdir())
 

@@ -143,7 +143,7 @@ def test_a_kernel_of_another_platform_fails() -> None:
     check = check_attention_choice("flash", "cpu")
     assert (check.fatal, check.problem) == (
         True,
-        "its kernel runs on a TPU, and here is a CPU; use encoder.attention=plain",
+        "its kernel needs a TPU, but JAX runs on a CPU; use encoder.attention=plain",
     )
     assert check_attention_choice("flsh", "cpu").fatal
 

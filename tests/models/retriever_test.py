@@ -176,9 +176,9 @@ def test_unsupported_kernels_are_refused(encoder: Any, message: str) -> None:
 def test_kernels_are_used_on_their_platform() -> None:
     for attention, platform in (("flash", "tpu"), ("cudnn", "gpu"), ("cudnn", "cuda"), ("plain", "cpu")):
         require_kernel(attention, platform)
-    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
+    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which needs a TPU, but JAX runs on a CPU"):
         require_kernel("flash", "cpu")
-    with pytest.raises(ValueError, match=r"encoder.attention is 'cudnn', which runs on a GPU, and here is a TPU"):
+    with pytest.raises(ValueError, match=r"encoder.attention is 'cudnn', which needs a GPU, but JAX runs on a TPU"):
         require_kernel("cudnn", "tpu")
 
 

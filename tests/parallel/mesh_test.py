@@ -224,11 +224,11 @@ def test_auto_without_a_known_platform() -> None:
 def test_a_missing_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     for platform in ("", "cpu"):
         require_platform(platform, "mesh.platform")
-    actual = r"mesh.platform is 'gpu', and what JAX finds here, where JAX_PLATFORMS is cpu, is: 8 of cpu \(cpu\)"
+    actual = r"mesh.platform is 'gpu', but JAX \(JAX_PLATFORMS is cpu\) reports: 8 of cpu \(cpu\)"
     with pytest.raises(ValueError, match=rf"{actual}. A GPU needs its driver and .* from requirements-gpu.txt"):
         require_platform("gpu", "mesh.platform")
     monkeypatch.delenv("JAX_PLATFORMS")
-    with pytest.raises(ValueError, match=r"is 'tpu', and what JAX finds here is: 8 of cpu .* requirements-tpu.txt"):
+    with pytest.raises(ValueError, match=r"is 'tpu', but JAX reports: 8 of cpu .* requirements-tpu.txt"):
         require_platform("tpu", "mesh.platform")
     with pytest.raises(ValueError, match=r"--platform is 'cuda'; it must be one of tpu, gpu, cpu, or empty for any"):
         require_platform("cuda", "--platform")

@@ -98,7 +98,7 @@ def test_an_edit_is_accepted_by_deleting_the_seal(workdir: Workdir, capsys: pyte
     workdir.seal.unlink()
     check_seal(workdir)
     said = capsys.readouterr().err
-    assert said == f"{workdir.seal} was deleted; the files of the run are taken as they are\n"
+    assert said == f"{workdir.seal} was deleted; the files of the run are accepted unchanged\n"
 
 
 def test_a_file_that_is_written_while_it_is_read_is_not_damaged(

@@ -144,7 +144,7 @@ def test_a_failed_tracker_does_not_affect_others(
     assert list(service.runs.values()) == [logged(run)]
     assert service.finished == 1
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning: " in line and " failed " in line]
-    assert warning.startswith(f"warning: csv failed (ConnectionError: no {moment}) and gets nothing more")
+    assert warning.startswith(f"warning: csv failed (ConnectionError: no {moment}) and gets no more")
 
 
 def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Service) -> None:

@@ -219,7 +219,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
-    with pytest.raises(ValueError, match=r"R@1000 needs --k=1000 or more; only 20 passages a query are asked for"):
+    with pytest.raises(ValueError, match=r"R@1000 needs --k=1000 or more; only 20 passages per query are requested"):
         search_files(
             run,
             data,
@@ -703,7 +703,7 @@ def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
     assert corpus_folder(run.workdir, folder).name == "data", "where the other is from is no longer known"
     assert corpus_folder(run.workdir, "again").name == "again"
     (run.workdir / "embeddings" / "again" / "manifest.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"embeddings/again is not finished; wait for who encodes it"):
+    with pytest.raises(FileNotFoundError, match=r"embeddings/again is not finished; wait for the job that encodes it"):
         corpus_folder(run.workdir, "again")
     shutil.rmtree(run.workdir / "embeddings")
     with pytest.raises(FileNotFoundError, match=r"no encoded corpus; jaxret encode --workdir="):

@@ -634,9 +634,9 @@ def test_zero_steps_need_no_data(root: Path, tmp_path: Path) -> None:
     for length in (2, 41):
         with pytest.raises(ValueError, match=rf"passage_length is {length}; it must be 3 to 40"):
             open_run(tmp_path / "run", passage_length=length)
-    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
+    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which needs a TPU, but JAX runs on a CPU"):
         open_run(tmp_path / "run", attention="flash")
-    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which runs on a TPU, and here is a CPU"):
+    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which needs a TPU, but JAX runs on a CPU"):
         train(tiny_config(root / "encoder", "", train__steps=0, encoder__attention="flash"), tmp_path / "other")
     config = tiny_config(root / "encoder", "", train__steps=0, data__dev="", encoder__attention_dropout=0.0)
     shapes: Any = prepare_job(config, Workdir(tmp_path / "third"), False, (), RETRIEVAL).model.module.config
@@ -673,7 +673,7 @@ def test_a_lengthened_run_does_not_need_the_original_encoder(
     assert done.returncode == 0, done.stderr
     assert "train.steps was 6 and is 8 from here on" in done.stdout
     assert "train.log_every was 1 and is 2 from here on" in done.stdout
-    assert "the learning rate is planned anew over 8 steps: it goes on with 0.00025" in done.stdout
+    assert "the learning rate is planned again over 8 steps: it continues at 0.00025" in done.stdout
     assert [line["step"] for line in lines(tmp_path / "run") if "loss" in line] == [1, 2, 3, 4, 5, 6, 8]
     assert read_json(tmp_path / "run" / "config.json")["train"]["steps"] == 8
     assert open_run(tmp_path / "run", "last").checkpoint["step"] == 8
@@ -771,7 +771,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(
     assert (result.resumed_from, result.step) == (3, STEPS)
     said = capsys.readouterr().out
     assert re.search(rf"{checkpoints}/6 (is damaged|cannot be read).*; it is now {checkpoints}/damaged-6", said)
-    assert "training goes on from checkpoint 3" in said
+    assert "training continues from checkpoint 3" in said
     assert final_state(workdir, config) == final_state(whole[0], config)
     assert lines(workdir) == lines(whole[0])
     assert open_run(workdir, "last").checkpoint["step"] == STEPS

@@ -69,7 +69,9 @@ class SetTexts:
         for run in self.compared.runs:
             if folders := _corpus_folders(run, self.compared.name):
                 return [Passages(folder) for folder in reversed(folders)]
-        raise FileNotFoundError("no run has the encoded corpus of these results any more, which says where texts are")
+        raise FileNotFoundError(
+            "no run has the encoded corpus of these results any more, so the texts cannot be located"
+        )
 
 
 def _corpus_folders(run: RunFiles, result: str) -> list[Path]:

@@ -91,9 +91,7 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
                     continue
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
-                    raise RuntimeError(
-                        f"jaxret {command[0]} ended with status {status}; the same command again goes on"
-                    )
+                    raise RuntimeError(f"jaxret {command[0]} ended with status {status}; the same command continues")
     return [measured for case in cases for measured in measure_case(case, places)]
 
 

@@ -27,7 +27,7 @@ def require_kernel(attention: str, platform: str) -> None:
     needed, current = ATTENTION_PLATFORMS[attention], "gpu" if platform in ("cuda", "rocm") else platform
     if needed and current != needed:
         raise ValueError(
-            f"encoder.attention is {attention!r}, which runs on a {needed.upper()}, and here is a {current.upper()}: "
+            f"encoder.attention is {attention!r}, which needs a {needed.upper()}, but JAX runs on a {current.upper()}: "
             "choose another (jaxret encode and search: --attention=plain)"
         )
 

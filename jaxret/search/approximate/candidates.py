@@ -39,7 +39,7 @@ class CandidateSpec(NamedTuple):
     def require(self, k: int) -> None:
         """Raise ValueError if k passages are more than are proposed."""
         if self.passages < k:
-            raise ValueError(f"--candidates={self} proposes fewer passages than the {k} that are asked for")
+            raise ValueError(f"--candidates={self} proposes fewer passages than the {k} that are requested")
 
 
 def parse_candidates(text: str) -> CandidateSpec:

@@ -90,7 +90,7 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or take xla")
-    return _open(kind, "as asked", numbers, many, lists)
+    return _open(kind, "as requested", numbers, many, lists)
 
 
 def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:

@@ -134,14 +134,14 @@ def check_losses(config: ConfigDict) -> None:
         raise ValueError("loss.contrastive_weight is 0 and data.pseudo_queries is empty: there is nothing to learn")
     if config.data.teacher_run and not distillation:
         raise ValueError(
-            "data.teacher_run is set, but loss.kl.weight and loss.margin_mse.weight are 0: nobody reads it"
+            "data.teacher_run is set, but loss.kl.weight and loss.margin_mse.weight are 0: no loss reads it"
         )
     if in_batch and not config.train.teacher:
         raise ValueError(
             "loss.in_batch_kl.weight is set, but train.teacher is empty: give the workdir of a retriever to learn from"
         )
     if config.train.teacher and not in_batch:
-        raise ValueError("train.teacher is set, but loss.in_batch_kl.weight is 0: nobody reads its scores")
+        raise ValueError("train.teacher is set, but loss.in_batch_kl.weight is 0: no loss reads its scores")
     if config.loss.false_negatives.masked and config.loss.contrastive_weight == 0:
         raise ValueError("loss.false_negatives.masked is True, but loss.contrastive_weight is 0, so no softmax has any")
     if not config.loss.in_batch_negatives and config.data.negatives == 0:
@@ -152,4 +152,6 @@ def check_losses(config: ConfigDict) -> None:
         if config.data.negatives == 0:
             raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own documents")
     if config.loss.contrastive_weight == 0 and config.data.dev and contrastive_only:
-        raise ValueError("loss.contrastive_weight is 0, so validation by retrieval says nothing; leave data.dev empty")
+        raise ValueError(
+            "loss.contrastive_weight is 0, so validation by retrieval is meaningless; leave data.dev empty"
+        )

@@ -123,7 +123,7 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
         job.log(
             f"the head of {method.name} goes on from {PRETRAINING_HEAD} beside the encoder"
             if stored
-            else "its head begins anew"
+            else "the pre-training head starts from random weights"
         )
     if documents.report:
         job.log(f"  {documents.report}")

@@ -37,7 +37,7 @@ def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) ->
             file.write(save(tensors, metadata={"head": run.model.module.method.head}))
         notes.append(
             f"the head that it was trained with ({len(flat)} tensors) is in {PRETRAINING_HEAD}: further "
-            "pre-training by the same method goes on with it, nothing else reads it"
+            "pre-training by the same method continues with it; no other command reads it"
         )
     _write_card(run, folder, command)
     return notes

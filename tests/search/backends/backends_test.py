@@ -113,8 +113,10 @@ def test_auto_takes_faiss_on_a_cpu_and_says_why() -> None:
 
 def test_a_description_names_the_devices_that_are_used() -> None:
     """Lists of vectors are on the first."""
-    assert " on 8 x cpu (as asked)" in select_backend("xla").description
-    assert " on cpu, candidates in int8 (as asked)" in select_backend("xla", lists=True, precision="int8").description
+    assert " on 8 x cpu (as requested)" in select_backend("xla").description
+    assert (
+        " on cpu, candidates in int8 (as requested)" in select_backend("xla", lists=True, precision="int8").description
+    )
 
 
 def test_auto_prefers_an_accelerator_that_jax_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def test_a_new_backend_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(BACKENDS, "mine", Mine)
     backend = select_backend("mine")
-    assert (backend.name, backend.description) == ("mine", "mine (as asked)")
+    assert (backend.name, backend.description) == ("mine", "mine (as requested)")
     self_check(backend)
     with pytest.raises(ValueError, match="one of auto, faiss-gpu, faiss-cpu, xla, mine"):
         select_backend("yours")

@@ -282,7 +282,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     with pytest.raises(ValueError, match=r"^R@100 needs 100 passages a query; .*dev.trec has 10 at most"):
         rerank_run(reranker, dataclasses.replace(job, measures=["R@100"]), progress=False)
     job_of_5 = dataclasses.replace(job, measures=["R@10"], tail=False)
-    with pytest.raises(ValueError, match=r"^R@10 needs --k=10 or more; only 5 passages a query are asked for"):
+    with pytest.raises(ValueError, match=r"^R@10 needs --k=10 or more; only 5 passages per query are requested"):
         rerank_run(reranker, job_of_5, progress=False)
     (tmp_path / "none.trec").touch()
     with pytest.raises(DataError, match=r"none\.trec: it has no rankings; give a run with rankings"):
