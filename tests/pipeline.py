@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -24,8 +25,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from jaxret.configs.base import get_config
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
+from jaxret.models.encoders.pretrained import Params
+from jaxret.models.encoders.t5 import ARCHITECTURE as T5
 from jaxret.models.encoders.t5 import T5Config
-from jaxret.models.generation.generator_weights import save_generator
+from jaxret.models.generation.generator_weights import generator_tensors
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.runs.run import Run, open_run
 from jaxret.storage.atomic import write_json
@@ -98,6 +101,27 @@ def write_t5(folder: Path, name: str = "tiny_t5") -> Path:
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
     return folder
+
+
+def save_generator(folder: Path, config: GeneratorConfig, params: Params) -> None:
+    """Write config.json and model.safetensors as transformers' T5ForConditionalGeneration reads them."""
+    flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
+    tensors: dict[str, np.ndarray] = {}
+    for path, stored in generator_tensors(config).items():
+        array = np.asarray(flat.pop(path), np.float32)
+        for name, part in zip(stored.names, array if stored.stacked else array[None], strict=True):
+            tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
+    assert not flat, f"parameters without a tensor: {sorted(flat)}"
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    raw = T5.write(config.encoder) | {
+        "architectures": ["T5ForConditionalGeneration"],
+        "num_decoder_layers": config.decoder.num_layers,
+        "tie_word_embeddings": config.scaled_output,
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": config.end_id,
+        "pad_token_id": config.pad_id,
+    }
+    write_json(folder / "config.json", raw)
 
 
 def write_generator(folder: Path) -> Path:

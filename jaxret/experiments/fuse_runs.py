@@ -17,7 +17,7 @@ from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
-from jaxret.search.exact_fusion import SCALES, ExactFusion, RememberedSystem, ScoringSystem
+from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem
 from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
 
 TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
@@ -147,9 +147,9 @@ def tune_systems(
     rankings: dict[tuple[float, ...], Rankings] = {weights: {} for weights in weights_to_try(len(systems))}
     depth = parse_measure(measure).cutoff or TUNED_DEPTH
     for query in queries:
-        remembered = [RememberedSystem(system) for system in systems]  # of one query at a time
+        cached = [CachedSystem(system) for system in systems]  # of one query at a time
         for weights, ranked in rankings.items():
-            ranked.update(ExactFusion(method, weights)(remembered, [query], depth))
+            ranked.update(ExactFusion(method, weights)(cached, [query], depth))
     return best_weights(
         {weights: evaluate(ranked, judgements, [measure]).mean[measure] for weights, ranked in rankings.items()}
     )

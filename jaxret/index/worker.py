@@ -75,7 +75,7 @@ class EncodeWorker:
             while left:
                 before = len(left)
                 self.encode(left, bar)
-                self.leases.look()
+                self.leases.refresh()
                 left = [shard for shard in left if not self.writer.has(shard, verify=False)]
                 if changed := [shard for shard in left if shard.index in self.written]:
                     raise ShardError(
@@ -207,7 +207,7 @@ class EncodeWorker:
 
 def announce(writer: ShardWriter, leases: Leases) -> None:
     """Record what the folder is to hold, unless it is recorded: one job does so, before any of them has a shard."""
-    leases.look()
+    leases.refresh()
     while not writer.announced():
         lease = leases.claim("begun")
         if lease:
@@ -233,5 +233,5 @@ def finish_encoding(writer: ShardWriter, leases: Leases, source: CorpusSource) -
         if lease and lease.publishes(partial(publish, lease.work)):
             break
         time.sleep(PAUSE)
-        leases.look()
+        leases.refresh()
     leases.clear()

@@ -31,7 +31,7 @@ from jaxret.search.backends.accelerators import ROWS as CELLS
 from jaxret.search.backends.accelerators import plan_cells, platform_of, search_cells
 from jaxret.search.backends.late_interaction import documents_at_once, search_lists
 from jaxret.search.backends.precision import Compressed, find_precision
-from jaxret.search.backends.top_k import few_sizes, power_of_two
+from jaxret.search.backends.top_k import power_of_two, rounded_size
 from jaxret.search.backends.xla_backend import SCORES_BYTES
 from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS
 from jaxret.search.streaming import rows_at_once
@@ -243,7 +243,7 @@ def search_program(
     queries = compressed(everywhere, QUERY_ROWS)
     vectors = compressed(split, layout.cells, layout.size * layout.width)
     rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    program = StaticProgram(search_cells, (layout, min(few_sizes(load.k), passages), mesh))
+    program = StaticProgram(search_cells, (layout, min(rounded_size(load.k), passages), mesh))
     return AbstractProgram(program, (queries, vectors, rows), {"documents": bytes_on_device(vectors)})
 
 

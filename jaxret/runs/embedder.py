@@ -208,9 +208,9 @@ class Embedder:
                 flight.append((vectors, rows, encoded))
                 advance(len(rows))
                 if len(flight) > IN_FLIGHT:
-                    yield from _landed(flight)
+                    yield from _received(flight)
         while flight:
-            yield from _landed(flight)
+            yield from _received(flight)
 
     def _room(self, texts: Ragged, side: Side) -> _Vectors | _SparseVectors:
         if self.retriever.sparse:
@@ -274,7 +274,7 @@ class _SparseVectors:
         return SparseRows.joined(self.batches).take(np.argsort(np.concatenate(self.rows)))
 
 
-def _landed(flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]]) -> Iterator[TextVectors]:
+def _received(flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]]) -> Iterator[TextVectors]:
     """Store the oldest batch in flight, and yield the vectors of its part if it is now complete."""
     vectors, rows, encoded = flight.popleft()
     vectors.store(rows, np.asarray(encoded))

@@ -77,7 +77,7 @@ def search(
 
     norm = 0.0  # of any vector of the corpus
 
-    def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
+    def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
         nonlocal norm
         chosen = vectors.take(part)
         candidates, norm = find_candidates(chosen, searched, depth, backend, progress)
@@ -90,7 +90,7 @@ def search(
 
     least = LISTS_MARGIN if searched.ragged and backend.precision != FLOAT32 else MARGIN
     depth = first_depth(k, backend.precision.more, least)
-    return search_until_proven(look, len(vectors), searched.total_rows, k, backend.description, depth, settle)
+    return search_until_proven(find, len(vectors), searched.total_rows, k, backend.description, depth, settle)
 
 
 def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> QueryVectors:

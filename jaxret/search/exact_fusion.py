@@ -90,7 +90,7 @@ class DenseSystem:
         return np.array(scores, np.float64)
 
 
-class RememberedSystem:
+class CachedSystem:
     """A system that caches its scores: fusions with other weights need the same scores."""
 
     def __init__(self, system: ScoringSystem) -> None:

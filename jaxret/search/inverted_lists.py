@@ -194,7 +194,7 @@ class InvertedLists:
 
         norm = 0.0  # of any passage
 
-        def look(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
+        def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
             nonlocal norm
             chosen = every.take(part)
             candidates, norm = self._candidates(chosen, depth, progress)
@@ -207,7 +207,7 @@ class InvertedLists:
             return scan_all(every.take(part), self.corpus, scores, rows, norm)
 
         depth = first_depth(k, 0.0, MARGIN)
-        return search_until_proven(look, len(queries), total, k, self.description, depth, settle)
+        return search_until_proven(find, len(queries), total, k, self.description, depth, settle)
 
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""

@@ -111,7 +111,7 @@ def first_depth(k: int, more: float, least: int) -> int:
 
 
 def search_until_proven(
-    look: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray, int]],
+    find: Callable[[np.ndarray, int], tuple[Candidates, np.ndarray, int]],
     queries: int,
     total_rows: int,
     k: int,
@@ -126,7 +126,7 @@ def search_until_proven(
     of them would prove little: `settle` scores all passages instead.
 
     Args:
-        look: function of (queries, depth) that returns the best `depth` candidates with exact scores, in the order of
+        find: function of (queries, depth) that returns the best `depth` candidates with exact scores, in the order of
             the tie rule, where `bound` is an upper bound on the backend's score of every other passage; the error of
             the backend's scores for each query (below the exact score, where scores are upper bounds); and the number
             of pairs that were scored exactly.
@@ -155,7 +155,7 @@ def search_until_proven(
         depth = min(depth, total_rows)
         unproven = [unproven_queries[:0]]
         for part in _parts(unproven_queries, max(1, PASS_CANDIDATES // depth)):
-            candidates, error, count = look(part, depth)
+            candidates, error, count = find(part, depth)
             scored += count
             scores[part], rows[part] = candidates.scores[:, :width], candidates.rows[:, :width]
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone

@@ -48,7 +48,7 @@ class SingleVectors:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         n_vectors, dimension = shard.shape[1:]
         size = block_documents(total_rows, n_vectors, depth, backend)
-        if backend.max_rows is None and n_vectors == 1 and _as_it_lies(shard):
+        if backend.max_rows is None and n_vectors == 1 and _is_usable_in_place(shard):
             size = max(size, WHOLE_BYTES // (4 * dimension))
         for start in range(0, len(shard), size):
             block = np.ascontiguousarray(shard[start : start + size], np.float32)
@@ -89,7 +89,7 @@ def of_one_query(queries: np.ndarray) -> list[tuple[int, int]]:
     return list(pairwise([0, *ends.tolist(), len(queries)]))
 
 
-def _as_it_lies(shard: np.ndarray | RowSubset) -> bool:
+def _is_usable_in_place(shard: np.ndarray | RowSubset) -> bool:
     """Return whether a backend can use the rows of a shard without a copy."""
     return isinstance(shard, np.ndarray) and shard.dtype == np.float32 and shard.flags.c_contiguous
 

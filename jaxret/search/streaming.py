@@ -43,7 +43,7 @@ def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free:
     """
     each = row_bytes(shape, precision)
     if free is not None:
-        each = each * 17 // 16  # `few_sizes` leaves places empty
+        each = each * 17 // 16  # `rounded_size` leaves places empty
         if total * each <= free:
             return total
     room = HOST_BYTES if free is None else free // AT_A_TIME

@@ -97,7 +97,7 @@ class BucketFolder:
         }
 
     def forget_groups(self) -> None:
-        """Read the groups again at the next look: one that was withdrawn may have come back with other bytes."""
+        """Read the groups again at the next refresh: one that was withdrawn may have come back with other bytes."""
         self._groups.clear()
 
     def _manifest(self) -> _Manifest:

@@ -26,7 +26,7 @@ from jaxret.storage.bucket import BucketError, BucketObject, salted
 from jaxret.storage.leases import BOUND, Lease, Leases, is_gone
 from jaxret.storage.working_copy import WorkingCopy, copy_of, require_one_process
 
-_PAUSE = 0.5  # seconds between two looks at the bucket
+_PAUSE = 0.5  # seconds between two reads of the bucket
 _LEAST_BEAT = 1.0  # seconds: GCS takes one change of an object a second
 LAST = "manifest"  # the lease under which all that was written becomes the folder's
 
@@ -66,7 +66,7 @@ class BucketLeases(Leases):
         self._versions: dict[str, bytes] = {}  # of the leases that this job holds
         self._seen: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
         self._listed: set[str] = set()  # names of leases in the bucket, when this job looked last
-        self._looked_at = -_PAUSE
+        self._refreshed_at = -_PAUSE
         self._mutex = threading.RLock()
 
     def __exit__(self, *exception: Any) -> None:
@@ -77,20 +77,20 @@ class BucketLeases(Leases):
     def _key(self, name: str) -> str:
         return f"leases/{self._names}/{name}.json"
 
-    def look(self) -> None:
-        """Fetch what other jobs have finished, and see which leases exist, unless it was done just now."""
+    def refresh(self) -> None:
+        """Fetch the files that other jobs have finished and list the leases, unless this was done just now."""
         with self._mutex:
-            if time.monotonic() < self._looked_at + _PAUSE:
+            if time.monotonic() < self._refreshed_at + _PAUSE:
                 return
             self._copy.refresh(self._names)
             prefix = f"leases/{self._names}"
             keys = self._bucket.list(prefix)
             self._listed = {key.removeprefix(f"{prefix}/").removesuffix(".json") for key in keys}
-            self._looked_at = time.monotonic()
+            self._refreshed_at = time.monotonic()
 
     def names(self) -> list[str]:
         """Return the names of all leases in the bucket; see `Leases.names`."""
-        self.look()
+        self.refresh()
         return sorted(self._listed)
 
     def _claim(self, name: str, path: Path) -> Lease | None:
@@ -140,7 +140,7 @@ class BucketLeases(Leases):
 
     def is_free(self, name: str) -> bool:
         """Return whether no living job has the lease. Another job may still claim it first."""
-        self.look()
+        self.refresh()
         with self._mutex:
             if name in self._versions:
                 return False
@@ -184,7 +184,7 @@ class BucketLeases(Leases):
         ]
         self._copy.folder.remove_groups(names)
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         while not self._ended.wait(min(max(self.bound / 10, _LEAST_BEAT), threading.TIMEOUT_MAX)):
             for name in list(self._versions):
                 with self._mutex, contextlib.suppress(BucketError):  # a lost lease costs work, no more

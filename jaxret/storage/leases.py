@@ -36,7 +36,7 @@ BOUND = 300.0  # default, in seconds: NFS may show a file's modification time a 
 _BEATS = 10  # touches during that time
 _OWNER = "owner.json"
 _UNFINISHED = ".unfinished"  # suffix of directories that are being prepared or deleted; they can be removed
-_PAUSE = 0.1  # seconds between two looks at a file that another job publishes
+_PAUSE = 0.1  # seconds between two reads of a file that another job publishes
 _GONE = (errno.ENOENT, errno.ESTALE)  # errors of a directory that another job renamed; ESTALE on NFS
 
 
@@ -88,15 +88,15 @@ class Leases:
         self._time, self._looked = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
         self._exists = self._made = False  # whether the folder is there; whether this job created it
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="leases", daemon=True)
+        self._renewal = threading.Thread(target=self._renew, name="leases", daemon=True)
 
     def __enter__(self) -> Leases:
-        self._heart.start()
+        self._renewal.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._heart.join()
+        self._renewal.join()
         for lease in list(self._held):
             self.release(lease)
         with contextlib.suppress(OSError):  # leftovers do no harm, and an earlier exception is more important
@@ -107,8 +107,8 @@ class Leases:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
 
-    def look(self) -> None:
-        """Fetch what other jobs have finished, where that is not seen at once; on a shared disk it is."""
+    def refresh(self) -> None:
+        """Fetch the files that other jobs have finished; on a shared disk they are visible at once."""
 
     def names(self) -> list[str]:
         """Return the names of all leases in the folder, those of dead jobs included."""
@@ -131,7 +131,7 @@ class Leases:
             if not reason:
                 return None
             print(f"{self.folder}: {name} was claimed by {reason}: taken over", file=sys.stderr)
-            self._bury(owner.parent)
+            self._discard(owner.parent)
         spare = self._prepared()
         try:
             os.rename(spare, path)
@@ -151,7 +151,7 @@ class Leases:
         """
         self._held.remove(lease)
         with contextlib.suppress(OSError):
-            self._bury(lease.work)
+            self._discard(lease.work)
             lease.work.parent.rmdir()  # fails if another job has claimed it meanwhile
 
     def publish_once(self, path: Path, value: Any) -> None:
@@ -204,7 +204,7 @@ class Leases:
             shutil.rmtree(path, ignore_errors=True)
         for path in set(self.folder.glob(".lease[-.]*")) - {self._spare}:
             if (owner := _owner(path)) and self._why_free(owner):
-                self._bury(owner.parent)
+                self._discard(owner.parent)
                 with contextlib.suppress(OSError):
                     path.rmdir()  # fails if another job has claimed it meanwhile
 
@@ -229,7 +229,7 @@ class Leases:
             self._spare = spare
         return self._spare
 
-    def _bury(self, work: Path) -> None:
+    def _discard(self, work: Path) -> None:
         """Rename a directory away, which is atomic, then delete it."""
         grave = self.folder / f".lease.{secrets.token_hex(8)}{_UNFINISHED}"
         try:
@@ -280,7 +280,7 @@ class Leases:
             self._time, self._looked = file.stat().st_mtime, time.monotonic()
         return self._time
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         while not self._ended.wait(min(self.bound / _BEATS, threading.TIMEOUT_MAX)):
             for lease in list(self._held):
                 with contextlib.suppress(OSError):  # a lost lease is detected when files are published

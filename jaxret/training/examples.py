@@ -78,14 +78,14 @@ def load_examples(
             f"their slots stay empty{advice}"
         )
     if data.teacher is not None:
-        taught = data.teacher.taught
-        if not taught:  # of the subset: in a whole set without any, reading raises
+        scored = data.teacher.scored_examples
+        if not scored:  # of the subset: in a whole set without any, reading raises
             raise ValueError(
                 f"data.subset={config.data.subset} (seed.data {config.seed.data}) of {source.path} has no example with "
                 "a teacher's scores, of its target and of a negative; take more queries, or give these scores"
             )
         log(
-            f"  {taught:,} of {len(data):,} examples have a teacher's scores, of their target and of a negative: "
+            f"  {scored:,} of {len(data):,} examples have a teacher's scores, of their target and of a negative: "
             "they are taught"
         )
     if data.pseudo_queries is not None:

@@ -269,11 +269,6 @@ def exchange(one: Path, two: Path) -> None:
     two.write_bytes(first)
 
 
-def exchange_all(pairs: dict[Path, Path]) -> None:
-    for one, two in pairs.items():
-        exchange(one, two)
-
-
 @pytest.mark.faults(7)
 def test_shards(fixed: Victim, trials: Trials) -> None:
     """Search refuses, and encoding again makes every file what it was."""

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, sha256_file, with_digest, write_json
 from tests.faults.conftest import Tiny, Trials
-from tests.faults.scripts import refusal, run
+from tests.faults.scripts import refusal, run, why
 from tests.pipeline import REPOSITORY, WORDS, command, environment
 
 
@@ -59,15 +59,6 @@ def encoded(opened: Run, corpus: Path, name: str, on_error: str = "error") -> tu
     shards = open_shards(folder)
     rows = range(shards.total_rows)
     return shards.ids(rows), shards.rows(rows)
-
-
-def why(act: Callable[[], object]) -> str:
-    """The message of a refusal; "" if there was none."""
-    try:
-        act()
-    except (ValueError, OSError, ArithmeticError) as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.faults(8)

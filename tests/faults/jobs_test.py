@@ -20,7 +20,7 @@ from jaxret.index.shard_set import open_shards
 from jaxret.training.loop import train
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.kills_test import leftovers, trained, vectors
-from tests.faults.scripts import Script, refusal, run, start
+from tests.faults.scripts import Script, refusal, run, start, why
 from tests.pipeline import contents, free_address, write_data
 
 
@@ -253,15 +253,6 @@ def test_resuming_after_the_source_changed(tiny: Tiny, copied: Path, tmp_path: P
             for place, content in kept.items():
                 (copied / place).parent.mkdir(parents=True, exist_ok=True)
                 (copied / place).write_bytes(content)
-
-
-def why(act: Callable[[], object]) -> str:
-    """The message of a refusal; "" if there was none."""
-    try:
-        act()
-    except (ValueError, OSError, ArithmeticError) as error:
-        return str(error)
-    return ""
 
 
 def devices(count: int) -> dict[str, str]:

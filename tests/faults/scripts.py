@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ def run(script: str, *arguments: str, env: dict[str, str] | None = None, **fault
     process = start(script, *arguments, env=env, **faults)
     process.wait()
     return process
+
+
+def why(act: Callable[[], object]) -> str:
+    """Return the message of a refusal; "" if there was none."""
+    try:
+        act()
+    except (ValueError, OSError, ArithmeticError) as error:
+        return str(error)
+    return ""
 
 
 def refusal(process: Script) -> str:

@@ -14,7 +14,7 @@ from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_parts
 from jaxret.index.shards import ShardError, ShardWriter
 from jaxret.search.backends.select import select_backend
-from jaxret.search.backends.top_k import few_sizes
+from jaxret.search.backends.top_k import rounded_size
 from jaxret.search.exact import search
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.types import Ragged
@@ -181,7 +181,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_blocks_of_many_sizes_compile_few_programs() -> None:
-    assert [few_sizes(n) for n in (1, 2, 15, 16, 17, 37, 8100, 8192, 8193, 21845)] == [
+    assert [rounded_size(n) for n in (1, 2, 15, 16, 17, 37, 8100, 8192, 8193, 21845)] == [
         1, 2, 15, 16, 18, 40, 8192, 8192, 9216, 22528,
     ]  # fmt: skip
-    assert len({few_sizes(n) for n in range(8193, 16385)}) <= 16
+    assert len({rounded_size(n) for n in range(8193, 16385)}) <= 16

@@ -16,9 +16,10 @@ from safetensors.numpy import load_file, save_file
 
 from jaxret.models.generation.decoding import generate_tokens, sample_token
 from jaxret.models.generation.decoding_options import DecodingOptions
-from jaxret.models.generation.generator_weights import load_generator, save_generator
+from jaxret.models.generation.generator_weights import load_generator
 from jaxret.models.generation.t5_decoder import T5Generator, empty_cache
 from jaxret.types import Tokens
+from tests.pipeline import save_generator
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

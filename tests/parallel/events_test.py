@@ -27,8 +27,6 @@ from tests.pipeline import (
     write_encoder,
 )
 
-Done = subprocess.CompletedProcess[str]
-
 
 def events(text: str) -> list[dict[str, Any]]:
     """Return the events of a standard output, every line of which must be one; NaN is no JSON."""

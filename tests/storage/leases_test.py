@@ -444,5 +444,5 @@ def test_long_leases_are_renewed(tmp_path: Path) -> None:
     """Longer than a thread can wait; what touches the leases of a job does not end by an error."""
     with Leases(tmp_path, 1e30) as leases:
         leases.claim("x")
-        leases._heart.join(0.1)
-        assert leases._heart.is_alive()
+        leases._renewal.join(0.1)
+        assert leases._renewal.is_alive()

@@ -173,7 +173,7 @@ def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path:
     source = ExampleSource(str(path), "train", "error", scores=True, teacher_run=str(tmp_path / "same.json"))
     data, _ = load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, print)
     assert data.teacher is not None
-    assert data.teacher.taught == len(data)
+    assert data.teacher.scored_examples == len(data)
     for name, message in (
         ("ranks.tsv", "this is a ranking without scores .*, and a teacher's scores are wanted"),
         ("turned.json", "its query 0 is 'music 8', but that of .*train.jsonl is 'music 0'; give scores of these"),

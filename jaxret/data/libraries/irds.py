@@ -47,7 +47,7 @@ def open_irds_set(path: Path) -> NamedSet:
 
 
 def _load(library: Any, name: str) -> Any:
-    with contextlib.suppress(KeyError), _DOORS.shut(library):
+    with contextlib.suppress(KeyError), _DOWNLOADS.disabled(library):
         return library.load(name)
     return None
 
@@ -55,7 +55,7 @@ def _load(library: Any, name: str) -> Any:
 def _table(path: Path, library: Any, data_set: Any, name: str, config: str) -> Table:
     def rows() -> Iterator[Record]:
         try:
-            with _DOORS.shut(library):
+            with _DOWNLOADS.disabled(library):
                 for entry in getattr(data_set, f"{config}_iter")():
                     yield _RECORDS[config](entry)
         except (GeneratorExit, DataError):
@@ -89,18 +89,18 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             )
 
 
-class _Doors:
-    """The downloads of the library, which has no switch for them: shut while anybody reads, and its log silent."""
+class _DownloadGuard:
+    """Disables the downloads of the library, which has no option for this, and its log, during every read."""
 
     def __init__(self) -> None:
         self._readers, self._streams, self._log = 0, dict[Any, Any](), logging.getLogger("ir_datasets")
 
     @contextlib.contextmanager
-    def shut(self, library: Any) -> Iterator[None]:
+    def disabled(self, library: Any) -> Iterator[None]:
         self._readers += 1
         if self._readers == 1:
             downloads = library.util.download
-            self._streams = {kind: kind.stream for kind in vars(downloads).values() if _is_door(kind, downloads)}
+            self._streams = {kind: kind.stream for kind in vars(downloads).values() if _is_download(kind, downloads)}
             for kind in self._streams:
                 kind.stream = _refuse
             self._log.addFilter(_silent)
@@ -114,7 +114,7 @@ class _Doors:
                 self._log.removeFilter(_silent)
 
 
-_DOORS = _Doors()
+_DOWNLOADS = _DownloadGuard()
 
 
 def _refuse(download: Any) -> Any:
@@ -125,7 +125,7 @@ def _silent(_: logging.LogRecord) -> bool:
     return False
 
 
-def _is_door(kind: Any, downloads: Any) -> bool:
+def _is_download(kind: Any, downloads: Any) -> bool:
     return (
         isinstance(kind, type)
         and issubclass(kind, downloads.BaseDownload)

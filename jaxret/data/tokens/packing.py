@@ -25,7 +25,7 @@ class Placement:
 
     Attributes:
         order: Rows of the texts in the batch [N], bin after bin.
-        starts: First position of each text in its bin [N], with the bin's rows laid end to end.
+        starts: First position of each text in its bin [N], with the bin's rows one after the other.
         rows: Rows of each bin.
     """
 
@@ -34,8 +34,8 @@ class Placement:
     rows: int
 
 
-def deal_back_and_forth(lengths: np.ndarray, bins: int) -> np.ndarray:
-    """Return rows of texts [bins, N / bins], dealt longest first, forwards and backwards in turn.
+def assign_in_snake_order(lengths: np.ndarray, bins: int) -> np.ndarray:
+    """Return rows of texts [bins, N / bins], assigned longest first, forwards and backwards in turn.
 
     Best where many texts are as long as a row: every bin gets the same number of them.
     """
@@ -44,18 +44,18 @@ def deal_back_and_forth(lengths: np.ndarray, bins: int) -> np.ndarray:
     return rounds.T
 
 
-def deal_to_smallest(lengths: np.ndarray, bins: int) -> np.ndarray:
-    """Return rows of texts [bins, N / bins], dealt in rounds: the bin with the fewest tokens gets the longest text.
+def assign_to_smallest(lengths: np.ndarray, bins: int) -> np.ndarray:
+    """Return rows of texts [bins, N / bins], assigned in rounds: the bin with the fewest tokens gets the longest text.
 
     Best where few texts are long: every bin gets about the same number of tokens.
     """
     rounds = np.argsort(-lengths, kind="stable").reshape(-1, bins)
-    dealt, tokens = np.empty_like(rounds), np.zeros(bins, np.int64)
-    for round_of_texts, texts in zip(dealt, rounds):
-        poorest = np.argsort(tokens, kind="stable")
-        round_of_texts[poorest] = texts
-        tokens[poorest] += lengths[texts]
-    return dealt.T
+    assigned, tokens = np.empty_like(rounds), np.zeros(bins, np.int64)
+    for round_of_texts, texts in zip(assigned, rounds):
+        smallest = np.argsort(tokens, kind="stable")
+        round_of_texts[smallest] = texts
+        tokens[smallest] += lengths[texts]
+    return assigned.T
 
 
 def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
@@ -93,17 +93,19 @@ def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
 def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
     """Pack all texts of a batch with the way of dealing that needs fewer rows; `rows` is the maximum over the bins."""
 
-    def placed(dealt: np.ndarray) -> Placement:
-        laid = [fit_into_rows(lengths[texts], width) for texts in dealt]
-        order = np.concatenate([texts[placement.order] for texts, placement in zip(dealt, laid)])
+    def placed(assigned: np.ndarray) -> Placement:
+        placements = [fit_into_rows(lengths[texts], width) for texts in assigned]
+        order = np.concatenate([texts[placement.order] for texts, placement in zip(assigned, placements)])
         return Placement(
-            order, np.concatenate([placement.starts for placement in laid]), max(placement.rows for placement in laid)
+            order,
+            np.concatenate([placement.starts for placement in placements]),
+            max(placement.rows for placement in placements),
         )
 
     if bins == 1:
-        return placed(deal_back_and_forth(lengths, 1))
+        return placed(assign_in_snake_order(lengths, 1))
     return min(
-        (placed(deal(lengths, bins)) for deal in (deal_back_and_forth, deal_to_smallest)),
+        (placed(assign(lengths, bins)) for assign in (assign_in_snake_order, assign_to_smallest)),
         key=lambda pack: pack.rows,
     )
 

@@ -32,10 +32,10 @@ class TeacherScores:
             flat.extend(example.negative_scores or [math.nan] * len(example.negatives))
             offsets[i + 1] = len(flat)
         scored = cls(positives, Ragged(np.array(flat, np.float32), offsets))
-        return scored if scored.taught else None
+        return scored if scored.scored_examples else None
 
     @property
-    def taught(self) -> int:
+    def scored_examples(self) -> int:
         """Number of examples with scores of their target and of a negative, which a loss can learn from."""
         return sum(bool(np.isfinite(self.negatives[row]).any()) for row in np.flatnonzero(np.isfinite(self.positives)))
 

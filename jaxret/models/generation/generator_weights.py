@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from safetensors.numpy import save
 
 from jaxret.models.encoders import t5
 from jaxret.models.encoders.architectures import StoredTensors, match_tensors, require_stored_sizes, stored_tensors
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
-from jaxret.storage.atomic import atomic_write, write_json
 from jaxret.storage.foreign_files import read_settings
 from jaxret.types import Tokens
 
@@ -133,29 +129,3 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
             arrays = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in stored.names]
             flat[path] = np.stack(arrays) if stored.stacked else arrays[0]
     return config, traverse_util.unflatten_dict(flat, sep="/")
-
-
-def save_generator(directory: str | Path, config: GeneratorConfig, params: Mapping[str, Any]) -> None:
-    """Write config.json and model.safetensors as transformers' T5ForConditionalGeneration reads them."""
-    directory = Path(directory)
-    flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")
-    expected = generator_tensors(config)
-    if flat.keys() != expected.keys():
-        raise ValueError(f"parameters do not fit the config: {sorted(flat.keys() ^ expected.keys())}")
-    tensors: dict[str, np.ndarray] = {}
-    for path, stored in expected.items():
-        array = np.asarray(flat[path], np.float32)
-        for name, part in zip(stored.names, array if stored.stacked else array[None], strict=True):
-            tensors[name] = np.ascontiguousarray(part.T if path.endswith("kernel") else part)
-    with atomic_write(directory / "model.safetensors", "wb") as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
-    raw = t5.ARCHITECTURE.write(config.encoder)
-    raw |= {
-        "architectures": ["T5ForConditionalGeneration"],
-        "num_decoder_layers": config.decoder.num_layers,
-        "tie_word_embeddings": config.scaled_output,
-        "decoder_start_token_id": config.start_id,
-        "eos_token_id": config.end_id,
-        "pad_token_id": config.pad_id,
-    }
-    write_json(directory / "config.json", raw)

@@ -44,11 +44,6 @@ def seismic_library() -> Any:
         raise ValueError("approximate indexes of sparse vectors need Seismic: pip install 'jaxret[sparse]'") from error
 
 
-def is_seismic(factory: str) -> bool:
-    """Return whether a factory string is of this module."""
-    return factory.partition(",")[0] == NAME
-
-
 def parse_settings(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return settings from "query_cut=10,heap_factor=0.7". Raises ValueError for other names and for other numbers."""
     values: dict[str, Any] = {}

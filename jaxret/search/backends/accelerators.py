@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxret.search.backends import cpu, gpu_kernel
 from jaxret.search.backends.precision import Compressed, Precision, compress
-from jaxret.search.backends.top_k import best, best_of_cell, few_sizes, highest, merge, power_of_two, share
+from jaxret.search.backends.top_k import best, best_of_cell, highest, merge, power_of_two, rounded_size, share
 from jaxret.search.proof import BlockHits
 
 CELL = 32_768  # vectors of a cell at most: its scores of 1,024 queries are 128 MiB
@@ -80,7 +80,7 @@ def plan_cells(rows: int, shape: tuple[int, int], precision: Precision, devices:
     if gpu_kernel.can_take(platform, *shape, precision.dtype):  # cells are few and large: a sixteenth of one is much
         cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), gpu_kernel.PLACES, 128
     cells = devices * math.ceil(rows * width / (devices * cell))
-    size = few_sizes(math.ceil(rows / cells), steps)
+    size = rounded_size(math.ceil(rows / cells), steps)
     return CellLayout(cells, -(-size // multiple) * multiple, width)
 
 
@@ -103,7 +103,7 @@ class DeviceVectors:
         by_maxima = _by_maxima(self.vectors, self.layout, self.mesh)
         size = gpu_kernel.whole_tiles(count) if by_maxima else power_of_two(count)
         padded = np.pad(queries, ((0, size - count), (0, 0)))
-        computed_k = min(few_sizes(k), self.rows)
+        computed_k = min(rounded_size(k), self.rows)
         compressed = compress(padded, self.precision)
         if platform_of(self.mesh) == "cpu" and self.mesh.size == 1:
             best_hits = cpu.search_cells_on_cpu(compressed, self.vectors, self.rows, self.layout.size, computed_k)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxret.search.backends.accelerators import ROWS, local_mesh
-from jaxret.search.backends.top_k import best, few_sizes, merge, power_of_two
+from jaxret.search.backends.top_k import best, merge, power_of_two, rounded_size
 from jaxret.search.proof import BlockHits
 from jaxret.search.rounding import TINY
 from jaxret.types import SparseRows
@@ -39,7 +39,7 @@ class XlaLists:
 
     def load(self, block: SparseRows) -> XlaBlock:
         mesh, counts = local_mesh(), block.word_counts
-        width, rows = few_sizes(max(1, int(counts.max()))), mesh.size * few_sizes(-(-len(block) // mesh.size))
+        width, rows = rounded_size(max(1, int(counts.max()))), mesh.size * rounded_size(-(-len(block) // mesh.size))
         words, weights = np.zeros((rows, width), np.int32), np.zeros((rows, width), np.float32)
         places = (
             np.repeat(np.arange(len(block)), counts),
@@ -72,7 +72,7 @@ class XlaBlock:
     def _search(self, queries: SparseRows, k: int) -> BlockHits:
         table = np.zeros((queries.dimension, power_of_two(len(queries))), np.float32)
         table[queries.words, np.repeat(np.arange(len(queries)), queries.word_counts)] = normal(queries.weights)
-        computed_k = min(few_sizes(k), self.rows)
+        computed_k = min(rounded_size(k), self.rows)
         arrays = search_sparse(table, self.words, self.weights, computed_k, self.mesh)
         scores, rows, bound = (np.asarray(x)[: len(queries)] for x in arrays)
         if k < computed_k:

@@ -18,7 +18,7 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def few_sizes(count: int, steps: int = 16) -> int:
+def rounded_size(count: int, steps: int = 16) -> int:
     """Return the next size in steps of a sixteenth of a power of two: blocks from which rows were left out have many
     sizes, and each size is a program."""
     step = max(1, power_of_two(count) // steps)

@@ -17,9 +17,9 @@ from jaxret.data.tokens.packing import (
     Packer,
     Placement,
     RowShape,
+    assign_in_snake_order,
+    assign_to_smallest,
     choose_row_shape,
-    deal_back_and_forth,
-    deal_to_smallest,
     fit_into_rows,
     place_texts,
 )
@@ -62,10 +62,10 @@ def test_packed_positions_do_not_overlap(bins: int, seed: int) -> None:
 
 def test_texts_are_distributed_evenly() -> None:
     lengths = lengths_like(80, 128, 0)
-    for deal, most in ((deal_to_smallest, 1.02), (deal_back_and_forth, 1.1)):
-        dealt = deal(lengths, 8)
-        assert sorted(dealt.ravel()) == list(range(128))
-        sums = lengths[dealt].sum(axis=1)
+    for assign, most in ((assign_to_smallest, 1.02), (assign_in_snake_order, 1.1)):
+        assigned = assign(lengths, 8)
+        assert sorted(assigned.ravel()) == list(range(128))
+        sums = lengths[assigned].sum(axis=1)
         assert sums.max() / sums.min() < most
     in_order = lengths.reshape(8, 16).sum(axis=1)
     assert in_order.max() / in_order.min() > 1.2, "control: as they come"
@@ -76,8 +76,8 @@ def test_the_better_distribution_is_used() -> None:
     full, short = np.array([256] * 8 + [40] * 24), lengths_like(80, 128, 2)
     assert place_texts(full, 8, 256).rows == 2
     rows = {
-        deal: max(fit_into_rows(short[texts], 256).rows for texts in deal(short, 8))
-        for deal in (deal_back_and_forth, deal_to_smallest)
+        assign: max(fit_into_rows(short[texts], 256).rows for texts in assign(short, 8))
+        for assign in (assign_in_snake_order, assign_to_smallest)
     }
     assert place_texts(short, 8, 256).rows == min(rows.values())
 
