@@ -115,6 +115,16 @@ def resolves(name: str) -> bool:
     return hasattr(module, attribute) or (hasattr(module, "__path__") and importlib.util.find_spec(name) is not None)
 
 
+def test_examples_of_docstrings_run() -> None:
+    paths = [path for path in (REPOSITORY / "jaxret").rglob("*.py") if ">>> " in path.read_text()]
+    assert len(paths) >= 5
+    for path in paths:
+        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        results = doctest.testmod(importlib.import_module(name))
+        assert results.attempted, path
+        assert not results.failed, path
+
+
 @pytest.mark.exhaustive
 def test_the_example_of_the_readme_prints_what_it_shows(minilm_dir: Path) -> None:
     code = (REPOSITORY / "README.md").read_text().partition("```python\n")[2].partition("```")[0]

@@ -35,8 +35,17 @@ from jaxret.storage.atomic import atomic_write, sha256_bytes
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage of a ranking. `vectors`: for each vector of the query (nearly always one), which of the passage's has
-    the highest product with it, from 0."""
+    """A passage of a ranking.
+
+    Attributes:
+        id: of the passage.
+        score: float32, the highest inner product of a vector of the passage with the query's; under late interaction
+            the sum of these maxima.
+        title: of the passage; "" without one.
+        text: of the passage.
+        vectors: for each vector of the query (nearly always one), the number from 0 of the passage's vector with the
+            highest product.
+    """
 
     id: str
     score: float

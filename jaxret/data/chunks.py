@@ -52,7 +52,13 @@ def split_text(text: str, options: ChunkOptions) -> list[str]:
 
 
 def split_passage(passage: Passage, options: ChunkOptions) -> list[Passage]:
-    """Return the chunks of a passage, each with its title."""
+    """Return the chunks of a passage, each with its title.
+
+    Example:
+        >>> chunks = split_passage(Passage("7", "one two three four five"), ChunkOptions(words=3, overlap=1))
+        >>> [(chunk.id, chunk.text) for chunk in chunks]
+        [('7#0', 'one two three'), ('7#1', 'three four five')]
+    """
     texts = split_text(passage.text, options)
     return [replace(passage, id=f"{passage.id}{SEPARATOR}{i}", text=text) for i, text in enumerate(texts)]
 

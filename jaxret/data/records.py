@@ -18,8 +18,14 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question. `answers` are answer strings, `instruction` describes the relevant passages, if the data set has
-    them."""
+    """A question.
+
+    Attributes:
+        id: of the query.
+        text: of the query.
+        answers: answer strings; () if the data set has none.
+        instruction: a text that describes the relevant passages; "" if the data set has none.
+    """
 
     id: str
     text: str
@@ -38,10 +44,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A training example. `positives[0]` is the target; the others are known positives, never used as negatives.
+    """A training example. Only differences of scores within an example have a meaning.
 
-    Scores are a teacher's, in the order of the passages: NaN of one that it did not score, () where it scored none of
-    the example's; only their differences mean something, and only within an example.
+    Attributes:
+        query: of the example.
+        positives: the first one is the target; the others are known positives, never used as negatives.
+        negatives: hard negatives.
+        positive_scores: a teacher's scores of the positives, in their order; NaN for a passage without a score; () if
+            no passage has one.
+        negative_scores: likewise, of the negatives.
     """
 
     query: Query

@@ -30,6 +30,10 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 
     As in DPR, `text` is the passage's text, without its title. Unlike in DPR, an answer without tokens ("") occurs
     nowhere: there it occurs everywhere, and one empty answer makes every passage right.
+
+    Example:
+        >>> has_answer("The tower is in Paris.", ["paris"]), has_answer("Parisian towers", ["Paris"])
+        (True, False)
     """
     return _matcher(answers, "string")(_joined(text))
 

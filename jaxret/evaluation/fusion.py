@@ -74,6 +74,11 @@ def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None 
 
     Raises:
         ValueError: the method is unknown, or there is not one weight for each run.
+
+    Example:
+        >>> words, vectors = {"q": [("a", 9.0), ("b", 4.0)]}, {"q": [("b", 0.8), ("c", 0.6)]}
+        >>> fuse([words, vectors], "min_max", weights=[0.3, 0.7])
+        {'q': [('b', 0.7), ('a', 0.3), ('c', 0.0)]}
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {', '.join(METHODS)}")

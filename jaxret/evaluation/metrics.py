@@ -78,7 +78,14 @@ KNOWN_MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A parsed measure; make it with `parse_measure`. Without a `cutoff` it reads whole rankings."""
+    """A parsed measure; make it with `parse_measure`.
+
+    Attributes:
+        name: as ir-measures writes it, such as "nDCG@10".
+        kind: the name without cut-off and grade, such as "nDCG".
+        cutoff: the depth; None for whole rankings.
+        min_relevance: the lowest grade that counts as relevant.
+    """
 
     name: str
     kind: str
@@ -163,6 +170,12 @@ def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measur
     Raises:
         ValueError: an unknown measure, no judgement, contradicting judgements, no judged query in the run, or a
             ranking with a passage twice, a NaN, or a score that grows with the rank.
+
+    Example:
+        >>> from jaxret.data.records import Judgement
+        >>> run = {"q1": [("p2", 3.0), ("p1", 1.0)]}
+        >>> evaluate(run, [Judgement("q1", "p1", 1)], ["RR@10", "R@100"]).mean
+        {'RR@10': 0.5, 'R@100': 1.0}
     """
     parsed = [parse_measure(name) for name in measures]
     judged = _by_query(judgements)

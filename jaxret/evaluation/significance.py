@@ -137,6 +137,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     In ascending order, each p-value is multiplied by the number of tests not yet adjusted; the result is at least the
     previous one and at most 1.
+
+    Example:
+        >>> holm([0.04, 0.01, 0.03])
+        [0.06, 0.03, 0.06]
     """
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):

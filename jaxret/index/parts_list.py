@@ -31,7 +31,11 @@ _NONE = np.empty((0, 2), np.int64)
 class CorpusPart:
     """A folder of vectors that belongs to a corpus.
 
-    name: "" for the first; sha256: of its texts; deleted: the rows from [n,0] to below [n,1], int64 [n,2], ascending.
+    Attributes:
+        name: "" for the first part.
+        sha256: of its texts.
+        rows: passages, deleted ones included.
+        deleted: the rows from [n,0] to below [n,1], int64 [n,2], ascending.
     """
 
     name: str

@@ -51,7 +51,14 @@ class VectorError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows `start` to `stop` of the corpus: shard `index` of `count`."""
+    """Consecutive rows of a corpus.
+
+    Attributes:
+        index: number of the shard, from 0.
+        count: number of all shards.
+        start: first row.
+        stop: row after the last one.
+    """
 
     index: int
     count: int
@@ -97,12 +104,23 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a folder of vectors; `shards` are the entries of the sidecars, in the order of their rows."""
+    """The contents of a folder of vectors.
+
+    Attributes:
+        total_rows: passages.
+        rows_per_shard: passages of every shard but the last.
+        vectors_per_row: V; None under "ragged" and "sparse".
+        dimension: D.
+        dtype: of the vectors on disk.
+        shards: the entries of the sidecars, in the order of their rows.
+        fingerprint: the checkpoint, contract and corpus that produced the vectors.
+        layout: one of `LAYOUTS`.
+    """
 
     total_rows: int
     rows_per_shard: int
-    vectors_per_row: int | None  # V; None under "ragged" and "sparse"
-    dimension: int  # D
+    vectors_per_row: int | None
+    dimension: int
     dtype: str
     shards: list[dict[str, Any]]
     fingerprint: dict[str, Any]

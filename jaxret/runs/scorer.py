@@ -35,7 +35,17 @@ def ignore_progress(count: int) -> None:
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scores any number of pairs with `CrossEncoderModel.score`. Copies share the program in `compiled`."""
+    """Scores any number of pairs with `CrossEncoderModel.score`.
+
+    Attributes:
+        model: the cross-encoder.
+        params: its parameters, on the mesh.
+        mesh: the devices.
+        joiner: makes the tokens of a pair.
+        tokens_per_batch: padded tokens of a batch, at most.
+        compiled: the program, shared by copies.
+        padding: returns the padded length of a number of tokens.
+    """
 
     model: CrossEncoderModel
     params: Any = field(repr=False)

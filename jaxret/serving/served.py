@@ -48,7 +48,15 @@ _COPIED_BYTES = 2**30  # of a model that is in memory twice for it
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A passage of a ranking: `vectors` are those of it that won, `winners` their names."""
+    """A passage of a ranking.
+
+    Attributes:
+        id: of the passage.
+        score: as in `jaxret.Hit`.
+        title, text: of the passage; "" if the server has no texts.
+        vectors: for each vector of the query, the number of the passage's vector with the highest product.
+        winners: the names of these vectors; () if a passage has one vector.
+    """
 
     id: str
     score: float
@@ -60,7 +68,15 @@ class SearchHit:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The ranking of a question. `rounds` and `scored` are of the batch that it was computed in."""
+    """The ranking of a question.
+
+    Attributes:
+        hits: best first.
+        backend: the description of the search backend.
+        rounds: of the proof of the batch that the question was in.
+        scored: pairs of this batch that were scored exactly.
+        batch: questions of this batch.
+    """
 
     hits: list[SearchHit]
     backend: str

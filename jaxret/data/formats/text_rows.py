@@ -14,7 +14,14 @@ from jaxret.data.records import Example, Passage, Query
 
 
 class TextRow(NamedTuple):
-    """Texts of one row, each with a teacher's score or None. `alone`: its scores are comparable with no other row's."""
+    """Texts of one row.
+
+    Attributes:
+        location: of the row.
+        query: its text.
+        positives, negatives: texts, each with a teacher's score or None.
+        scores_incomparable: whether its scores cannot be compared with those of other rows.
+    """
 
     location: Location
     query: str

@@ -32,32 +32,32 @@ Settings that the tables do not show:
 - Some records of DPR's TriviaQA and SQuAD files have no positive passage. `data.on_error=skip` leaves them out and
   counts them.
 - Rows whose models are trained by the same command share one run in `--workdir`, named after the first of them: stages
-  of a recipe, and systems that several tables have. What one row has trained, encoded or mined the next one reads.
+  of a recipe, and systems that several tables have. A row reuses models, vectors and mined files of earlier rows.
 - Add `--set=encoder.download=True` if the encoder is not in the local cache of Hugging Face.
 - MLR and I3 count 502,939 training queries of MS MARCO. Aggretriever's 532,761 "training queries" are the (query,
   positive) pairs of the same data.
 - Most configs multiply in bfloat16. MLR's scripts train in float32, I3's with float16: `--set=encoder.dtype=float32`.
 - Accuracy@20 of a dual encoder on SQuAD is .566 in MLR, .632 in DPR's own paper, and .764 (table 1) and .768 (table 2)
   in MVR, whose corpus has "about two million passages". Compare numbers only within a paper.
-- MVR's "SQuAD dev" is taken to be SQuAD's own development set, which DPR and MLR call the test set. DPR's
-  download script has no questions with answers of its own dev part.
+- MVR's "SQuAD dev" is assumed to be SQuAD's own development set, which DPR and MLR call the test set. DPR's
+  download script has no file of questions with answers for DPR's dev split.
 - The codes of MLR and I3 read MS MARCO's passages with RocketQA's titles, which `collection.tsv` does not have: their
   rows are on `msmarco_titles`. I3's code writes "NA" for a missing title; jaxret writes nothing.
 - All three train on all of these queries with BM25's negatives, at a depth that no paper states. The commands mine
   them with `jaxret mine --pool=bm25`: 100 drawn from the first 1,000, once for all rows in a `--workdir`; recipes whose
   first stage mines need no such file. MS MARCO's own file, `qidpidtriples.train.full.2.tsv.gz`, is not used: it has
   negatives for 400,782 of the 502,939 queries (992 each), and takes 39 GB to read (99 bytes a triple, measured on
-  792,000). Leave it out of the folder: training and mining would read its queries alone. The published codes read a
-  file that is made of it; MLR's gives the other queries random passages.
-- Aggretriever's code joins a title of BEIR and its text by a blank, and so do its models of MS MARCO here. Those of NQ
-  and TriviaQA are trained as DPR is, and read [SEP] in between on BEIR too.
+  792,000). Do not put it into the folder: training and mining would then read only its queries. The published codes read
+  a file that was made from it; in MLR's code the other queries get random passages.
+- Aggretriever's code joins the title and the text of a BEIR passage by a blank. The rows trained on MS MARCO do the
+  same. The rows trained on NQ and TriviaQA follow DPR and put [SEP] between them, also on BEIR.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. The commands generate one for every
-  passage ([generated queries](generation.md)), train the head on them, and go on from there.
+  passage ([generated queries](generation.md)), train the head on them, and continue from this run.
 - No row on MS MARCO has a dev set, so the last checkpoint is measured. MLR takes the last one (section 4.3.2). I3's
   paper does not say; its code keeps the best on the questions that it reports. To keep the best of your own dev set:
   `--set=data.dev=FOLDER --set=validation.best=metric`.
-- Rows of language models that say "ours" have no published number; `jaxret reproduce --run` prints the run's alone.
-  Their parameters are split over all devices. SciFact's negatives are mined as MS MARCO's are.
+- Rows of language models that say "ours" have no published number; `jaxret reproduce --run` prints only the run's.
+  Their parameters are split over all devices. Negatives of SciFact are mined like those of MS MARCO.
 - MVR has no published code. [Methods](methods.md#mvr) lists the settings that its paper leaves open.
 """
 

@@ -36,9 +36,12 @@ class Compressed(NamedTuple):
 class Precision:
     """Numbers in which candidates are computed.
 
-    growth: |v'| is at most 1 + this times |v|; under int8, times sqrt(D) for vectors of D numbers. more: candidates
-    beyond k in the first round, as a share of k: a little above what MiniLM's vectors of real texts needed for a proof
-    (7 % in bfloat16, 35 % in int8).
+    Attributes:
+        name: a key of `PRECISIONS`.
+        dtype: of the stored vectors.
+        growth: |v'| is at most 1 + this times |v|; under int8, times sqrt(D) for vectors of D numbers.
+        more: candidates beyond k in the first round, as a share of k: a little more than MiniLM's vectors of real texts
+            needed for a proof (7 % in bfloat16, 35 % in int8).
     """
 
     name: str
