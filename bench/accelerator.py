@@ -270,19 +270,23 @@ def run_attention(size: Size) -> Iterator[Row]:
     from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
     from jaxret.models.encoders.layers import Compute, Dropout
     from jaxret.models.encoders.layout import TokenLayout
+    from jaxret.models.encoders.window import FAR, WindowMask
 
     backend = jax.default_backend()
     interpret = backend == "cpu"  # XLA runs the kernel of TPUs
     platform = "tpu" if interpret else backend
     for name in [name for name, needed in ATTENTION_PLATFORMS.items() if needed == platform]:
-        for length in size.lengths:
+        for length, causal in [*((length, False) for length in size.lengths), (size.lengths[-1], True)]:
             texts = max(2**14 // length, 2) if not interpret else 2
             query, key, value = jax.random.normal(jax.random.key(0), (3, texts, length, 12, 64), jnp.bfloat16)
+            if causal:  # as a language model's, whose heads share keys
+                key, value = key[:, :, ::3], value[:, :, ::3]
             mask = jnp.arange(length) < jnp.linspace(length // 2, length, texts).astype(int)[:, None]
             drop = Dropout(0.0, TokenLayout(mask)).bind({})
+            before = WindowMask(mask, jnp.arange(length), jnp.int32(FAR), jnp.int32(0), ((FAR, 0),))
 
             def total(compute: Compute, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-                output = attend(q / 8, k, v, mask, drop, compute=compute)  # noqa: B023
+                output = attend(q / 8, k, v, before if causal else mask, drop, compute=compute)  # noqa: B023
                 output = jnp.where(mask[..., None, None], output.reshape(*mask.shape, -1, 64), 0)  # noqa: B023
                 return jnp.sum(output.astype(jnp.float32) ** 2), output
 
@@ -305,7 +309,7 @@ def run_attention(size: Size) -> Iterator[Row]:
             times = [seconds_of(partial(run, query, key, value), least) for run in runs.values()]
             verdict = "ok" if max(differences) <= ATTENTION_ERROR else f"differs by more than {ATTENTION_ERROR}"
             yield Row(
-                f"attention {name}, {texts} x {length} tokens",
+                f"attention {name}{', causal' if causal else ''}, {texts} x {length} tokens",
                 f"differs from plain by at most {ATTENTION_ERROR}",
                 f"{max(differences):.1e}; {times[0] * 1e3:.2f} ms, plain {times[1] * 1e3:.2f} ms (with gradients)",
                 verdict,

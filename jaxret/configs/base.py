@@ -74,7 +74,7 @@ def get_config() -> ConfigDict:
     # weights, norms: half of the memory for 1 % more arithmetic) or layer (whole layers: a third more arithmetic).
     c.encoder.recompute = "cheap"
     # Self-attention: plain, or a fused kernel: flash (TPU) or cudnn (NVIDIA GPU; needs encoder.dtype bfloat16 and no
-    # attention dropout). The kernels are for BERT, RoBERTa and DistilBERT. An unavailable kernel is an error.
+    # attention dropout). T5 has plain attention alone. An unavailable kernel is an error.
     c.encoder.attention = "plain"
     c.encoder.attention_dropout = -1.0  # dropout rate of attention weights; -1: the checkpoint's rate
 

@@ -147,7 +147,7 @@ def _layer(graph: Graph, config: BertConfig, name: str, params: Mapping[str, Any
 
 
 def _attention(graph: Graph, config: BertConfig, name: str, params: Mapping[str, Any], hidden: str, mask: str) -> str:
-    width = config.hidden_size // config.num_heads
+    width = config.head_size
 
     def heads(part: str, order: list[int]) -> str:
         flat = graph.dense(hidden, f"{name}.{part}", params[part])

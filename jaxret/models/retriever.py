@@ -279,6 +279,11 @@ def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
         raise ValueError(f"encoder.attention is {config.encoder.attention!r}, but {reason}: use 'plain'")
     if config.encoder.attention == "cudnn" and dtype == jnp.float32:
         raise ValueError("encoder.attention is 'cudnn', which multiplies bfloat16: set encoder.dtype to it")
+    if config.encoder.attention == "cudnn" and (shapes.head_size > 128 or shapes.head_size % 8):
+        raise ValueError(
+            f"encoder.attention is 'cudnn', which takes heads of at most 128 numbers and multiples of 8; those of this "
+            f"encoder have {shapes.head_size}: use 'plain'"
+        )
     return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
 
 

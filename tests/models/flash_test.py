@@ -17,6 +17,7 @@ from jaxret.models.encoders.flash import block_rows, heads_at_a_time, threefry
 from jaxret.models.encoders.fused import fused_attention
 from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
+from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
 from jaxret.runs.embedder import Embedder
 from tests import tiny
@@ -31,15 +32,23 @@ def dropout(rate: float, rows: int | None) -> Dropout:
     return Dropout(rate, layout).bind({}, rngs={"dropout": jax.random.key(1)})
 
 
-def value_and_gradients(compute: Compute, dtype: Any, length: int, mask: jax.Array, rate: float) -> Any:
-    """Of a weighted sum of what attention gives, and that itself."""
+def value_and_gradients(
+    compute: Compute,
+    dtype: Any,
+    length: int,
+    mask: jax.Array | WindowMask,
+    rate: float,
+    heads: tuple[int, int] = (HEADS, HEADS),
+) -> Any:
+    """Of a weighted sum of what attention gives, and that itself. heads: of queries, and of keys."""
     random = np.random.default_rng(0)
-    shape = len(mask), length, HEADS, WIDTH
-    inputs = tuple(jnp.asarray(2 * random.normal(size=shape), dtype) for _ in range(3))
-    weights = jnp.asarray(random.normal(size=(len(mask), length, HEADS * WIDTH)), jnp.float32)
+    rows = len(mask.keys if isinstance(mask, WindowMask) else mask)
+    shapes = [(rows, length, heads[n], WIDTH) for n in (0, 1, 1)]
+    inputs = tuple(jnp.asarray(2 * random.normal(size=shape), dtype) for shape in shapes)
+    weights = jnp.asarray(random.normal(size=(rows, length, heads[0] * WIDTH)), jnp.float32)
 
     def total(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mixed = attend(query, key, value, mask, dropout(rate, len(mask)), compute=compute)
+        mixed = attend(query, key, value, mask, dropout(rate, rows), compute=compute)
         return jnp.sum(mixed.astype(jnp.float32) * weights), mixed
 
     gradients, mixed = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*inputs)
@@ -73,6 +82,34 @@ def test_flash_equals_plain_attention(
         assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
 
 
+@pytest.mark.parametrize(
+    ("window", "heads", "leading"),
+    [
+        ((FAR, 0), (8, 2), 1),  # a decoder whose heads share keys
+        pytest.param((5, 0), (4, 4), 1, marks=pytest.mark.exhaustive),
+        ((9, 9), (4, 4), 3),  # an encoder with windows whose first tokens have one position
+        pytest.param((FAR, FAR), (6, 2), 1, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_windows_and_shared_keys_equal_plain_attention(
+    window: tuple[int, int], heads: tuple[int, int], leading: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients, with several blocks of queries, padding on either side, and dropout."""
+    monkeypatch.setattr(flash, "BLOCK", 64)
+    length = 70
+    keys = lengths_mask(length, length, 7).at[1].set(jnp.arange(length) >= 60)
+    positions = jnp.maximum(jnp.arange(length) - (leading - 1), 0)
+
+    def windowed(backward: int, forward: int) -> WindowMask:
+        return WindowMask(keys, positions, jnp.int32(backward), jnp.int32(forward), ((backward, forward),))
+
+    actual = value_and_gradients(FLASH, jnp.float32, length, windowed(*window), 0.3, heads)
+    expected = value_and_gradients(Compute(), jnp.float32, length, windowed(*window), 0.3, heads)
+    assert tiny.distance(actual, expected) <= 1e-5
+    nearer = value_and_gradients(FLASH, jnp.float32, length, windowed(4, 0), 0.3, heads)
+    assert tiny.distance(nearer, expected) > 1e-3, "control: another window"
+
+
 def test_random_bits_equal_those_of_jax() -> None:
     keys = jax.random.split(jax.random.key(3), 5)
     raw = jax.lax.bitcast_convert_type(jax.random.key_data(keys), jnp.int32)
@@ -86,12 +123,14 @@ def test_blocks() -> None:
     assert [heads_at_a_time(*shape) for shape in ((12, 64), (12, 32), (16, 64), (8, 128), (6, 96), (2, 8))] == [
         *(2, 4, 2, 1, 6, 2)
     ]
-    assert [block_rows(n) for n in (5, 200, 256, 320, 512, 8192)] == [5, 200, 256, 160, 256, 256]
+    assert [block_rows(n, n) for n in (5, 200, 256, 320, 512, 2048, 8192)] == [5, 200, 256, 160, 256, 128, 64]
 
 
-def gradient(overrides: dict[str, Any], attention: str, devices: int, fsdp: int) -> tuple[float, Any]:
+def gradient(
+    overrides: dict[str, Any], attention: str, devices: int, fsdp: int, encoder: Any = tiny.BERT
+) -> tuple[float, Any]:
     mesh = make_mesh(fsdp, jax.devices()[:devices])
-    encoder = dataclasses.replace(tiny.BERT, num_layers=3)
+    encoder = dataclasses.replace(encoder, num_layers=3)
     objective = tiny.make_objective(overrides, mesh, encoder)
     module = objective.model.module
     compute = dataclasses.replace(module.compute, attention=attention, interpret=True)
@@ -125,6 +164,23 @@ def test_a_step_on_eight_devices(
     assert tiny.relative_error(actual, expected) <= 2e-6
     other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", 8, fsdp)
     assert abs(other - value) > 1e-5, "control: other rounding, another loss"
+
+
+@pytest.mark.parametrize(
+    ("family", "encoder"),
+    [
+        (tiny.DUAL_ENCODER | {"head.token": "last"}, tiny.LLAMA),
+        (tiny.DUAL_ENCODER | {"head.token": "mean"}, dataclasses.replace(tiny.GEMMA, causal=False)),
+        (tiny.MVR, tiny.MODERNBERT),  # its first tokens have one position
+    ],
+    ids=["llama", "gemma", "modernbert"],
+)
+def test_a_step_of_encoders_with_windows(family: dict[str, Any], encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "shard_map", partial(jax.shard_map, check_vma=False))
+    value, expected = gradient(family, "plain", 2, 1, encoder)
+    actual_value, actual = gradient(family, "flash", 2, 1, encoder)
+    assert abs(actual_value - value) <= 2e-6 * max(abs(value), 1)
+    assert tiny.relative_error(actual, expected) <= 2e-6
 
 
 def test_encoding_and_validation_run_on_several_tpus() -> None:

@@ -16,8 +16,8 @@ from jaxret.models.retriever import RetrieverModel, with_pretrained
 from tests.tiny import (
     BERT,
     DUAL_ENCODER,
+    LLAMA,
     MLR,
-    MODERNBERT,
     SCALAR_MIX,
     SELF_CONTRASTIVE,
     T5,
@@ -164,13 +164,16 @@ def test_configs_that_name_no_retriever(overrides: dict[str, Any], message: str)
         make_retriever(overrides)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "message"),
-    [(T5, "T5 adds a bias of positions to its scores"), (MODERNBERT, "ModernBERT's layers see through windows of th")],
-)
-def test_unsupported_kernels_are_refused(encoder: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"encoder.attention is 'flash', but {message}"):
-        make_retriever({"encoder.attention": "flash", "head.token": "mean"}, encoder)
+def test_cudnn_refuses_large_heads() -> None:
+    options = {"encoder.attention": "cudnn", "encoder.dtype": "bfloat16", "head.token": "last"}
+    make_retriever(options, LLAMA)
+    with pytest.raises(ValueError, match=r"heads of at most 128 numbers .*; those of this encoder have 256"):
+        make_retriever(options, dataclasses.replace(LLAMA, head_size=256))
+
+
+def test_a_bias_of_positions_needs_plain_attention() -> None:
+    with pytest.raises(ValueError, match=r"is 'flash', but T5 adds a bias of positions to its scores"):
+        make_retriever({"encoder.attention": "flash", "head.token": "mean"}, T5)
 
 
 def test_kernels_are_used_on_their_platform() -> None:

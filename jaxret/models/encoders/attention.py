@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxret.models.encoders.fused import fused_attention
 from jaxret.models.encoders.layers import MASKED_LOGIT, Compute, Dropout, product
+from jaxret.models.encoders.window import WindowMask
 
 
 @jax.custom_jvp
@@ -57,7 +58,7 @@ def attend(
     query: Float[jax.Array, "B Q heads width"],
     key: Float[jax.Array, "B T kv_heads width"],
     value: Float[jax.Array, "B T kv_heads width"],
-    mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"],
+    mask: Bool[jax.Array, "B T"] | Bool[jax.Array, "B Q T"] | WindowMask,
     drop: Dropout | Callable[[jax.Array], jax.Array],
     bias: Float[jax.Array, "heads Q T"] | None = None,
     compute: Compute = Compute(),
@@ -69,19 +70,21 @@ def attend(
     Args:
       query: scaled by the caller, if the architecture does (T5 does not).
       key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
-      mask: keys to attend to, the same for all queries or one mask for each.
+      mask: keys to attend to, the same for all queries or one mask for each; or those that are near.
       drop: dropout of the attention weights.
       bias: added to the scores.
       compute: dtype and kernel.
 
     Raises:
-      ValueError: a mask per query, or a bias, which kernels do not support.
+      ValueError: an array with a mask per query, or a bias, which kernels do not support.
     """
     if compute.attention != "plain" and query.shape[1] == key.shape[1]:
-        if mask.ndim == 3 or bias is not None or not isinstance(drop, Dropout):
+        keys = mask.keys if isinstance(mask, WindowMask) else mask
+        if keys.ndim == 3 or bias is not None or not isinstance(drop, Dropout):
             raise ValueError(f"encoder.attention={compute.attention!r} has no mask for each query, and no bias")
         mixed = fused_attention(query, key, value, mask, drop, compute)
     else:
+        mask = mask.dense(query.shape[1]) if isinstance(mask, WindowMask) else mask
         mixed = _plain(query, key, value, mask, drop, bias)
     return checkpoint_name(mixed, "mixed").reshape(*mixed.shape[:2], -1)
 

@@ -54,6 +54,10 @@ class BertConfig:
     model_type: str = "bert"
 
     @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
     def longest(self) -> int:
         """Tokens that a text may have."""
         return self.max_positions - self.first_position
@@ -161,7 +165,7 @@ class BertAttention(nn.Module):
         def heads(name: str, x: jax.Array) -> jax.Array:
             return split_heads(bert_dense(c.hidden_size, c, self.compute, name, layout)(x), c.num_heads)
 
-        query = heads("query", hidden) * (c.hidden_size // c.num_heads) ** -0.5
+        query = heads("query", hidden) * c.head_size**-0.5
         drop = Dropout(c.attention_dropout, layout)
         mixed = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
         return bert_dense(c.hidden_size, c, self.compute, "output", layout)(mixed)

@@ -20,18 +20,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jaxret.models.encoders.attention import ACTIVATIONS, attend, require_length, rotate, split_heads
 from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, scaled_norm
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
+from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.types import HiddenStates, Tokens
 
 LACKS = {
     "cls": "a language model has no [CLS]",
-    "fused_attention": "a language model's tokens do not see each other both ways, or share keys between heads",
     "prefix_tokens": "a language model has no [CLS] to replace",
     "mlm_head": "a language model has no head of masked language modelling",
     "positioned_masks": "a language model has no [MASK], and its embeddings hold no positions",
@@ -39,7 +39,6 @@ LACKS = {
 CAUSAL_LACKS = {"leading_tokens": "its first tokens do not see the text after them (encoder.direction)"}
 Number = int | float  # config.json has both
 GATES = ACTIVATIONS | {"silu": jax.nn.silu}
-FAR = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class DecoderAttention(nn.Module):
     def __call__(
         self,
         hidden: Float[jax.Array, "B T H"],
-        mask: Bool[jax.Array, "B T T"],
+        mask: WindowMask,
         positions: Int[jax.Array, "*rows T"],
         rates: Float[jax.Array, " half"],
         layout: TokenLayout,
@@ -178,10 +177,8 @@ class LanguageModelLayer(nn.Module):
         """
         c = self.config
         dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.mlp_bias, layout=layout)
-        before = positions[..., :, None] - positions[..., None, :]  # how far the key is before the query
-        mask = layout.attention_mask
-        mask = mask if mask.ndim == 3 else mask[:, None, :]
-        mask = mask & (before <= constants["backward"]) & (-before <= constants["forward"])
+        near = constants["backward"], constants["forward"]
+        mask = WindowMask(layout.attention_mask, positions, *near, choices=tuple(sorted({*layer_windows(c)})))
 
         normed = decoder_norm(c, "attention_norm")(hidden)
         attention = DecoderAttention(c, self.compute, name="attention")
@@ -248,22 +245,31 @@ class Decoder(nn.Module):
 def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
     """Return the constants that may differ between layers, each with a leading layer axis: how far before (backward)
     and after it (forward) a token attends, and rotary angles per position (rates)."""
+    c, windows = config, layer_windows(config)
+    local = rotary_rates(c.local_theta or c.theta, c.head_size)
+    has_local = [window and c.local_theta > 0 for window in layers_with_window(c)]
+    rates = np.where(np.array(has_local)[:, None], local, scaled_rates(c))
+    return {
+        "backward": jnp.asarray([backward for backward, _ in windows], jnp.int32),
+        "forward": jnp.asarray([forward for _, forward in windows], jnp.int32),
+        "rates": jnp.asarray(rates, jnp.float32),
+    }
+
+
+def layers_with_window(config: DecoderConfig) -> list[bool]:
+    """Return whether each layer has a window."""
     c, layers = config, np.arange(config.num_layers)
     has_window = (layers >= c.first_window) & (c.window > 0)
     if c.global_every:
         has_window &= (layers + 1) % c.global_every != 0
-    if c.causal:
-        side, forward = c.window - 1, np.zeros(c.num_layers)
-    else:
-        side = c.window // 2 if c.gemma else c.window
-        forward = np.where(has_window, side, FAR)
-    local = rotary_rates(c.local_theta or c.theta, c.head_size)
-    rates = np.where((has_window & (c.local_theta > 0))[:, None], local, scaled_rates(c))
-    return {
-        "backward": jnp.asarray(np.where(has_window, side, FAR), jnp.int32),
-        "forward": jnp.asarray(forward, jnp.int32),
-        "rates": jnp.asarray(rates, jnp.float32),
-    }
+    return [bool(window) for window in has_window]
+
+
+def layer_windows(config: DecoderConfig) -> list[tuple[int, int]]:
+    """Return how far before and after it a token attends in each layer."""
+    side = config.window // 2 if config.gemma else config.window
+    local, everywhere = ((config.window - 1, 0), (FAR, 0)) if config.causal else ((side, side), (FAR, FAR))
+    return [local if window else everywhere for window in layers_with_window(config)]
 
 
 def rotary_rates(theta: Number, width: int) -> Float[np.ndarray, " half"]:

@@ -18,15 +18,18 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Bool, Float, Int
 
 from jaxret.models.encoders.layers import MASKED_LOGIT
+from jaxret.models.encoders.window import WindowMask
 
 LANES = 128  # numbers in a row of a TPU's registers
 BLOCK = 256  # upper bound of queries at a time
+SCORES = 2**18  # upper bound of the scores of a head and a block, unless a block has 64 queries
 
 
 class Kernel(NamedTuple):
     """Static arguments of a kernel call."""
 
-    heads: int  # of the layer
+    heads: int  # of the queries
+    shared: int  # heads of the queries that a head of the keys serves
     queries: int  # of a text, without padding
     rate: float  # of dropout
     interpret: bool  # XLA runs the kernel, on any device
@@ -34,9 +37,9 @@ class Kernel(NamedTuple):
 
 def flash_attention(
     query: Float[jax.Array, "B Q heads width"],
-    key: Float[jax.Array, "B T heads width"],
-    value: Float[jax.Array, "B T heads width"],
-    mask: Bool[jax.Array, "B T"],
+    key: Float[jax.Array, "B T kv_heads width"],
+    value: Float[jax.Array, "B T kv_heads width"],
+    mask: Bool[jax.Array, "B T"] | WindowMask,
     rate: float = 0.0,
     keys: Int[jax.Array, "B 2"] | None = None,
     interpret: bool = False,
@@ -45,8 +48,8 @@ def flash_attention(
 
     Args:
       query: scaled.
-      key, value: of the tokens to attend to.
-      mask: keys to attend to.
+      key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
+      mask: keys to attend to; of a `WindowMask`, those that are near.
       rate: of dropout of the weights.
       keys: a text's threefry key as int32; dropout masks are those of jax.random.bernoulli. None: no dropout.
       interpret: let XLA run the kernel, on any device.
@@ -55,15 +58,20 @@ def flash_attention(
     padding = -queries % 64 if queries > BLOCK else 0  # so that equal blocks exist
     query = jnp.pad(query, ((0, 0), (0, padding), (0, 0), (0, 0)))
     flat = (x.reshape(*x.shape[:2], -1) for x in (query, key, value))
-    keys = jnp.zeros((rows, 2), jnp.int32) if keys is None else keys
-    kernel = Kernel(heads, queries, rate, interpret)
-    mixed = _attend(kernel, *flat, mask[:, None].astype(jnp.int32), keys.reshape(-1))
+    scalars = (jnp.zeros((rows, 2), jnp.int32) if keys is None else keys).reshape(-1)
+    places: tuple[jax.Array, ...] = ()
+    if isinstance(mask, WindowMask):
+        scalars = jnp.concatenate([scalars, jnp.stack([mask.backward, mask.forward])])
+        places = jnp.pad(mask.positions, (0, padding))[:, None], mask.positions[None]
+        mask = mask.keys
+    kernel = Kernel(heads, heads // key.shape[2], queries, rate, interpret)
+    mixed = _attend(kernel, *flat, (mask[:, None].astype(jnp.int32), *places), scalars)
     return mixed[:, :queries].reshape(rows, queries, heads, -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(kernel: Kernel, query: Any, key: Any, value: Any, mask: Any, keys: Any) -> jax.Array:
-    return _call(kernel, _forward_kernel, [query], (query, key, value), mask, keys)[0]
+def _attend(kernel: Kernel, query: Any, key: Any, value: Any, masks: Any, scalars: Any) -> jax.Array:
+    return _call(kernel, _forward_kernel, [query], (query, key, value), masks, scalars)[0]
 
 
 def _forward(kernel: Kernel, *inputs: Any) -> tuple[jax.Array, Any]:
@@ -71,8 +79,8 @@ def _forward(kernel: Kernel, *inputs: Any) -> tuple[jax.Array, Any]:
 
 
 def _backward(kernel: Kernel, inputs: Any, g: jax.Array) -> tuple[Any, ...]:
-    query, key, value, mask, keys = inputs
-    outputs = _call(kernel, _backward_kernel, [query, key, value], (query, key, value, g), mask, keys)
+    query, key, value, masks, scalars = inputs
+    outputs = _call(kernel, _backward_kernel, [query, key, value], (query, key, value, g), masks, scalars)
     return (*outputs, None, None)
 
 
@@ -85,31 +93,41 @@ def heads_at_a_time(heads: int, width: int) -> int:
     return next(fitting, heads)
 
 
-def block_rows(queries: int) -> int:
-    """Return the number of queries in a block: all, or the largest divisor of them from 64 to BLOCK."""
-    return queries if queries <= BLOCK else max(n for n in range(64, BLOCK + 1, 16) if queries % n == 0)
+def block_rows(queries: int, keys: int) -> int:
+    """Return the number of queries in a block: all, or the largest divisor of them from 64 to BLOCK with few enough
+    scores."""
+    if queries <= BLOCK:
+        return queries
+    fitting = (n for n in range(64, BLOCK + 1, 16) if queries % n == 0 and (n == 64 or n * keys <= SCORES))
+    return max(fitting, default=64)
 
 
-def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, ...], mask: Any, keys: Any) -> Any:
+def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, ...], masks: Any, scalars: Any) -> Any:
     """Call a kernel for every text, group of heads, and block of queries.
 
     The first input and output, and a fourth input, have the shape of the queries; the others that of the keys, whose
-    gradients are summed over the blocks.
+    gradients are summed over the blocks. `masks`: real keys [B,1,T] and, with a window, positions of queries [Q,1] and
+    of keys [1,T]. `scalars`: two of each text's key for dropout, then the bounds of the window.
     """
     (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]  # queries may be padded
     width = hidden // kernel.heads
-    group = heads_at_a_time(kernel.heads, width)
-    block = block_rows(queries)
-    of_queries = pl.BlockSpec((1, block, group * width), lambda text, head, part: (text, part, head))
+    group = heads_at_a_time(kernel.heads // kernel.shared, width)  # of keys
+    block = block_rows(queries, length)
+    of_queries = pl.BlockSpec((1, block, group * kernel.shared * width), lambda text, head, part: (text, part, head))
     of_keys = pl.BlockSpec((1, length, group * width), lambda text, head, part: (text, 0, head))
     both = [of_queries, of_keys, of_keys, of_queries]
+    of_masks = [
+        pl.BlockSpec((1, 1, length), lambda text, head, part: (text, 0, 0)),
+        pl.BlockSpec((block, 1), lambda text, head, part: (part, 0)),
+        pl.BlockSpec((1, length), lambda text, head, part: (0, 0)),
+    ]
     total = pltpu.VMEM((length, group * width), jnp.float32)
     return pl.pallas_call(
         partial(function, kernel=kernel, group=group),
-        grid=(rows, kernel.heads // group, queries // block),
+        grid=(rows, kernel.heads // kernel.shared // group, queries // block),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
-            pl.BlockSpec((1, 1, length), lambda text, head, part: (text, 0, 0)),
+            *of_masks[: len(masks)],
             *both[: len(inputs)],
         ],
         out_specs=both[: len(outputs)],
@@ -119,7 +137,7 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
         cost_estimate=_cost(inputs, outputs),
         interpret=kernel.interpret,
         name="flash_attention" if len(outputs) == 1 else "flash_attention_backward",
-    )(keys, mask, *inputs)
+    )(scalars, *masks, *inputs)
 
 
 def _cost(inputs: tuple[Any, ...], outputs: list[Any]) -> pl.CostEstimate:
@@ -134,32 +152,32 @@ def _cost(inputs: tuple[Any, ...], outputs: list[Any]) -> pl.CostEstimate:
 
 
 def _forward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
-    keys, mask, query, key, value, out = refs
-    block = _Block(keys, mask, query, key, kernel, group)
-    for columns, head in block.heads:
-        weights, dropout = block.weights(columns, head)
-        mixed = block.product(block.drop(weights, dropout), value[0, :, columns], (1, 0))
+    scalars, *masks, query, key, value, out = refs
+    block = _Block(scalars, masks, query, key, kernel, group)
+    for columns, served, head in block.heads:
+        weights, dropout = block.weights(columns, served, head)
+        mixed = block.product(block.drop(weights, dropout), value[0, :, served], (1, 0))
         out[0, :, columns] = mixed.astype(out.dtype)
 
 
 def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
-    keys, mask, query, key, value, g, query_gradient, key_gradient, value_gradient, key_total, value_total = refs
-    block = _Block(keys, mask, query, key, kernel, group)
+    scalars, *masks, query, key, value, g, query_gradient, key_gradient, value_gradient, key_total, value_total = refs
+    block = _Block(scalars, masks, query, key, kernel, group)
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
         key_total[...] = jnp.zeros_like(key_total)
         value_total[...] = jnp.zeros_like(value_total)
 
-    for columns, head in block.heads:
-        weights, dropout = block.weights(columns, head)
-        value_total[:, columns] += block.product(block.drop(weights, dropout), g[0, :, columns], (0, 0))
-        of_weights = block.drop(block.product(g[0, :, columns], value[0, :, columns], (1, 1)), dropout)
+    for columns, served, head in block.heads:
+        weights, dropout = block.weights(columns, served, head)
+        value_total[:, served] += block.product(block.drop(weights, dropout), g[0, :, columns], (0, 0))
+        of_weights = block.drop(block.product(g[0, :, columns], value[0, :, served], (1, 1)), dropout)
         of_scores = weights * (of_weights - jnp.sum(of_weights * weights, axis=1, keepdims=True))
         of_scores = jnp.where(block.mask, of_scores, 0.0)
-        of_query = block.product(of_scores, key[0, :, columns], (1, 0))
+        of_query = block.product(of_scores, key[0, :, served], (1, 0))
         query_gradient[0, :, columns] = of_query.astype(query_gradient.dtype)
-        key_total[:, columns] += block.product(of_scores, query[0, :, columns], (0, 0))
+        key_total[:, served] += block.product(of_scores, query[0, :, columns], (0, 0))
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _() -> None:
@@ -170,13 +188,21 @@ def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
 class _Block:
     """The data of one step of the grid: a group of heads, a block of a text's queries, and all its keys."""
 
-    def __init__(self, keys: Any, mask: Any, query: Any, key: Any, kernel: Kernel, group: int) -> None:
-        self._keys, self._query, self._key, self._kernel = keys, query, key, kernel
+    def __init__(self, scalars: Any, masks: list[Any], query: Any, key: Any, kernel: Kernel, group: int) -> None:
+        self._scalars, self._query, self._key, self._kernel = scalars, query, key, kernel
         self.shape = query.shape[1], key.shape[1]  # queries of the block, keys
-        self.mask = jnp.broadcast_to(mask[0], self.shape) != 0
-        width = query.shape[2] // group
-        first = pl.program_id(1) * group
-        self.heads = [(slice(n * width, (n + 1) * width), first + n) for n in range(group)]
+        real, *places = masks
+        self.mask = jnp.broadcast_to(real[0], self.shape) != 0
+        if places:
+            before = places[0][...] - places[1][...]  # how far a key is before a query
+            backward, forward = (scalars[scalars.shape[0] - n] for n in (2, 1))
+            self.mask &= (before <= backward) & (-before <= forward)
+        width = key.shape[2] // group
+        first = pl.program_id(1) * group * kernel.shared
+        # For each head of the queries: its columns, those of its keys, its number in the layer.
+        self.heads = [
+            (_columns(n, width), _columns(n // kernel.shared, width), first + n) for n in range(group * kernel.shared)
+        ]
 
     def product(self, a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
         """Return a product over an axis of each; rounded and summed as in `layers.product`."""
@@ -189,10 +215,10 @@ class _Block:
         precision = jax.lax.Precision.HIGHEST if exact else None
         return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
-    def weights(self, columns: slice, head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def weights(self, columns: slice, served: slice, head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Return the softmax of a head's scores, and the dropout mask of its weights."""
         scores = jnp.where(
-            self.mask, self.product(self._query[0, :, columns], self._key[0, :, columns], (1, 1)), MASKED_LOGIT
+            self.mask, self.product(self._query[0, :, columns], self._key[0, :, served], (1, 1)), MASKED_LOGIT
         )
         raised = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
         return raised / jnp.sum(raised, axis=1, keepdims=True), self._dropout(head) if self._kernel.rate else None
@@ -207,7 +233,11 @@ class _Block:
         index = (first + row) * self.shape[1] + column
         text = 2 * pl.program_id(0)
         below = math.ceil(np.float32(1 - self._kernel.rate) * 2.0**23)  # uniform numbers are multiples of 2^-23
-        return jax.lax.shift_right_logical(threefry(self._keys[text], self._keys[text + 1], index), 9) < below
+        return jax.lax.shift_right_logical(threefry(self._scalars[text], self._scalars[text + 1], index), 9) < below
+
+
+def _columns(head: int, width: int) -> slice:
+    return slice(head * width, (head + 1) * width)
 
 
 def threefry(first: jax.Array, second: jax.Array, count: Int[jax.Array, "*shape"]) -> Int[jax.Array, "*shape"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Float
 
 from jaxret.models.encoders.flash import flash_attention
 from jaxret.models.encoders.layers import Compute, Dropout
+from jaxret.models.encoders.window import WindowMask
 
 # encoder.attention -> platform; "": all.
 ATTENTION_PLATFORMS = {"plain": "", "cudnn": "gpu", "flash": "tpu"}
@@ -43,9 +45,9 @@ def require_no_dropout(attention: str, rate: float) -> None:
 
 def fused_attention(
     query: Float[jax.Array, "B T heads width"],
-    key: Float[jax.Array, "B T heads width"],
-    value: Float[jax.Array, "B T heads width"],
-    mask: Bool[jax.Array, "B T"],
+    key: Float[jax.Array, "B T kv_heads width"],
+    value: Float[jax.Array, "B T kv_heads width"],
+    mask: Bool[jax.Array, "B T"] | WindowMask,
     drop: Dropout,
     compute: Compute,
 ) -> Float[jax.Array, "B T heads width"]:
@@ -54,7 +56,7 @@ def fused_attention(
     Args:
       query, key, value: of the same tokens.
       mask: real keys, which come first, because cuDNN takes lengths instead of masks. A text without any attends to
-        its first token there; its states are not used.
+        its first token there; its states are not used. Of a `WindowMask`, those that are near.
       drop: dropout of the attention weights.
       compute: names the kernel.
 
@@ -63,13 +65,32 @@ def fused_attention(
     """
     require_no_dropout(compute.attention, drop.rate if drop.active else 0.0)
     if compute.attention == "cudnn":
-        lengths = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1)
-        return jax.nn.dot_product_attention(
-            query, key, value, scale=1.0, key_value_seq_lengths=lengths, implementation="cudnn"
-        )
+        return _cudnn(query, key, value, mask)
     if not drop.active:
         return flash_attention(query, key, value, mask, interpret=compute.interpret)
     return flash_attention(query, key, value, mask, drop.rate, _key_data(drop.keys()), compute.interpret)
+
+
+def _cudnn(query: Any, key: Any, value: Any, mask: Any) -> jax.Array:
+    keys = mask.keys if isinstance(mask, WindowMask) else mask
+    lengths = jnp.maximum(jnp.sum(keys, axis=1, dtype=jnp.int32), 1)
+    kernel = partial(jax.nn.dot_product_attention, scale=1.0, key_value_seq_lengths=lengths, implementation="cudnn")
+    if not isinstance(mask, WindowMask):
+        return kernel(query, key, value)
+    # A kernel is compiled for each window, as cuDNN takes it as a constant.
+    kernels = [partial(kernel, **_cudnn_window(mask, *choice)) for choice in mask.choices]
+    is_choice = (jnp.asarray(mask.choices) == jnp.stack([mask.backward, mask.forward])).all(axis=1)
+    return jax.lax.switch(jnp.argmax(is_choice), kernels, query, key, value)
+
+
+def _cudnn_window(mask: WindowMask, backward: int, forward: int) -> dict[str, Any]:
+    """Return the options of cuDNN's attention for a window: it knows those that end at the query itself."""
+    length = mask.keys.shape[1]
+    if min(backward, forward) >= length - 1:
+        return {}
+    if forward == 0:
+        return {"is_causal": True, "local_window_size": None if backward >= length - 1 else (backward, 0)}
+    return {"mask": mask.near(length, backward, forward)[None, None]}
 
 
 def _key_data(keys: Any) -> jax.Array:

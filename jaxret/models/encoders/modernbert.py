@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jaxret.models.encoders.attention import ACTIVATIONS, MlmHead, attend, require_length, rotate, split_heads
 from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, scaled_norm
@@ -37,10 +37,10 @@ from jaxret.models.encoders.stored import (
     at_least,
     one_of,
 )
+from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.types import HiddenStates, Tokens
 
 LACKS = {
-    "fused_attention": "ModernBERT's layers see through windows of their own",
     "positioned_masks": "ModernBERT's embeddings hold no positions, so its [MASK]s are all alike",
 }
 
@@ -69,6 +69,10 @@ class ModernBertConfig:
     mlm_head: bool = False  # whether there is a head of masked language modelling
     classifier_pooling: str = "cls"  # token that a cross-encoder scores from; retrievers do not read it
     model_type: str = "modernbert"
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
 
     @property
     def longest(self) -> int:
@@ -137,12 +141,13 @@ class ModernBertAttention(nn.Module):
     def __call__(
         self,
         hidden: Float[jax.Array, "B T H"],
-        mask: Bool[jax.Array, "B Q T"],
+        mask: WindowMask,
         positions: Int[jax.Array, "*rows T"],
         rates: Float[jax.Array, " half"],
         layout: TokenLayout,
+        queries: int,
     ) -> Float[jax.Array, "B Q H"]:
-        """Return the attention of the first Q positions.
+        """Return the attention of the first positions.
 
         Args:
           hidden: of all positions.
@@ -150,13 +155,14 @@ class ModernBertAttention(nn.Module):
           positions: of the tokens in their texts.
           rates: rotary angles per position.
           layout: of the queries, for dropout.
+          queries: number of them.
         """
-        c, count = self.config, mask.shape[1]
+        c = self.config
         drop = Dropout(c.attention_dropout, layout)
         dense = partial(modernbert_dense, config=c, compute=self.compute, layout=layout)
         thirds = jnp.split(dense(3 * c.hidden_size, name="qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
-        query = rotate(query[:, :count], positions[..., :count], rates) * (c.hidden_size // c.num_heads) ** -0.5
+        query = rotate(query[:, :queries], positions[..., :queries], rates) * c.head_size**-0.5
         mixed = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
         return drop(dense(c.hidden_size, name="output", residual=True)(mixed))
 
@@ -190,13 +196,13 @@ class ModernBertLayer(nn.Module):
         """
         c = self.config
         queries, query_layout = layout.last_layer_queries(hidden, first)
-        distances = jnp.abs(positions[..., : queries.shape[1], None] - positions[..., None, :])
-        mask = layout.attention_mask
-        mask = (mask if mask.ndim == 3 else mask[:, None, :]) & (distances <= constants["reach"])
+        reach = constants["reach"]
+        choices = tuple((n, n) for n in sorted({*layer_reaches(c)}))
+        mask = WindowMask(layout.attention_mask, positions, reach, reach, choices)
         normed = scaled_norm(hidden, constants["scale"], c.norm_eps, centred=True)
         normed = jnp.where(constants["normed"], normed, hidden)
         attention = ModernBertAttention(c, self.compute, name="attention")
-        hidden = queries + attention(normed, mask, positions, constants["rates"], query_layout)
+        hidden = queries + attention(normed, mask, positions, constants["rates"], query_layout, queries.shape[1])
 
         normed = ScaledNorm(c.norm_eps, centred=True, name="mlp_norm")(hidden)
         dense = partial(modernbert_dense, config=c, compute=self.compute, layout=query_layout)
@@ -281,13 +287,19 @@ def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:
     attention (normed), the largest distance that is attended to (reach), rotary angles per position (rates)."""
     layers = np.arange(config.num_layers)
     everywhere = layers % config.global_every == 0
-    width = config.hidden_size // config.num_heads
+    width = config.head_size
     theta = np.where(everywhere, config.global_theta, config.local_theta)[:, None]
     return {
         "normed": jnp.asarray(layers > 0),
-        "reach": jnp.asarray(np.where(everywhere, np.iinfo(np.int32).max, config.local_window // 2), jnp.int32),
+        "reach": jnp.asarray(layer_reaches(config), jnp.int32),
         "rates": jnp.asarray(theta ** -(np.arange(0, width, 2) / width), jnp.float32),
     }
+
+
+def layer_reaches(config: ModernBertConfig) -> list[int]:
+    """Return how far before and after it a token attends in each layer."""
+    c = config
+    return [c.local_window // 2 if layer % c.global_every else FAR for layer in range(c.num_layers)]
 
 
 KEYS = {

@@ -15,7 +15,7 @@ from jaxret.types import HiddenStates, Tokens
 
 # Abilities that a head or the config may need. An encoder without one gives the reason (`EncoderConfig.lacks`).
 ABILITIES = (
-    "fused_attention",  # scores are products alone, and only padding is masked
+    "fused_attention",  # scores are products alone; keys are masked by padding, or by their distance
     "cls",  # the first token is [CLS], whose state stands for the text
     "leading_tokens",  # the states of the first tokens have seen the text after them
     "prefix_tokens",  # `prefix` may replace the first token
@@ -45,6 +45,11 @@ class EncoderConfig(Protocol):
 
     @property
     def num_layers(self) -> int: ...
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head of attention."""
+        ...
 
     @property
     def longest(self) -> int:
