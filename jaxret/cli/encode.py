@@ -21,8 +21,8 @@ from absl import flags
 from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.ray_cluster import EngineOptions
 from jaxret.runs.job_options import JobOptions
+from jaxret.runs.ray_cluster import EngineOptions, RunOpening
 
 _WORKDIR = shared_flags.workdir()
 _CORPUS = shared_flags.corpus()
@@ -82,18 +82,8 @@ def main() -> None:
         "attention": _ATTENTION.value,
     }
     if engine.engine:
-        encode_by_ray(
-            EncodeJob(
-                workdir=_WORKDIR.value,
-                checkpoint=_CHECKPOINT.value,
-                platform=_PLATFORM.value,
-                opening=opening,
-                corpus=_CORPUS.value,
-                name=_NAME.value,
-                options=options,
-            ),
-            engine,
-        )
+        opened = RunOpening(_WORKDIR.value, _CHECKPOINT.value, _PLATFORM.value, opening)
+        encode_by_ray(EncodeJob(opened, _CORPUS.value, _NAME.value, options), engine)
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, **opening)
     print_line(describe_attention(run.config.encoder.attention))
     if _APPEND.value:

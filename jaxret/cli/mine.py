@@ -3,15 +3,20 @@
 jaxret mine --data=FOLDER --corpus=FOLDER --pool=bm25 --out=FILE.jsonl       from BM25
 jaxret mine --data=FOLDER --pool=runs/stage1 --out=FILE.jsonl                from a run that encoded the corpus
 jaxret mine --data=FOLDER --corpus=FOLDER --pool=RUN.trec --out=FILE.jsonl   from a file of rankings
+jaxret mine --data=FOLDER --pool=gs://BUCKET/RUN --out=FILE.jsonl --engine=ray --workers=8 --resources=GPU:1
+                                                                             from a run, by a Ray cluster
 
 Train on it with --config.data.train=FILE.jsonl: the file has all texts.
 """
+
+from dataclasses import replace
 
 from absl import flags
 
 from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.mining.mining_settings import MiningSettings
+from jaxret.runs.ray_cluster import EngineOptions, ray_workers
 
 _DATA = flags.DEFINE_string(
     "data", None, "folder or file with the training queries (docs/data.md lists the formats)", required=True
@@ -32,28 +37,31 @@ _TEACHER = flags.DEFINE_string(
 _CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records follow; may be repeated")
 _SUBSET = flags.DEFINE_integer("subset", 0, "number of queries to mine for, as data.subset; 0: all", lower_bound=0)
 _SETTINGS = OptionFlags(MiningSettings)
+_ENGINE = OptionFlags(EngineOptions)
 _PLATFORM = shared_flags.platform()
 _ON_ERROR = shared_flags.on_error()
 
 
 def main() -> None:
-    from jaxret.mining.mining_job import MiningJob, mine_negatives
+    from jaxret.mining.mining_job import MiningJob, mine_negatives, require_run_pool
     from jaxret.parallel.processes import require_platform
 
-    settings = _SETTINGS()
-    require_platform(_PLATFORM.value, "--platform")
-    mine_negatives(
-        MiningJob(
-            data=_DATA.value,
-            split=_SPLIT.value,
-            pools=tuple(_POOL.value),
-            out=_OUT.value,
-            corpus=_CORPUS.value,
-            encoded=_ENCODED.value,
-            teacher=_TEACHER.value,
-            concat=tuple(_CONCAT.value),
-            settings=settings,
-            on_error=_ON_ERROR.value,
-            subset=(_SUBSET.value, settings.seed),
-        )
+    settings, engine = _SETTINGS(), _ENGINE()
+    require_platform("cpu" if engine.engine else _PLATFORM.value, "--platform")  # an engine's workers have accelerators
+    job = MiningJob(
+        data=_DATA.value,
+        split=_SPLIT.value,
+        pools=tuple(_POOL.value),
+        out=_OUT.value,
+        corpus=_CORPUS.value,
+        encoded=_ENCODED.value,
+        teacher=_TEACHER.value,
+        concat=tuple(_CONCAT.value),
+        settings=settings,
+        on_error=_ON_ERROR.value,
+        subset=(_SUBSET.value, settings.seed),
     )
+    if engine.engine:
+        require_run_pool(job)
+    with ray_workers(engine, _PLATFORM.value) as workers:
+        mine_negatives(replace(job, workers=workers))

@@ -6,6 +6,7 @@ jaxret search --workdir=runs/mlr --interactive                           answers
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --dimension=64,256,all     by the first numbers of vectors
 jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
 jaxret search --workdir=... --queries=FILE --coordinator=auto            on each host of a job, which share the work
+jaxret search --workdir=... --queries=FILE --engine=ray --workers=8 --resources=GPU:1      by a Ray cluster
 """
 
 import sys
@@ -17,6 +18,7 @@ from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
+from jaxret.runs.ray_cluster import EngineOptions, ray_workers
 from jaxret.search.search_options import SearchOptions
 
 _WORKDIR = shared_flags.workdir()
@@ -43,6 +45,7 @@ _MEASURES = shared_flags.measures()
 _PLATFORM = shared_flags.platform()
 _ATTENTION = shared_flags.attention()
 _JOB = OptionFlags(JobOptions)
+_ENGINE = OptionFlags(EngineOptions)
 _OPTIONS = OptionFlags(SearchOptions)
 _EVALUATION = OptionFlags(EvaluationOptions)
 
@@ -61,9 +64,14 @@ def main() -> None:
     from jaxret.experiments.search_sizes import parse_sizes, search_sizes
     from jaxret.runs.run import open_run
     from jaxret.search.process_group import searching
-    from jaxret.search.searcher import Searcher, corpus_folder
+    from jaxret.search.ray_search import open_searcher
+    from jaxret.search.searcher import corpus_folder
 
-    options = replace(_OPTIONS(), all_processes=bool(_JOB().coordinator))
+    engine, together = _ENGINE(), bool(_JOB().coordinator)
+    if engine.engine and together:
+        raise ValueError("--engine and --coordinator are two ways to search by several processes: leave one out")
+    several = "--engine" if engine.engine else "--coordinator" if together else ""
+    options = replace(_OPTIONS(), all_processes=bool(several))
     evaluation, sizes = _EVALUATION(), parse_sizes(_DIMENSION.value)
     if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
@@ -77,32 +85,36 @@ def main() -> None:
         )
     if len(sizes) > 1 and not _QUERIES.value:
         raise ValueError(f"--dimension={','.join(_DIMENSION.value)}: several sizes are for --queries; give one")
-    if options.all_processes:
+    if several:
         if _INTERACTIVE.value:
-            raise ValueError("--interactive answers in one process: leave --coordinator out")
+            raise ValueError(f"--interactive answers in one process: leave {several} out")
         if evaluation.latency or _LATENCY_PASSAGES.value:
-            raise ValueError("--latency and --latency_passages time one process: leave them, or --coordinator, out")
+            raise ValueError(f"--latency and --latency_passages time one process: leave them, or {several}, out")
     _JOB().join()
-    with searching(options.all_processes, _PLATFORM.value, shared_flags.of_job(sys.modules[__name__])):
-        run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=_ATTENTION.value)
-        if _QUERIES.value:
-            evaluation = replace(
-                evaluation,
-                k=_K.value or evaluation.k,
-                latency_passages=_counts(_LATENCY_PASSAGES.value),
-                measures=tuple(_MEASURES.value) if _MEASURES.value else None,
-                label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
-            )
-            if sizes:
-                search_sizes(run, sizes, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
-            else:
-                search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
-            return
-        options = replace(options, dimension=sizes[0] if sizes else 0)
-        searcher = Searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
-        if _INTERACTIVE.value:
-            interact(searcher, _K.value or 10)
-            return
-        if searcher.index:
-            print(f"approximate: {searcher.index.describe(_K.value or 10)}")
-        show_answer(searcher, _QUERY.value or "", _K.value or 10)
+    # The workers of an engine have the accelerators.
+    platform, attention = ("cpu", "plain") if engine.engine else (_PLATFORM.value, _ATTENTION.value)
+    with searching(together, platform, shared_flags.of_job(sys.modules[__name__])):
+        run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=attention)
+        with ray_workers(engine, _PLATFORM.value, _ATTENTION.value) as workers:
+            options = replace(options, workers=workers)
+            if _QUERIES.value:
+                evaluation = replace(
+                    evaluation,
+                    k=_K.value or evaluation.k,
+                    latency_passages=_counts(_LATENCY_PASSAGES.value),
+                    measures=tuple(_MEASURES.value) if _MEASURES.value else None,
+                    label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
+                )
+                if sizes:
+                    search_sizes(run, sizes, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+                else:
+                    search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
+                return
+            options = replace(options, dimension=sizes[0] if sizes else 0)
+            searcher = open_searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
+            if _INTERACTIVE.value:
+                interact(searcher, _K.value or 10)
+                return
+            if searcher.index:
+                print(f"approximate: {searcher.index.describe(_K.value or 10)}")
+            show_answer(searcher, _QUERY.value or "", _K.value or 10)

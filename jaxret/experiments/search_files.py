@@ -27,6 +27,7 @@ from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.search.approximate.candidates import describe_recall, parse_candidates
 from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.proof import SearchResult
+from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder, provenance
 from jaxret.storage.atomic import write_json
@@ -43,7 +44,7 @@ def search_files(
 ) -> Evaluation | None:
     """Search for every query, and write `runs/<dataset>.trec` in the run's folder.
 
-    Of several processes that search together (`SearchOptions.all_processes`) only the first writes and returns results.
+    Of several processes that search together (`SearchOptions.several`) only the first writes and returns results.
 
     With judgements: search for every judged query, write `runs/<dataset>.<split>.trec` and
     `eval/<dataset>.<split>.json`, print the table, and return it. Where the queries have answer strings, their accuracy
@@ -62,12 +63,12 @@ def search_files(
     Raises:
         ValueError: before the search, as `plan_evaluation` says.
     """
-    if options.all_processes:
+    if options.several:
         evaluation = replace(evaluation, latency=0)
     plan = plan_evaluation(run.workdir, queries, qrels, evaluation, options.label)
     if options.candidates:
         parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
-    searcher = Searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
+    searcher = open_searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
     for count in evaluation.latency_passages:
         searcher.require_first(count)
     if evaluation.dpr_results:  # they are written with texts: errors in these are raised before the search

@@ -116,10 +116,14 @@ class EncodedCorpus:
         """Return rows `begin` to `end` (excluded) of this corpus, as all parts number them."""
         return np.arange(begin, end) if self.selected is None else self.selected[begin:end]
 
+    def rows_in_range(self, number: int, count: int) -> tuple[int, int]:
+        """Return the first row in one of `count` ranges of consecutive shards, and the first one behind it."""
+        return self._places(*range_of_shards(self.shards, number, count))
+
     def in_range(self, number: int, count: int) -> tuple[int, EncodedCorpus]:
         """Return the corpus of the rows in one of `count` ranges of consecutive shards (`range_of_shards`), which may
         have none, and the number of rows before them."""
-        begin, end = self._places(*range_of_shards(self.shards, number, count))
+        begin, end = self.rows_in_range(number, count)
         return begin, EncodedCorpus(self.folder, self.parts, self.shards, self._chosen(begin, end), self.cut)
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:

@@ -49,6 +49,7 @@ from jaxret.mining.training_queries import (
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
 from jaxret.runs.mismatch import require_equal
+from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import corpus_folder, text_files
 from jaxret.storage.atomic import (
@@ -81,6 +82,7 @@ class MiningJob:
     settings: MiningSettings = field(default_factory=MiningSettings)
     on_error: str = "error"  # or "skip": policy for bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
+    workers: RayWorkers | None = None  # that search the corpora of runs in place of this process
 
     @cached_property
     def passages(self) -> Corpus:
@@ -197,6 +199,12 @@ def require_settings(job: MiningJob) -> None:
         require_other_file(job.out, files, f"{role} ({source})")
 
 
+def require_run_pool(job: MiningJob) -> None:
+    """Raise ValueError if no pool is a run, which is what the workers of an engine search by."""
+    if not any(map(is_run_folder, job.pools)):
+        raise ValueError(f"workers search by runs, and no pool is one ({', '.join(job.pools)}): leave --engine out")
+
+
 def require_meaning(pools: Sequence[str], settings: MiningSettings, teacher: str = "") -> None:
     """Raise ValueError for pools and settings that contradict each other; no pool is opened."""
     if not pools:
@@ -240,7 +248,7 @@ def open_pools(
         if name == BM25_NAME:
             pools.append(BM25Pool(job.passages.read(policy), progress))
         elif is_run_folder(name):
-            pools.append(RunPool(name, job.encoded, positives, progress=progress))
+            pools.append(RunPool(name, job.encoded, positives, progress=progress, workers=job.workers))
         else:
             pools.append(RankingFilePool(name, policy))
     unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]

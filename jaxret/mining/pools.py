@@ -21,12 +21,14 @@ from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.mismatch import ContractError
+from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_settings import BM25Settings
+from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import corpus_folder
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import TextVectors
 
@@ -87,7 +89,13 @@ class RunPool:
     """
 
     def __init__(
-        self, workdir: str, corpus: str, positives: set[str], backend: str = "auto", progress: bool = False
+        self,
+        workdir: str,
+        corpus: str,
+        positives: set[str],
+        backend: str = "auto",
+        progress: bool = False,
+        workers: RayWorkers | None = None,
     ) -> None:
         """Open a run and its encoded corpus.
 
@@ -97,13 +105,13 @@ class RunPool:
             positives: ids of the passages that `scores` and `missing` may be called with.
             backend: of the search.
             progress: show progress bars.
+            workers: of a cluster, that search in place of this process.
         """
-        run = open_run(workdir)
+        run = open_run(workdir, attention="plain" if workers else None)
         self.name, self._progress = run.workdir.name, progress
         self.bounded: bool | None = bool(run.config.normalize)
-        self.searcher = Searcher(
-            run, corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(backend), many=True
-        )
+        folder, options = corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(backend, workers=workers)
+        self.searcher = open_searcher(run, folder, options, many=True)
         self._rows: dict[str, int] = {}
         for first, ids in self.searcher.shards.id_blocks():
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}

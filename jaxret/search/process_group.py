@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
@@ -59,8 +59,11 @@ class ProcessGroup:
             return
         first, *others = map(json.loads, agreed_texts(json.dumps(settings)))
         for number, other in enumerate(others, 1):
-            if other != first:
-                raise ValueError(_describe_difference(number, first, other))
+            if difference := _describe_difference("in process 0", first, other):
+                raise ValueError(
+                    f"process {number} searches otherwise: {difference}; start the same command in all, on the same "
+                    "files"
+                )
 
     def vectors_of_first(self, make: Callable[[], TextVectors], sparse: bool, dimension: int) -> TextVectors:
         """Return the vectors that `make` returns in process 0; it is not called in others.
@@ -78,12 +81,11 @@ class ProcessGroup:
         flat = _of_first(vectors.flat if isinstance(vectors, Ragged) else None, np.float32)
         return Ragged(flat.reshape(-1, dimension), offsets)
 
-    def merged(self, result: SearchResult, first_row: int, width: int) -> SearchResult:
+    def merged(self, result: SearchResult, width: int) -> SearchResult:
         """Return the best passages of all ranges, the same in every process.
 
         Args:
             result: the best passages of this process's range.
-            first_row: number of rows in the ranges before it.
             width: passages to return for each query, of k and all passages the lower number.
         """
         if self.count == 1:
@@ -91,18 +93,79 @@ class ProcessGroup:
         queries, own_width = result.scores.shape
         scores = np.full((queries, width), -np.inf, np.float32)
         rows = np.full((queries, width), -1, np.int64)
-        scores[:, :own_width], rows[:, :own_width] = result.scores, result.rows + first_row
-        for start in range(0, queries, step := max(1, 4 * WORDS // (HIT_BYTES * width))):
-            part = slice(start, start + step)
+        scores[:, :own_width], rows[:, :own_width] = result.scores, result.rows
+
+        def gather(part: slice) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             every = process_allgather((scores[part], rows[part].view(np.uint32)))  # [processes, queries, width or more]
-            every_score, every_row = (np.concatenate(list(each), axis=1) for each in every)
-            ranked = sorted_by_rule(every_score, every_row.view(np.int64))
-            scores[part], rows[part] = ranked[0][:, :width], ranked[1][:, :width]
-        deeper = result.rounds[1] if len(result.rounds) > 1 else 0
-        work = process_allgather(np.array([result.scored, deeper]).view(np.uint32)).view(np.int64)
-        rounds = (queries, int(work[:, 1].max())) if work[:, 1].any() else (queries,)
-        backend = f"{result.backend}, in each of {self.count} processes"
-        return SearchResult(scores, rows, backend, rounds, int(work[:, 0].sum()))
+            return zip(every[0], (each.view(np.int64) for each in every[1]), strict=True)
+
+        best = merge_ranges(queries, width, gather)
+        work = process_allgather(np.array(_work(result)).view(np.uint32)).view(np.int64).tolist()
+        return merged_result(*best, work, f"{result.backend}, in each of {self.count} processes")
+
+
+@dataclass(frozen=True)
+class SeparateRange(ProcessGroup):
+    """A range of shards that is searched without the others: whoever has their results merges them. `settings` are
+    those of the others."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def require_same(self, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError for other settings."""
+        if difference := _describe_difference("of the command", self.settings, settings):
+            raise ValueError(f"a worker searches otherwise: {difference}; all hosts need the same files")
+
+
+def merge_ranges(
+    queries: int, width: int, ranges: Callable[[slice], Iterable[tuple[np.ndarray, np.ndarray]]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores and rows [Q,width] of the best passages of all ranges, a few queries at a time.
+
+    ranges: returns, for a slice of the queries, their scores and rows in each range; rows count through all ranges.
+    """
+    scores, rows = np.empty((queries, width), np.float32), np.empty((queries, width), np.int64)
+    for start in range(0, queries, step := max(1, 4 * WORDS // (HIT_BYTES * width))):
+        part = slice(start, start + step)
+        every_score, every_row = (np.concatenate(each, axis=1) for each in zip(*ranges(part), strict=True))
+        ranked = sorted_by_rule(every_score, every_row)
+        scores[part], rows[part] = ranked[0][:, :width], ranked[1][:, :width]
+    return scores, rows
+
+
+def merged_result(scores: np.ndarray, rows: np.ndarray, work: Sequence[tuple[int, int]], backend: str) -> SearchResult:
+    """Return the result of all ranges.
+
+    Args:
+        scores, rows: of the best passages (`merge_ranges`).
+        work: of each range, pairs that were scored exactly, and queries that looked deeper.
+        backend: its description.
+    """
+    deeper = max(queries for _, queries in work)
+    rounds = (len(scores), deeper) if deeper else (len(scores),)
+    return SearchResult(scores, rows, backend, rounds, sum(scored for scored, _ in work))
+
+
+def merge_results(results: Sequence[SearchResult], width: int, where: str) -> SearchResult:
+    """Return the best passages of all ranges from their results.
+
+    Args:
+        results: of each range; rows count through all ranges.
+        width: passages to return for each query.
+        where: the ranges were searched, for the description.
+    """
+    best = merge_ranges(
+        len(results[0].scores), width, lambda part: [(each.scores[part], each.rows[part]) for each in results]
+    )
+    return merged_result(*best, list(map(_work, results)), f"{results[0].backend}, {where}")
+
+
+def _work(result: SearchResult) -> tuple[int, int]:
+    """Return the pairs that were scored exactly, and the queries that looked deeper."""
+    return result.scored, result.rounds[1] if len(result.rounds) > 1 else 0
 
 
 @contextmanager
@@ -117,11 +180,10 @@ def searching(together: bool, platform: str, flags: Mapping[str, str]) -> Iterat
             yield
 
 
-def _describe_difference(number: int, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return a sentence on a process whose settings are not those of process 0."""
+def _describe_difference(where: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return which settings of another process are not those of the first one, which is `where`; "" for none."""
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-    values = [f"{name} is {other.get(name)!r} there and {first.get(name)!r} in process 0" for name in names]
-    return f"process {number} searches otherwise: {', '.join(values)}; start the same command in all, on the same files"
+    return ", ".join(f"{name} is {other.get(name)!r} there and {first.get(name)!r} {where}" for name in names)
 
 
 def _of_first(array: np.ndarray | None, dtype: Any) -> np.ndarray:

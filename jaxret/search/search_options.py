@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxret.configs.options import check_options, option
+from jaxret.runs.ray_cluster import RayWorkers
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class SearchOptions:
         False, "rank documents by their best passage: of passages ID#0, ID#1, ..., ID (jaxret data chunk writes such)"
     )
     all_processes: bool = False  # of a JAX job search together: each holds a range of the shards (`process_group.py`)
+    workers: RayWorkers | None = None  # that search ranges of the shards in place of this process (`ray_search.py`)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -53,10 +55,17 @@ class SearchOptions:
             raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
         if self.max_passage and (self.candidates or self.index):
             raise ValueError("--max_passage needs exact search: leave --candidates and --index out")
-        if self.all_processes and (self.candidates or self.index):
-            raise ValueError("several processes search exactly: leave --candidates and --index, or --coordinator, out")
+        if self.several and (self.candidates or self.index):
+            raise ValueError(
+                "several processes search exactly: leave --candidates and --index, or --coordinator and --engine, out"
+            )
         if self.index_parameters and not self.index:
             raise ValueError("--index_parameters are of an approximate index: give --index=NAME too")
+
+    @property
+    def several(self) -> bool:
+        """Return whether several processes search together."""
+        return self.all_processes or self.workers is not None
 
     def require_plain(self, reason: str) -> None:
         """Raise ValueError with a reason if a backend, a precision, or a way to find candidates is set."""

@@ -137,7 +137,14 @@ class Searcher:
     passages' texts.
     """
 
-    def __init__(self, run: Run, folder: Path, options: SearchOptions = SearchOptions(), many: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        options: SearchOptions = SearchOptions(),
+        many: bool = False,
+        group: ProcessGroup | None = None,
+    ) -> None:
         """Open a corpus.
 
         Args:
@@ -146,6 +153,7 @@ class Searcher:
             options: how candidates are found.
             many: there will be many searches: vectors stay in memory if they are few enough, and on the devices if they
                 fit there (`in_memory.py`).
+            group: this process among those that search together; None: what `options` says.
 
         Raises:
             ValueError: a backend that does not exist, or no passage to search.
@@ -156,10 +164,11 @@ class Searcher:
         require_unforked()
         spec = parse_candidates(options.candidates) if options.candidates else None
         self.run, self.folder, self.filters, self.max_passage = run, folder, options.filters, options.max_passage
-        self.group = ProcessGroup.of_job() if options.all_processes else ProcessGroup()
+        self.group = group or (ProcessGroup.of_job() if options.all_processes else ProcessGroup())
         self._version = corpus_version(folder)  # before anything is read
         digests = {"the corpus": self._version, "the checkpoint": run.checkpoint}
-        self.group.require_same({**asdict(options), **digests})
+        self.settings = {**asdict(replace(options, workers=None)), **digests}  # alike in all that search together
+        self.group.require_same(self.settings)
         self.shards = self.group.agreed(lambda: open_corpus(run, folder, (self.group.number, self.group.count)))
         if options.dimension or self.shards.dimension != run.model.dimension:
             self._cut(options.dimension or self.shards.dimension)
@@ -173,9 +182,9 @@ class Searcher:
         self.generator: CandidateGenerator | None = None
         self.index: FaissIndex | SeismicIndex | None = None
         # The rows that this process searches, and how many there are before them: all, or those of a range of shards.
-        self._first_row, self._own = 0, self.shards
-        if self.group.count > 1:
-            self._first_row, self._own = self.shards.in_range(self.group.number, self.group.count)
+        self.first_row, self._own = 0, self.shards
+        if self.group.count != 1:
+            self.first_row, self._own = self.shards.in_range(self.group.number, self.group.count)
         self._corpus: Any = self._own
         self.group.agreed(lambda: self._open_vectors(options, spec, many))
         self.embedder = self.run.embedder()
@@ -283,8 +292,8 @@ class Searcher:
     def _require_parts(self) -> None:
         if self.generator or self.index:
             raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
-        if self.group.count > 1:
-            raise ValueError("a part of a corpus is searched in one process; leave --coordinator out")
+        if self.group.count != 1:
+            raise ValueError("a part of a corpus is searched in one process; leave --coordinator and --engine out")
 
     def _approximate(self, k: int) -> dict[str, Any] | None:
         """Return how a search for k passages finds candidates, as JSON; None if it is exact."""
@@ -299,9 +308,13 @@ class Searcher:
         cut = Truncation("queries", self.run.tokenizer.query_length)
 
         def embed() -> TextVectors:
-            return self.embedder(self.run.tokenizer.queries(queries, progress, cut), "query", progress)
+            return self._embed(self.run.tokenizer.queries(queries, progress, cut), progress)
 
         return cut, self.group.vectors_of_first(embed, self.shards.sparse, self.shards.dimension)
+
+    def _embed(self, tokens: Ragged, progress: bool) -> TextVectors:
+        """Return the vectors of queries."""
+        return self.embedder(tokens, "query", progress)
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """Return the best passages for the vectors of each query, and their ids; with `max_passage` the best passages
@@ -326,8 +339,13 @@ class Searcher:
 
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         """Return the best passages for the vectors of each query, of all processes."""
-        own = self.group.agreed(lambda: self._search_own(vectors, k, progress))
-        return self.group.merged(own, self._first_row, min(k, self.shards.total_rows))
+        own = self.group.agreed(lambda: self.search_own(vectors, k, progress))
+        return self.group.merged(own, min(k, self.shards.total_rows))
+
+    def search_own(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
+        """Return the best passages of this process's rows, which are numbered through those of all."""
+        result = self._search_own(vectors, k, progress)
+        return replace(result, rows=result.rows + self.first_row) if self.first_row else result
 
     def _search_own(self, vectors: TextVectors, k: int, progress: bool) -> SearchResult:
         """Return the best passages of this process's rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -14,16 +13,10 @@ from typing import Any
 import pytest
 
 from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.ray_cluster import EngineOptions
 from jaxret.index.ray_encode import EncodeJob
+from jaxret.runs.ray_cluster import EngineOptions, RunOpening
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
-
-QUICK = {  # a dead host is noticed in two seconds instead of fifteen
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 3,
-}
+from tests.runs.ray_hosts import add_host, ray_cluster
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +27,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head without processors; hosts are added by the tests. 127.0.0.1 would be replaced by another address."""
-    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed (requirements-ray.txt)")
-    for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    head = {"num_cpus": 0, "node_ip_address": "127.0.0.2", "include_dashboard": False, "_system_config": QUICK}
-    hosts = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-    yield hosts
-    hosts.shutdown()
-
-
-def add_host(cluster: Any, number: int) -> Any:
-    return cluster.add_node(num_cpus=1, node_ip_address=f"127.0.0.{number}")
+def cluster() -> Iterator[Any]:
+    with ray_cluster() as hosts:
+        yield hosts
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -63,8 +45,7 @@ def test_bytes_do_not_depend_on_hosts_that_die_or_join(root: Path, cluster: Any,
     encode = command(
         "encode.py", f"--workdir={run}", f"--corpus={root / 'data'}", *options, "--engine=ray", "--workers=2"
     )
-    env = environment() | {"RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": "disabled"}
-    job = subprocess.Popen(encode, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = subprocess.Popen(encode, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         while not any((run / "embeddings" / "data").glob("shard-*.json")):
             assert job.poll() is None, job.communicate()
@@ -89,21 +70,15 @@ def test_bytes_do_not_depend_on_hosts_that_die_or_join(root: Path, cluster: Any,
 def test_the_command_ends_with_the_error_of_a_worker(root: Path, cluster: Any, tmp_path: Path) -> None:
     add_host(cluster, 3)
     (tmp_path / "bad.jsonl").write_text('{"_id": "1", "text": "fine"}\n{"_id": "2"}\n')
-    os.environ["RAY_ADDRESS"] = cluster.address
-    try:
-        done = run_script(
-            "encode.py", f"--workdir={root / 'run'}", f"--corpus={tmp_path / 'bad.jsonl'}", "--engine=ray"
-        )
-    finally:
-        del os.environ["RAY_ADDRESS"]
+    done = run_script("encode.py", f"--workdir={root / 'run'}", f"--corpus={tmp_path / 'bad.jsonl'}", "--engine=ray")
     assert done.returncode == 1
     assert done.stderr.count("error: ") == 1
     assert "bad.jsonl:2: " in done.stderr
 
 
 def test_a_worker_without_the_platform_is_an_error(root: Path) -> None:
-    job = EncodeJob(str(root / "run"), "best", "tpu", {}, str(root / "data"), "", EncodeOptions())
-    assert job.run().startswith("--platform is 'tpu', but JAX reports")
+    job = EncodeJob(RunOpening(str(root / "run"), "best", "tpu", {}), str(root / "data"), "", EncodeOptions())
+    assert job.encode().startswith("--platform is 'tpu', but JAX reports")
 
 
 def test_an_unreachable_cluster(root: Path) -> None:

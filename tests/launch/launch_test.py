@@ -46,9 +46,9 @@ def test_shellcheck() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def manifests(step: str) -> dict[str, Any]:
+def manifests(step: str, file: str = "kubernetes.yaml") -> dict[str, Any]:
     """The Kubernetes objects of a step, by kind."""
-    text = (LAUNCH / "kubernetes.yaml").read_text().replace("STEP", step)
+    text = (LAUNCH / file).read_text().replace("STEP", step)
     return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(text)}
 
 
@@ -91,25 +91,58 @@ def runs(tmp_path: Path) -> Runs:
     return run
 
 
-def by_kubernetes(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run the steps as the kubelets of the hosts would, one after the other."""
-    done = []
-    for step in STEPS:
-        job, service = manifests(step)["Job"], manifests(step)["Service"]
-        pod = job["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
-        variables = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-        assert pod["subdomain"] == service["metadata"]["name"]
-        assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
-        assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(variables["NUM_PROCESSES"]) == HOSTS
-        name = f"{job['metadata']['name']}-0.{pod['subdomain']}"
-        assert variables["COORDINATOR"].startswith(f"{name}:")
-        here = variables | settings | {"COORDINATOR": free_address()}
-        one = f"PROCESS_ID=$i {shlex.join(container['command'])} & pods+=($!)"
-        start = f"pods=(); for i in {' '.join(map(str, range(HOSTS)))}; do {one}; done"
-        end = 'status=0; for pod in "${pods[@]}"; do wait "$pod" || status=$?; done; exit $status'
-        done.append(run("bash", "-c", f"{start}; {end}", **here))
-    return done
+def indexed_job(step: str, file: str) -> tuple[dict[str, Any], str]:
+    """The Job of a step, and the name by which process 0 is reached."""
+    objects = manifests(step, file)
+    if file == "jobset.yaml":
+        name = objects["JobSet"]["metadata"]["name"]
+        (slices,) = objects["JobSet"]["spec"]["replicatedJobs"]
+        assert slices["replicas"] == 1
+        return slices["template"], f"{name}-{slices['name']}-0-0.{name}"
+    job, service = objects["Job"], objects["Service"]
+    pod = job["spec"]["template"]
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    return job, f"{job['metadata']['name']}-0.{pod['spec']['subdomain']}"
+
+
+def by_kubernetes(file: str) -> Callable[..., list[subprocess.CompletedProcess[str]]]:
+    def launch(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
+        """Run the steps as the kubelets of the hosts would, one after the other."""
+        done = []
+        for step in STEPS:
+            job, first = indexed_job(step, file)
+            (container,) = job["spec"]["template"]["spec"]["containers"]
+            variables = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+            assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(variables["NUM_PROCESSES"]) == HOSTS
+            assert job["spec"]["completionMode"] == "Indexed"
+            assert variables["COORDINATOR"].startswith(f"{first}:")
+            here = variables | settings | {"COORDINATOR": free_address()}
+            command = f"PROCESS_ID=$i {shlex.join(container['command'])}"
+            done.append(run("bash", "-c", on_all_hosts(command), **here))
+        return done
+
+    return launch
+
+
+def by_skypilot(run: Runs, **settings: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run the steps as SkyPilot would on all of its machines, one after the other."""
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+    assert task["num_nodes"] == HOSTS
+    assert (REPOSITORY / task["setup"].split()[0]).is_file()
+    assert (REPOSITORY / task["setup"].split()[1]).is_file()
+    port = free_address().rpartition(":")[2]
+    nodes = {"SKYPILOT_NUM_NODES": str(HOSTS), "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "COORDINATOR_PORT": port}
+    here = {"DATA": "folder with spaces", "WORKDIR": "/w"} | settings  # by --env
+    command = f"SKYPILOT_NODE_RANK=$i bash -c {shlex.quote(task['run'])}"
+    return [run("bash", "-c", on_all_hosts(command), **task["envs"] | nodes | here | {"STEP": step}) for step in STEPS]
+
+
+def on_all_hosts(command: str) -> str:
+    """Return shell that starts a command once for each host, with $i its number, and fails if one does."""
+    start = f"pods=(); for i in {' '.join(map(str, range(HOSTS)))}; do {command} & pods+=($!); done"
+    end = 'status=0; for pod in "${pods[@]}"; do wait "$pod" || status=$?; done; exit $status'
+    return f"{start}; {end}"
 
 
 def by_file(name: str) -> Callable[..., list[subprocess.CompletedProcess[str]]]:
@@ -125,8 +158,11 @@ LAUNCHERS = {
     "node.sh": by_file("node.sh"),
     "slurm.sh": by_file("slurm.sh"),
     "tpu.sh": by_file("tpu.sh"),
-    "kubernetes.yaml": by_kubernetes,
+    "kubernetes.yaml": by_kubernetes("kubernetes.yaml"),
+    "jobset.yaml": by_kubernetes("jobset.yaml"),
+    "skypilot.yaml": by_skypilot,
 }
+PLATFORMS = {"kubernetes.yaml": "gpu", "jobset.yaml": "tpu", "skypilot.yaml": "gpu"}  # elsewhere the fixture's
 
 
 @pytest.mark.parametrize("file", LAUNCHERS)
@@ -139,22 +175,53 @@ def test_processes_and_flags_of_every_launcher(file: str, runs: Runs) -> None:
     scripts = [f"{step}.py" for step in STEPS]
     started = [Path(command[1]).name for command in commands]
     assert started == [scripts[0]] * several + [scripts[1]] * several + [scripts[2]] * several
-    keys = flat_config(get_config())
     for program, path, *flags in commands:
-        script = Path(path).name
-        assert Path(path).resolve() == REPOSITORY / script
-        assert program in (sys.executable, "python")
-        help_text = subprocess.run(
-            [sys.executable, str(REPOSITORY / script), "-h"], env=environment(), capture_output=True, text=True
-        ).stdout
-        defined = re.findall(r"^  --(\w+)=", help_text, re.MULTILINE)
-        values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
-        for name, value in values.items():
-            assert name in defined or (script == "train.py" and name.removeprefix("config.") in keys), (script, name)
-            if name == "config":
-                assert (REPOSITORY / value).is_file()
-        platform = values["config.mesh.platform" if script == "train.py" else "platform"]
-        assert platform == ("gpu" if file == "kubernetes.yaml" else "cpu"), "the fixture's, where the file lets it"
+        values = require_flags(program, path, flags)
+        platform = values["config.mesh.platform" if path.endswith("train.py") else "platform"]
+        assert platform == PLATFORMS.get(file, "cpu")
+
+
+def require_flags(program: str, path: str, flags: list[str]) -> dict[str, str]:
+    """Check that a command is one of the scripts with flags that it has; return their values."""
+    script = Path(path).name
+    assert Path(path).resolve() == REPOSITORY / script
+    assert program in (sys.executable, "python")
+    help_text = subprocess.run(
+        [sys.executable, str(REPOSITORY / script), "-h"], env=environment(), capture_output=True, text=True
+    ).stdout
+    defined = re.findall(r"^  --(\w+)=", help_text, re.MULTILINE)
+    keys = flat_config(get_config())
+    values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+    for name, value in values.items():
+        assert name in defined or (script == "train.py" and name.removeprefix("config.") in keys), (script, name)
+        if name == "config":
+            assert (REPOSITORY / value).is_file()
+    return values
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_a_ray_job_runs_a_step_that_its_hosts_have_room_for(step: str, runs: Runs) -> None:
+    spec = manifests(step, "kuberay.yaml")["RayJob"]["spec"]
+    cluster = spec["rayClusterSpec"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    (group,) = cluster["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    variables = {entry["name"]: entry["value"] for entry in head["env"]}
+    assert worker["env"] == head["env"]
+    assert worker["image"] == head["image"]
+    image = (LAUNCH / "Dockerfile").read_text()
+    assert f"WORKDIR {variables['PYTHONPATH']}\n" in image
+    assert f"=={cluster['rayVersion']}" in image
+    command = shlex.split(spec["entrypoint"].replace(f"{variables['PYTHONPATH']}/", f"{REPOSITORY}/"))
+    done = runs(*command, **variables | {"DRY_RUN": "1", "PYTHON": "python"})
+    assert (done.returncode, done.stderr) == (0, "")
+    program, path, *flags = shlex.split(done.stdout)
+    values = require_flags(program, path, flags)
+    assert Path(path).name == f"{step}.py"
+    assert (values["engine"], values["platform"], values["coordinator"]) == ("ray", "gpu", "")
+    kind, count = values["resources"].split(":")
+    assert (kind, int(count)) == ("GPU", worker["resources"]["limits"]["nvidia.com/gpu"])
+    assert int(values["workers"]) == group["replicas"] == group["maxReplicas"]
 
 
 @pytest.mark.parametrize("name", ["node.sh", "slurm.sh", "tpu.sh"])
@@ -291,14 +358,21 @@ def test_signals_reach_the_step(runs: Runs, tmp_path: Path) -> None:
 def test_the_kubernetes_objects_are_valid() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="needs: pip install kubernetes-validate (no cluster)")
     for step in STEPS:
-        for manifest in manifests(step).values():
+        job = manifests(step, "jobset.yaml")["JobSet"]["spec"]["replicatedJobs"][0]["template"]
+        cluster = manifests(step, "kuberay.yaml")["RayJob"]["spec"]["rayClusterSpec"]
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        own = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "slice"}} | job
+        pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}} | group["template"] for group in groups]
+        for manifest in (*manifests(step).values(), own, *pods):
             validate.validate(manifest, validate.latest_version(), strict=True)
 
 
 def test_the_image_copies_existing_files() -> None:
     sources = re.findall(r"^COPY (.*) \S+$", (LAUNCH / "Dockerfile").read_text(), re.MULTILINE)
     assert all((REPOSITORY / name).exists() for line in sources for name in line.split())
-    assert {"jaxret", "configs", "launch", "train.py"} <= {name for line in sources for name in line.split()}
+    assert {"jaxret", "configs", "launch", "train.py", "requirements-tpu.txt"} <= {
+        name for line in sources for name in line.split()
+    }
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,227 @@
+"""A Ray cluster as a place to run work that any worker may do, and do again: options, connection, workers, errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jaxret.configs.options import check_options, option
+from jaxret.parallel.progress import job_log
+
+if TYPE_CHECKING:
+    from jaxret.runs.run import Run
+
+T = TypeVar("T")
+
+SECONDS = 10  # in which a cluster must answer
+RETRIES = 3  # of work whose worker or host died
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where work runs: in this process, or by the workers of a Ray cluster. Raises ValueError for other values."""
+
+    engine: str = option(
+        "",
+        "ray: workers of the Ray cluster at RAY_ADDRESS, else of one on this machine; ray://HOST:PORT: of that one; "
+        "default: this process (pip install 'jaxret[ray]')",
+    )
+    workers: int = option(1, "with --engine: how many workers there are", lower_bound=1)
+    resources: str = option("CPU:1", "with --engine: what a worker needs for itself, as GPU:1, TPU:4 or CPU:2")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.engine not in ("", "ray") and not self.engine.startswith("ray://"):
+            raise ValueError(f"engine is {self.engine!r}; it must be ray, or ray://HOST:PORT")
+        self.worker_resources()
+
+    def worker_resources(self) -> dict[str, Any]:
+        """Return the resources of a worker as arguments of Ray."""
+        kind, _, count = self.resources.partition(":")
+        if not kind or not count.isdecimal() or int(count) < 1:
+            raise ValueError(f"resources is {self.resources!r}; it must be a kind and a number, as GPU:1 or CPU:2")
+        if kind in ("CPU", "GPU"):
+            return {"num_cpus": 1, f"num_{kind.lower()}s": int(count)}
+        return {"num_cpus": 1, "resources": {kind: int(count)}}
+
+
+@contextmanager
+def connected(options: EngineOptions) -> Iterator[Any]:
+    """Yield the module ray, connected to the cluster of `options`. Disconnecting at the end ends this job's workers.
+
+    Raises ValueError where Ray is not installed, and ConnectionError where nothing answers at the cluster's address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(f"--engine={options.engine} needs Ray: pip install 'jaxret[ray]'") from error
+    _require_answer(options.engine if options.engine != "ray" else os.environ.get("RAY_ADDRESS", ""))
+    address = options.engine if options.engine != "ray" else None  # Ray reads RAY_ADDRESS
+    ray.init(address=address, logging_level=logging.WARNING)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raise ConnectionError if nothing answers at HOST:PORT: Ray itself would try for minutes, without a word."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # "auto", or a local cluster
+        return
+    try:
+        socket.create_connection((host, int(port)), SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address} ({error}); start it, or correct the address"
+        ) from error
+
+
+@dataclass(frozen=True)
+class RunOpening:
+    """How a worker opens a run.
+
+    Attributes:
+        workdir: path or address of the run.
+        checkpoint: "best", "last" or a step.
+        platform: "gpu", "tpu" or "cpu" that workers must have; "" for any.
+        arguments: further arguments of `open_run`.
+        current: folder that paths are relative to.
+    """
+
+    workdir: str
+    checkpoint: str
+    platform: str
+    arguments: dict[str, Any]
+    current: str = field(default_factory=os.getcwd)
+
+    def open(self) -> Run:
+        """Return the run, opened. Raises as `open_run` and `require_platform` do."""
+        from jaxret.parallel.processes import require_platform  # it imports JAX, and flags are parsed without
+        from jaxret.runs.run import open_run
+
+        if os.path.isdir(self.current):  # else all is in buckets, or a path is missed by its name
+            os.chdir(self.current)
+        require_platform(self.platform, "--platform")
+        return open_run(self.workdir, self.checkpoint, **self.arguments)
+
+
+class RayWorkers:
+    """Workers of a Ray cluster that call functions: any of them any call, and again a call whose worker died.
+
+    A worker that died is replaced, RETRIES times in a row. Workers that find no room wait until a host comes, and the
+    others do their calls meanwhile. `platform` and `attention` are what runs are opened with there.
+    """
+
+    def __init__(self, ray: Any, options: EngineOptions, platform: str = "", attention: str | None = None) -> None:
+        """Start workers.
+
+        Args:
+            ray: the module, connected.
+            options: how many workers, and what each has for itself.
+            platform: "gpu", "tpu" or "cpu" that workers must have; "" for any.
+            attention: None for that of training.
+        """
+        self.count, self.platform, self.attention = options.workers, platform, attention
+        self._ray = ray
+        self._create = ray.remote(**options.worker_resources())(_Worker).remote
+        self._actors: dict[int, Any] = {}  # by number, those that live or wait for room
+        self._deaths = [0] * self.count  # of each number, since it last finished a call
+        self._pending: dict[Any, tuple[int, int | None]] = {}  # answer -> number, place of the call; None: the start
+        self._idle: set[int] = set()
+        for number in range(self.count):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        self._actors[number] = self._create()
+        self._pending[self._actors[number].call.remote(_start_empty)] = (number, None)
+
+    def share(self, value: Any) -> Any:
+        """Return a value as an argument of many calls, which is sent to each host once."""
+        return self._ray.put(value)
+
+    def run(self, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
+        """Return the results of `function(kept, *call)` for each call, where `kept` is a dict of the worker's own.
+
+        A worker does the call of its own number first, so that in the next run it may have kept what that needs.
+
+        Raises the error of a call, which is not tried again, and RuntimeError if no worker is left.
+        """
+        results: dict[int, T] = {}
+        waiting = list(range(len(calls)))
+        while len(results) < len(calls):
+            for number in sorted(self._idle if waiting else ()):
+                place = number if number in waiting else waiting[0] if waiting else None
+                if place is not None:
+                    waiting.remove(place)
+                    self._idle.remove(number)
+                    answer = self._actors[number].call.remote(function, *calls[place])
+                    self._pending[answer] = (number, place)
+            (answer,), _ = self._ray.wait(list(self._pending), num_returns=1)
+            number, place = self._pending.pop(answer)
+            try:
+                result = self._ray.get(answer)
+            except self._ray.exceptions.RayTaskError as error:
+                self._idle.add(number)
+                self._pending = {other: (busy, None) for other, (busy, _) in self._pending.items()}  # of no later run
+                raise error.cause from error
+            except self._ray.exceptions.RayError as died:
+                waiting += [] if place is None else [place]
+                self._replace(number, died)
+                continue
+            self._idle.add(number)
+            if place is not None:
+                results[place], self._deaths[number] = result, 0
+        return [results[place] for place in range(len(calls))]
+
+    def _replace(self, number: int, died: Exception) -> None:
+        """Start a worker that died again. Raises RuntimeError if it died too often and was the last one."""
+        self._deaths[number] += 1
+        if self._deaths[number] <= RETRIES:
+            self._start(number)
+            return
+        del self._actors[number]
+        if not self._actors:
+            raise RuntimeError(f"every worker of Ray died {RETRIES + 1} times, the last one: {died}") from died
+
+
+class _Worker:
+    """The process of a worker: it calls functions with a dict that lives as long."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {}
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        return function(self._kept, *arguments)
+
+
+def _start_empty(kept: dict[str, Any]) -> None:
+    """Return nothing: that it returns shows that the worker has started."""
+
+
+@contextmanager
+def ray_workers(
+    options: EngineOptions, platform: str = "", attention: str | None = None
+) -> Iterator[RayWorkers | None]:
+    """Yield the workers of a Ray cluster (`RayWorkers`); None where `options` has no engine. Raises as `connected`."""
+    if not options.engine:
+        yield None
+        return
+    with connected(options) as ray:
+        describe_workers(ray, options)
+        yield RayWorkers(ray, options, platform, attention)
+
+
+def describe_workers(ray: Any, options: EngineOptions, progress: bool = True) -> None:
+    """Print how many workers there are, and whether they have to wait for a host."""
+    log = job_log(progress)
+    log(f"{options.workers} workers of Ray, each with {options.resources}")
+    kind, count = options.resources.split(":")
+    if ray.cluster_resources().get(kind, 0) < int(count):
+        log(f"the cluster has no {options.resources} now: workers wait until a host comes that has")

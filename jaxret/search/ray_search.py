@@ -1,0 +1,136 @@
+"""Search by the workers of a Ray cluster: each searches a range of the corpus's shards, and this process merges them.
+
+A worker encodes the queries; the others get its vectors, so that all score the same bits. What a range is, how it is
+searched and proven, and how results are merged is that of the processes of a JAX job (`process_group.py`). A range
+whose worker died is searched again by another, which has the same result. This process opens no vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jaxret.runs.ray_cluster import RayWorkers, RunOpening
+from jaxret.runs.run import Run
+from jaxret.search.approximate.candidates import CandidateSpec
+from jaxret.search.process_group import ProcessGroup, SeparateRange, merge_results
+from jaxret.search.proof import SearchResult
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+from jaxret.types import Ragged, TextVectors
+
+Kept = dict[str, Any]  # by a worker, from call to call: a run, and a searcher of one range
+
+
+def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions(), many: bool = False) -> Searcher:
+    """Return a searcher of a corpus, by `options.workers` if there are any.
+
+    Args:
+        run: the run that encoded it.
+        folder: folder of the encoded corpus.
+        options: how candidates are found.
+        many: there will be many searches.
+
+    Raises as `Searcher` does.
+    """
+    return RaySearcher(run, folder, options, many) if options.workers else Searcher(run, folder, options, many)
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """The ranges that workers search.
+
+    Attributes:
+        opening: how the run is opened.
+        corpus: name of the encoded corpus.
+        options: how candidates are found.
+        many: there will be many searches.
+        count: of the ranges.
+        settings: what must be alike in all workers and here.
+    """
+
+    opening: RunOpening
+    corpus: str
+    options: SearchOptions
+    many: bool
+    count: int
+    settings: dict[str, Any]
+
+
+class RaySearcher(Searcher):
+    """A searcher whose vectors are read by workers."""
+
+    def __init__(self, run: Run, folder: Path, options: SearchOptions, many: bool = False) -> None:
+        assert options.workers is not None
+        self.workers: RayWorkers = options.workers
+        super().__init__(run, folder, options, many, ProcessGroup(0, 0))  # none of the ranges is this process's
+
+    def _open_vectors(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
+        arguments = {"query_length": self.run.tokenizer.query_length, "attention": self.workers.attention}
+        run, step = str(self.run.workdir), str(self.run.checkpoint["step"])
+        opening = RunOpening(run, step, self.workers.platform, arguments)
+        plain = replace(options, workers=None)
+        self._plan = RangePlan(opening, self.folder.name, plain, many, self.workers.count, self.settings)
+
+    def _embed(self, tokens: Ragged, progress: bool) -> TextVectors:
+        call = self._plan.opening, self.run.model.dimension, tokens
+        return self.workers.run(_encode_queries, [call])[0]
+
+    def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
+        queries, count = self.workers.share(vectors), self._plan.count
+        results = self.workers.run(_search_range, [(self._plan, number, queries, k) for number in range(count)])
+        return merge_results(results, min(k, self.shards.total_rows), f"in each of {count} workers")
+
+    def scores(self, vectors: TextVectors, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        queries, calls = self.workers.share(vectors), []
+        for number in range(self._plan.count):
+            first, stop = self.shards.rows_in_range(number, self._plan.count)
+            own = [[row for row in ranking if first <= row < stop] for ranking in rows]
+            calls.append((self._plan, number, queries, own))
+        parts = self.workers.run(_score_rows, calls)
+        by_row: list[dict[int, float]] = [{} for _ in rows]
+        for (*_, own), part in zip(calls, parts, strict=True):
+            for scores, ranking, values in zip(by_row, own, part, strict=True):
+                scores.update(zip(ranking, values, strict=True))
+        return [[scores[row] for row in ranking] for scores, ranking in zip(by_row, rows, strict=True)]
+
+
+def _open_once(kept: Kept, opening: RunOpening) -> Run:
+    if kept.get("opening") != opening:
+        kept.clear()
+        kept.update(run=opening.open(), opening=opening)
+    run: Run = kept["run"]
+    return run
+
+
+def _range_searcher(kept: Kept, plan: RangePlan, number: int) -> Searcher:
+    run = _open_once(kept, plan.opening)
+    if kept.get("range") != (plan, number):
+        kept.pop("searcher", None)  # before another one takes its memory
+        group = SeparateRange(number, plan.count, plan.settings)
+        kept["searcher"] = Searcher(run, run.workdir.embeddings(plan.corpus), plan.options, plan.many, group)
+        kept["range"] = plan, number
+    searcher: Searcher = kept["searcher"]
+    return searcher
+
+
+def _encode_queries(kept: Kept, opening: RunOpening, dimension: int, tokens: Ragged) -> TextVectors:
+    """Return the vectors of queries, of that many numbers."""
+    run = _open_once(kept, opening)
+    run = run if run.model.dimension == dimension else run.with_dimension(dimension)
+    return run.embedder()(tokens, "query")
+
+
+def _search_range(kept: Kept, plan: RangePlan, number: int, vectors: TextVectors, k: int) -> SearchResult:
+    """Return the best passages of a range, by their rows in the corpus."""
+    return _range_searcher(kept, plan, number).search_own(vectors, k)
+
+
+def _score_rows(
+    kept: Kept, plan: RangePlan, number: int, vectors: TextVectors, rows: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """Return the scores of each query with the passages in some rows of the corpus, which are in the range."""
+    searcher = _range_searcher(kept, plan, number)
+    return searcher.scores(vectors, [[row - searcher.first_row for row in ranking] for ranking in rows])
