@@ -58,7 +58,7 @@ def checked(overrides: dict[str, Any]) -> None:
         ({"encode.tokens_per_batch": -1}, r"encode.tokens_per_batch is -1"),
         (
             I3 | {"loss.contrastive_weight": 0.0, "data.dev": "somewhere"},
-            r"loss.contrastive_weight is 0, so validation by retrieval says nothing",
+            r"loss.contrastive_weight is 0, so validation by retrieval is meaningless",
         ),
         (I3 | {"data.pseudo_queries": "", "loss.contrastive_weight": 0.0}, r"there is nothing to learn"),
         ({"loss.in_batch_negatives": False, "data.negatives": 0}, r"a positive has nothing to compete with"),
