@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxret.configs.options import check_options, option
-from jaxret.parallel.progress import job_log
 
 if TYPE_CHECKING:
     from jaxret.runs.run import Run
@@ -220,6 +219,8 @@ def ray_workers(
 
 def describe_workers(ray: Any, options: EngineOptions, progress: bool = True) -> None:
     """Print how many workers there are, and whether they have to wait for a host."""
+    from jaxret.parallel.progress import job_log  # it imports tqdm, and flags are parsed without
+
     log = job_log(progress)
     log(f"{options.workers} workers of Ray, each with {options.resources}")
     kind, count = options.resources.split(":")
