@@ -78,7 +78,7 @@ def test_the_command_ends_with_the_error_of_a_worker(root: Path, cluster: Any, t
 
 def test_a_worker_without_the_platform_is_an_error(root: Path) -> None:
     job = EncodeJob(RunOpening(str(root / "run"), "best", "tpu", {}), str(root / "data"), "", EncodeOptions())
-    assert job.encode().startswith("--platform is 'tpu', but JAX reports")
+    assert job.encode().startswith("--platform is 'tpu', but JAX")
 
 
 def test_an_unreachable_cluster(root: Path) -> None:
