@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.evidence.claims import COMMON, CONTRASTIVE, from_bert, layers
+from bench.evidence.claims import COMMON, CONTRASTIVE, NEW_LAYERS, PAPER_SIZES, from_bert, layers
 from bench.evidence.steps import make_data, missing_data
 from jaxret.experiments.vector_diversity import judged_pairs
 from jaxret.runs.run import open_run
@@ -31,12 +31,20 @@ QUESTIONS = 1500  # of the test split, in the split "curve"
 MVR = {"head.mvr.count": 4, "loss.local_weight": 0.01}
 LONG = {"train.steps": 1600, "train.checkpoint_every": 200}  # forty epochs
 SHORT = {"train.steps": 240, "train.checkpoint_every": 40}  # six, as the rows of the table
+NO_HEAD = {"head.aggretriever.mlm": False}
+UNPRUNED = {"head.aggretriever.lexical_dim": 30522}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dual": ("dual_encoder", from_bert(**LONG)),
     "mlr": ("dual_encoder", from_bert(**{**layers(1, 2, **CONTRASTIVE), "loss.local_weight": 1.0, **LONG})),
     "mvr": ("mvr", from_bert(**MVR, **LONG, **{"loss.annealing_rate": 0.1})),
     "mvr-0.2": ("mvr", from_bert(**MVR, **SHORT, **{"loss.annealing_rate": 0.2, "head.mvr.deviation": 0.2})),
     "mvr-0.02": ("mvr", from_bert(**MVR, **SHORT, **{"loss.annealing_rate": 0.2, "head.mvr.deviation": 0.02})),
+    "i3": ("i3", from_bert(**NEW_LAYERS, **SHORT)),
+    "agg": ("aggretriever", from_bert(**PAPER_SIZES, **SHORT)),
+    "agg-no-head": ("aggretriever", from_bert(**PAPER_SIZES, **SHORT, **NO_HEAD)),
+    # All words of the vocabulary are kept: nothing is pruned.
+    "agg-unpruned": ("aggretriever", from_bert(**{**PAPER_SIZES, **UNPRUNED}, **SHORT)),
+    "agg-no-head-unpruned": ("aggretriever", from_bert(**{**PAPER_SIZES, **UNPRUNED}, **SHORT, **NO_HEAD)),
 }
 
 
@@ -83,8 +91,12 @@ def print_curve(name: str, workdir: Workdir) -> None:
 
 
 def print_vectors(name: str, workdir: Workdir, questions: str) -> None:
-    """Print which vector of the relevant passage has the best score, and how alike these vectors are."""
-    pairs = judged_pairs(open_run(workdir.path), questions, "curve", progress=False)
+    """Print which vector of the relevant passage has the best score, and how alike these vectors are; nothing where a
+    passage has one vector."""
+    run = open_run(workdir.path)
+    if run.model.vectors_per_passage == 1:
+        return
+    pairs = judged_pairs(run, questions, "curve", progress=False)
     vectors = np.asarray(pairs.passages, float)
     scores = np.einsum("pd,pvd->pv", np.asarray(pairs.queries, float), vectors)
     wins = np.bincount(scores.argmax(axis=1), minlength=scores.shape[1]) / len(scores)
@@ -111,8 +123,7 @@ def main() -> None:
     for name in arguments.names or RUNS:
         workdir = train_run(name, folder)
         print_curve(name, workdir)
-        if name != "dual":
-            print_vectors(name, workdir, str(folder / "data" / "questions"))
+        print_vectors(name, workdir, str(folder / "data" / "questions"))
 
 
 if __name__ == "__main__":
