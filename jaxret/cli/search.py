@@ -69,7 +69,7 @@ def main() -> None:
     if engine.engine and together:
         raise ValueError("--engine and --coordinator are two ways to search by several processes: leave one out")
     several = "--engine" if engine.engine else "--coordinator" if together else ""
-    options = replace(_OPTIONS(), all_processes=bool(several))
+    options = replace(_OPTIONS(), all_processes=bool(several))  # of an engine too, so that options are checked now
     evaluation, sizes = _EVALUATION(), parse_sizes(_DIMENSION.value)
     if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
@@ -94,7 +94,7 @@ def main() -> None:
     with searching(together, platform, shared_flags.of_job(sys.modules[__name__])):
         run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=attention)
         with ray_workers(engine, _PLATFORM.value, _ATTENTION.value) as workers:
-            options = replace(options, workers=workers)
+            options = replace(options, all_processes=together, workers=workers)
             if _QUERIES.value:
                 evaluation = replace(
                     evaluation,

@@ -40,6 +40,7 @@ SPACE = 10 * 10**9  # bytes that a disk should have free: a corpus of a million 
 MEMORY = 4 * 10**9  # bytes that should be available: training BERT-base takes 2 GB for parameters and moments
 SECONDS = 0.5  # that a product is repeated for
 ATTENTION_ERROR = 0.02  # between attention kernels in bfloat16
+NOT_AVAILABLE = "not available"  # begins the value of a check of what this machine does not have
 _LAST_PORT = 65535
 NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 
@@ -149,7 +150,7 @@ def check_backends() -> Iterator[Check]:
     """Yield a check of every search backend that is installed: it is compared with float64."""
     for name, kind in BACKENDS.items():
         if (problem := kind.available()) is not None:
-            yield Check(f"search by {name}", f"not available: {problem}")
+            yield Check(f"search by {name}", f"{NOT_AVAILABLE}: {problem}")
             continue
         backend = select_backend(name)
         try:

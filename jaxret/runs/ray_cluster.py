@@ -146,9 +146,9 @@ class RayWorkers:
         return self._ray.put(value)
 
     def run(self, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
-        """Return the results of `function(kept, *call)` for each call, where `kept` is a dict of the worker's own.
+        """Return the results of `function(state, *call)` for each call, where `state` is a dict of the worker's own.
 
-        A worker does the call of its own number first, so that in the next run it may have kept what that needs.
+        A worker does the call of its own number first, so that in the next run its state may have what that needs.
 
         Raises the error of a call, which is not tried again, and RuntimeError if no worker is left.
         """
@@ -194,13 +194,13 @@ class _Worker:
     """The process of a worker: it calls functions with a dict that lives as long."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        return function(self._kept, *arguments)
+        return function(self._state, *arguments)
 
 
-def _start_empty(kept: dict[str, Any]) -> None:
+def _start_empty(state: dict[str, Any]) -> None:
     """Return nothing: that it returns shows that the worker has started."""
 
 

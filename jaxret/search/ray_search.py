@@ -21,7 +21,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged, TextVectors
 
-Kept = dict[str, Any]  # by a worker, from call to call: a run, and a searcher of one range
+WorkerState = dict[str, Any]  # kept by a worker between calls: a run, and a searcher of one range
 
 
 def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions(), many: bool = False) -> Searcher:
@@ -97,40 +97,40 @@ class RaySearcher(Searcher):
         return [[scores[row] for row in ranking] for scores, ranking in zip(by_row, rows, strict=True)]
 
 
-def _open_once(kept: Kept, opening: RunOpening) -> Run:
-    if kept.get("opening") != opening:
-        kept.clear()
-        kept.update(run=opening.open(), opening=opening)
-    run: Run = kept["run"]
+def _open_once(state: WorkerState, opening: RunOpening) -> Run:
+    if state.get("opening") != opening:
+        state.clear()
+        state.update(run=opening.open(), opening=opening)
+    run: Run = state["run"]
     return run
 
 
-def _range_searcher(kept: Kept, plan: RangePlan, number: int) -> Searcher:
-    run = _open_once(kept, plan.opening)
-    if kept.get("range") != (plan, number):
-        kept.pop("searcher", None)  # before another one takes its memory
+def _range_searcher(state: WorkerState, plan: RangePlan, number: int) -> Searcher:
+    run = _open_once(state, plan.opening)
+    if state.get("range") != (plan, number):
+        state.pop("searcher", None)  # before another one takes its memory
         group = SeparateRange(number, plan.count, plan.settings)
-        kept["searcher"] = Searcher(run, run.workdir.embeddings(plan.corpus), plan.options, plan.many, group)
-        kept["range"] = plan, number
-    searcher: Searcher = kept["searcher"]
+        state["searcher"] = Searcher(run, run.workdir.embeddings(plan.corpus), plan.options, plan.many, group)
+        state["range"] = plan, number
+    searcher: Searcher = state["searcher"]
     return searcher
 
 
-def _encode_queries(kept: Kept, opening: RunOpening, dimension: int, tokens: Ragged) -> TextVectors:
+def _encode_queries(state: WorkerState, opening: RunOpening, dimension: int, tokens: Ragged) -> TextVectors:
     """Return the vectors of queries, of that many numbers."""
-    run = _open_once(kept, opening)
+    run = _open_once(state, opening)
     run = run if run.model.dimension == dimension else run.with_dimension(dimension)
     return run.embedder()(tokens, "query")
 
 
-def _search_range(kept: Kept, plan: RangePlan, number: int, vectors: TextVectors, k: int) -> SearchResult:
+def _search_range(state: WorkerState, plan: RangePlan, number: int, vectors: TextVectors, k: int) -> SearchResult:
     """Return the best passages of a range, by their rows in the corpus."""
-    return _range_searcher(kept, plan, number).search_own(vectors, k)
+    return _range_searcher(state, plan, number).search_own(vectors, k)
 
 
 def _score_rows(
-    kept: Kept, plan: RangePlan, number: int, vectors: TextVectors, rows: Sequence[Sequence[int]]
+    state: WorkerState, plan: RangePlan, number: int, vectors: TextVectors, rows: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     """Return the scores of each query with the passages in some rows of the corpus, which are in the range."""
-    searcher = _range_searcher(kept, plan, number)
+    searcher = _range_searcher(state, plan, number)
     return searcher.scores(vectors, [[row - searcher.first_row for row in ranking] for ranking in rows])

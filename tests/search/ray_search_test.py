@@ -98,7 +98,7 @@ def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: P
         require_run_pool(replace(job, pools=("bm25",)))
 
 
-def note(kept: dict[str, Any], folder: str, name: str, deaths: int) -> tuple[str, int]:
+def note(state: dict[str, Any], folder: str, name: str, deaths: int) -> tuple[str, int]:
     """Dies so many times; then returns the name, and how many calls this worker has ended."""
     path = Path(folder) / name
     with open(path, "a") as file:
@@ -107,8 +107,8 @@ def note(kept: dict[str, Any], folder: str, name: str, deaths: int) -> tuple[str
         os._exit(1)
     if name == "bad":
         raise FileNotFoundError("bad: no such file")
-    kept["calls"] = kept.get("calls", 0) + 1
-    return name, kept["calls"]
+    state["calls"] = state.get("calls", 0) + 1
+    return name, state["calls"]
 
 
 @pytest.mark.slow
