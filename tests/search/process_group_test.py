@@ -33,7 +33,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "all": (500, {"backend": "xla"}),
     "bfloat16": (7, {"backend": "xla", "precision": "bfloat16"}),
     "int8": (3, {"backend": "xla", "precision": "int8"}),
-    "filter": (7, {"filters": ["colour:red"]}),
+    "filter": (7, {"filters": ("colour:red",)}),
     "cut": (7, {"dimension": 4}),
     "documents": (7, {"max_passage": True}),
 }
@@ -162,7 +162,9 @@ def test_two_processes_give_the_result_of_one(root: Path) -> None:
 def test_four_processes_give_the_result_of_one(kind: str, root: Path) -> None:
     if not (root / kind).exists():
         encoded_run(root, kind)
-    plain = {name: CASES[name] for name in ("auto", "filter", "documents")} | {"few": (2, {"filters": ["colour:blue"]})}
+    plain = {name: CASES[name] for name in ("auto", "filter", "documents")} | {
+        "few": (2, {"filters": ("colour:blue",)})
+    }
     cases = {"one": CASES, "late": plain | {"int8": CASES["int8"]}}.get(kind, plain)
     alone = search_all(root, kind, 1, cases)
     assert search_all(root, kind, 4, cases) == search_all(root, kind, 2, cases) == alone
