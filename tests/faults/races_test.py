@@ -162,22 +162,27 @@ def test_two_jobs_that_change_a_corpus(verb: str, tiny: Tiny, tmp_path: Path, tr
 
 
 @pytest.mark.faults(29)
-def test_jobs_that_delete_different_passages(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
-    """No deletion that succeeded is lost by the one of another job."""
+@pytest.mark.parametrize("verbs", ["delete", "append", "append and delete"])
+def test_jobs_that_change_different_passages(verbs: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """No change that succeeded is lost by the one of another job."""
     for number in range(10):
-        workdir = tmp_path / f"run{number}"
+        workdir, jobs = tmp_path / f"run{number}", {}
         shutil.copytree(tiny.run, workdir)
-        jobs = {f"p{i}": tmp_path / f"ids{i}" for i in range(4)}
-        for key, file in jobs.items():
+        for i in range(4):
+            key, file = f"p{i}", tmp_path / f"p{i}"
             file.write_text(f"{key}\n")
-        flags = [f"--workdir={workdir}", "--name=data"]
-        started = {key: start("jaxret/__main__.py", "encode", *flags, f"--delete={file}") for key, file in jobs.items()}
-        done = {key for key, job in started.items() if job.wait() == 0}
-        clean = all("is in use" in refusal(job) for key, job in started.items() if key not in done)
-        corpus = open_encoded(workdir / "embeddings" / "data")
-        left = jobs.keys() & {key for _, block in corpus.id_blocks() for key in block}
-        said = f"done {done}, left {left}: {[job.output for job in started.values()]}"
-        trials.count(clean and bool(done) and not done & left, said, detected=len(done) < len(jobs))
+            flags = [f"--delete={file}"]
+            if verbs == "append" or (verbs == "append and delete" and i % 2):
+                key, file = f"more{i}", tmp_path / f"more{i}.jsonl"
+                file.write_text(f'{{"_id": "{key}", "text": "river market {i}"}}\n')
+                flags = ["--append", f"--corpus={file}"]
+            jobs[key] = start("jaxret/__main__.py", "encode", f"--workdir={workdir}", "--name=data", *flags)
+        done = {key for key, job in jobs.items() if job.wait() == 0}
+        clean = all("is in use" in refusal(job) for key, job in jobs.items() if key not in done)
+        ids = {one for _, block in open_encoded(workdir / "embeddings" / "data").id_blocks() for one in block}
+        lost = {key for key in done if (key in ids) != key.startswith("more")}
+        said = f"done {done}, lost {lost}: {[job.output for job in jobs.values()]}"
+        trials.count(clean and bool(done) and not lost, said, detected=len(done) < len(jobs))
 
 
 def _passages(run_folder: Path) -> int:
