@@ -46,7 +46,7 @@ def split_verb(arguments: Sequence[str]) -> tuple[str, list[str]]:
     group = [verb for verb in VERBS if verb.startswith(f"{arguments[0]} ")]
     requested = " ".join(arguments[: 2 if group else 1])
     hint = f": it is {' or '.join(group)}" if group else suggest_name(requested, VERBS)
-    raise ValueError(f"{requested!r} is no verb{hint} (jaxret -h lists them)")
+    raise ValueError(f"{requested!r} is not a verb{hint} (jaxret -h lists them)")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
 @struct.dataclass
 class MaskedTexts:
-    """Input of one step of pre-training: texts with some of their tokens masked. A row without tokens is no text.
+    """Input of one step of pre-training: texts with some of their tokens masked. A row without tokens is not text.
 
     The last three fields are for a decoder that reconstructs the text; None without one.
 

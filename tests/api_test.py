@@ -272,12 +272,12 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "no run": (
         lambda r, i, p: jaxret.Retriever.open(p / "nothing"),
         FileNotFoundError,
-        "nothing is no run; Retriever.from_model opens a model",
+        "nothing is not a run; Retriever.from_model opens a model",
     ),
     "no model": (
         lambda r, i, p: jaxret.Retriever.from_model(p / "nothing"),
         FileNotFoundError,
-        "nothing is no model's directory, and no model in the local Hugging Face cache",
+        "nothing is not a model's directory, and no model in the local Hugging Face cache",
     ),
     "an empty folder": (lambda r, i, p: jaxret.Retriever.from_model(p), FileNotFoundError, "has no config.json"),
     "a package": (

@@ -247,7 +247,7 @@ def environment() -> dict[str, str]:
 def run_script(script: str, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
     """Runs one of the scripts to its end, in the folder of the repository. input: its standard input."""
     options: dict[str, Any] = {"cwd": REPOSITORY, "env": environment(), "capture_output": True, "text": True}
-    options["errors"] = "surrogateescape"  # bytes that are no UTF-8
+    options["errors"] = "surrogateescape"  # bytes that are not UTF-8
     return subprocess.run(command(script, *arguments), input=input, timeout=300, **options)
 
 

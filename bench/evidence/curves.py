@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}; default: all")
     arguments = parser.parse_args()
     if wrong := [name for name in arguments.names if name not in RUNS]:
-        parser.error(f"{wrong[0]} is no run; they are {', '.join(RUNS)}")
+        parser.error(f"{wrong[0]} is not a run; they are {', '.join(RUNS)}")
     if problem := missing_data(arguments.data):
         parser.error(problem)
     folder = arguments.workdir.resolve()

@@ -70,7 +70,7 @@ class Retriever:
             passage_length = whole_number("passage_length", passage_length)
         if not _is_run(workdir):
             raise FileNotFoundError(
-                f"{workdir} is no run; Retriever.from_model opens a model that was not trained here"
+                f"{workdir} is not a run; Retriever.from_model opens a model that was not trained here"
             )
         return cls(open_run(workdir, checkpoint, query_length, passage_length))
 
@@ -174,7 +174,7 @@ class Retriever:
         """Return the vectors of passages: float32 [N,V,D]; a list of [V,D] where each passage has its own number.
 
         The score of a passage is the highest product of one of them with the query's. Raises ValueError for a passage
-        that is no text.
+        that is not text.
         """
         vectors = self._embed(self.run.tokenizer.passages(list(checked_passages(passages))), "passage")
         return list(vectors) if self.run.model.vectors_per_passage is None else vectors.stacked()
@@ -210,6 +210,6 @@ def _require_model(source: PathLike, download: bool) -> None:
         if download or Path(source).is_dir() or os.fspath(source).startswith("package:"):
             raise
         raise FileNotFoundError(
-            f"{source} is no model's directory, and no model in the local Hugging Face cache; download=True "
+            f"{source} is not a model's directory, and no model in the local Hugging Face cache; download=True "
             "fetches one of the hub"
         ) from error

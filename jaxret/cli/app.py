@@ -276,7 +276,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
         if "config" in names:
             names += [f"{CONFIG}{key}" for key in all_keys(load_config("base"))]
         raise ValueError(
-            f"--{error.flagname} is no flag{suggest_name(error.flagname, names, '--')} (--help lists them)"
+            f"--{error.flagname} is not a flag{suggest_name(error.flagname, names, '--')} (--help lists them)"
         ) from error
     except flags.Error as error:
         raise ValueError(f"{_wrong_value(str(error))} (--help lists the flags)") from error
@@ -292,7 +292,7 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
 
 
 def _with_config(arguments: list[str]) -> list[str]:
-    """Replace the name of a config by the path of its file. Raises ValueError for a file that is no config and for
+    """Replace the name of a config by the path of its file. Raises ValueError for a file that is not a config and for
     unknown keys, where ml_collections would show a traceback."""
     joined: list[str] = []
     for argument in arguments:

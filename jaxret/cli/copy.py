@@ -9,7 +9,7 @@ other programs can be a source.
 """
 
 ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}
-OPENS_ADDRESSES = True  # they are no working copies
+OPENS_ADDRESSES = True  # they are not working copies
 
 
 def main(source: str, destination: str) -> None:

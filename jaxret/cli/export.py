@@ -22,7 +22,7 @@ _TO = flags.DEFINE_enum(
     "library or store to export to",
     required=True,
 )
-_OUT = shared_flags.out_folder("new folder to write; of a store, its journal, and its files where it is no server")
+_OUT = shared_flags.out_folder("new folder to write; of a store, its journal, and its files where it is not a server")
 _CORPUS = shared_flags.encoded_corpus()
 _QUERIES = shared_flags.queries("none; --to=anserini exports them, stores are compared with them")
 _CHECKPOINT = shared_flags.checkpoint()

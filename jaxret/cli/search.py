@@ -50,7 +50,7 @@ _EVALUATION = OptionFlags(EvaluationOptions)
 
 def _counts(values: list[str]) -> tuple[int, ...]:
     if wrong := [value for value in values if not value.isdecimal()]:
-        raise ValueError(f"--latency_passages={','.join(values)}: {wrong[0]!r} is no number of passages")
+        raise ValueError(f"--latency_passages={','.join(values)}: {wrong[0]!r} is not a number of passages")
     return tuple(map(int, values))
 
 

@@ -87,7 +87,7 @@ class DataCheck:
 
 
 def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = LENGTHS) -> DataCheck:
-    """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is no data set."""
+    """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is not a data set."""
     check = DataCheck(source, tokenizer, lengths)
     path = source_path(source)
     if is_folder_of_sets(path):
@@ -221,7 +221,7 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
     again = len(examples) - len({question_key(e.query.text) for e in examples})
     if again:
         check.log(
-            f"  {again:,} have the query of an earlier one; the positives of one are no known positives of the other"
+            f"  {again:,} have the query of an earlier one; the positives of one are not known positives of the other"
         )
 
 

@@ -29,7 +29,7 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
     Args:
         record: A JSON object.
         key: Of the value.
-        kind: Its type; true and false are no numbers.
+        kind: Its type; true and false are not numbers.
         location: For errors.
     """
     if key not in record:
@@ -43,7 +43,7 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
 
 
 def finite_number(value: Any) -> float | None:
-    """Return a number, or one in a string, as a float; None if it is no finite number or too large for a float."""
+    """Return a number, or one in a string, as a float; None if it is not a finite number or too large for a float."""
     if isinstance(value, bool) or (isinstance(value, str) and ("_" in value or not value.isascii())):
         return None  # Python reads "1_0" and digits of every script
     try:

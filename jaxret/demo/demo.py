@@ -167,7 +167,7 @@ def print_plan(data: DemoData) -> None:
     print(f"""
 This demo trains two retrievers and measures how well they find the docstring that answers a question, beside word
 matching and an untrained model. They learn from pairs (first sentence of a docstring -> rest of it); the
-{len(data.questions)} questions are no part of training. It takes minutes on two cores. What each row shows:
+{len(data.questions)} questions are not part of training. It takes minutes on two cores. What each row shows:
   {BASELINE:<32}what matching words finds, without a model""")
     for system in SYSTEMS:
         print(f"  {system.title:<32}{system.shows}")

@@ -12,7 +12,7 @@ import regex
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
 
-# A run of letters, digits and marks is a token; so is every other character that is no separator and no control.
+# A run of letters, digits and marks is a token; so is every other character that is neither a separator nor a control.
 _TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
 MATCH_KINDS = ("string", "regex")  # how an answer is read
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
@@ -108,7 +108,7 @@ def _matcher(answers: Iterable[str], match: str, error_prefix: str = "") -> Call
             patterns.append(regex.compile(unicodedata.normalize("NFD", answer), _FLAGS))
         except regex.error as error:
             raise ValueError(
-                f"{error_prefix}the answer {answer!r} is no regular expression ({error}); correct it, or leave "
+                f"{error_prefix}the answer {answer!r} is not a regular expression ({error}); correct it, or leave "
                 "--match=regex out"
             ) from error
     return lambda text: any(pattern.search(text) for pattern in patterns)

@@ -153,4 +153,4 @@ def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
             answered=(of_answers["queries_expected"], all_queries) if all_queries else None,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no evaluation that jaxret wrote: {error!r} is missing") from error
+        raise ValueError(f"{path} is not an evaluation that jaxret wrote: {error!r} is missing") from error

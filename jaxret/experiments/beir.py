@@ -176,7 +176,7 @@ def read_set(path: Path) -> dict[str, Any]:
         measures = {measure: stored["mean"][measure] for measure in MEASURES}
         return {"measures": measures, "queries": stored["queries_expected"], "qrels": qrels, "evaluation": str(path)}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no evaluation with {' and '.join(MEASURES)}: {error} is missing") from error
+        raise ValueError(f"{path} is not an evaluation with {' and '.join(MEASURES)}: {error} is missing") from error
 
 
 def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

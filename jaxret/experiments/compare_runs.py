@@ -107,7 +107,7 @@ def compare_on_sets(
     locations = [path for argument in arguments for path in split_argument(argument)[1]]
     names = _all_results(locations) if list(data) == ["all"] else list(data)
     if len(names) > 1 and (files := [location for location in locations if not Path(location).is_dir()]):
-        raise ValueError(f"--data={','.join(data)} reads several results, and {files[0]} is no folder of a run")
+        raise ValueError(f"--data={','.join(data)} reads several results, and {files[0]} is not a folder of a run")
     if len(names) > 1 and not measures:
         results = [read_result(location, name) for name in names for location in locations]
         measures = common_measures(results)
@@ -217,7 +217,7 @@ def common_result_name(folders: Sequence[str]) -> str:
 
 def read_result(location: str, data: str) -> RunResult:
     """Read a result file, or the result `data` of a run's folder. Raises FileNotFoundError, and ValueError for a file
-    that is no result or has no digests of its data."""
+    that is not a result or has no digests of its data."""
     is_folder = Path(location).is_dir()
     path = Workdir(location).evaluation(data) if is_folder else Path(location)
     if not path.exists():
@@ -226,7 +226,7 @@ def read_result(location: str, data: str) -> RunResult:
     stored = read_json(path)
     provenance = stored.get("provenance") if isinstance(stored, dict) else None
     if not isinstance(provenance, dict) or "per_query" not in stored or "search" not in provenance:
-        raise ValueError(f"{path} is no result of jaxret search (it has no values per query with their provenance)")
+        raise ValueError(f"{path} is not a result of jaxret search (it has no values per query with their provenance)")
     dataset = provenance.get("dataset", {})
     if "sha256" not in dataset:
         raise ValueError(f"{path} has no digests of its queries and judgements: run jaxret search again")
@@ -277,7 +277,7 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
 
 def _values(path: Path, stored: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return measure -> query id -> value in the order of tables; accuracies by answer strings are last. Raises
-    ValueError for a value that is no finite number."""
+    ValueError for a value that is not a finite number."""
     answers = stored.get("answers", {})
     parts = [stored["per_query"], answers.get("per_query", {}) if isinstance(answers, dict) else answers]
     merged: dict[str, dict[str, float]] = {}

@@ -96,8 +96,8 @@ def plan_evaluation(
         label: of the search, comes last in the names of the files.
 
     Raises:
-        ValueError: a measure is deeper than k, an answer is no regular expression, or answers are needed and no query
-            has some.
+        ValueError: a measure is deeper than k, an answer is not a regular expression, or no query has the answers that
+            are needed.
     """
     measures = choose_measures(options.measures, options.k)
     if options.measures is None and qrels and measures.judged != MEASURES:

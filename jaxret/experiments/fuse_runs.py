@@ -92,7 +92,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
 def _fuse_systems(job: FuseJob) -> Evaluation | None:
     """Fuse systems by the scores of all of them; print and return the evaluation."""
     if files := [run for run in job.runs if not is_system_folder(run)]:
-        raise ValueError(f"{files[0]} is no folder of a run; give folders of systems or files of rankings, not both")
+        raise ValueError(f"{files[0]} is not a folder of a run; give folders of systems or files of rankings, not both")
     if job.tune_runs and (len(job.tune_runs) != 1 or not job.tune_qrels):
         raise ValueError("--tune of folders of systems takes the queries, one folder or file, and --tune_qrels")
     job = replace(job, method=job.method or next(iter(SCALES)))

@@ -75,7 +75,7 @@ def score_examples(
 
 def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, done: OnProgress) -> Iterator[Example]:
     """Yield the examples with the scores of all their passages, in blocks of about PAIRS_PER_BLOCK pairs. Raises
-    ValueError for a score that is no finite number."""
+    ValueError for a score that is not a finite number."""
     for block in _blocks(examples):
         pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
         values = scorer(pairs, done)

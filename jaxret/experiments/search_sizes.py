@@ -22,7 +22,7 @@ def parse_sizes(texts: Sequence[str]) -> tuple[int, ...]:
     """Return the sizes of --dimension, 0 for "all". Raises ValueError for another text, and for one twice."""
     for text in texts:
         if text != ALL and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
-            raise ValueError(f"--dimension: {text!r:.60} is no whole number from 1 on, and not {ALL!r}")
+            raise ValueError(f"--dimension: {text!r:.60} is neither a whole number from 1 on nor {ALL!r}")
     sizes = tuple(0 if text == ALL else int(text) for text in texts)
     if len(set(sizes)) != len(sizes):
         raise ValueError(f"--dimension={','.join(texts)} has a size twice; leave one of them out")

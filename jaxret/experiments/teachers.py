@@ -117,7 +117,7 @@ def check_teacher(name: str, corpus: str, texts: str) -> None:
         try:
             read_cross_encoder(resolve_encoder(name))
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"the teacher {name!r} is no stage, no run, and no model: {error}") from error
+            raise FileNotFoundError(f"the teacher {name!r} is not a stage, a run or a model: {error}") from error
         return
     folder, config = Workdir(name), stored_config(Workdir(name))
     if config.task not in ("retrieval", "reranking"):

@@ -27,7 +27,7 @@ def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str) 
 
     Raises:
         ValueError: no tracker, an unknown one, or one that is not installed or fails.
-        FileNotFoundError: the folder is no run.
+        FileNotFoundError: the folder is not a run.
     """
     if not names:
         raise ValueError("--to names no tracker; give trackio, wandb or mlflow, or several with commas")

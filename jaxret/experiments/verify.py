@@ -63,7 +63,7 @@ def verify_folder(folder: str | Path) -> Iterator[Verification]:
         yield from _columns(folder)
     else:
         raise ValueError(
-            f"{folder} is no run, no encoded corpus, no index and no store of tokens: there is nothing to verify"
+            f"{folder} is not a run, an encoded corpus, an index or a store of tokens: there is nothing to verify"
         )
 
 

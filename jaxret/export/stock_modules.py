@@ -79,7 +79,7 @@ def stock_problem(run: Run) -> str:
             several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
             return f"head.name {several} has no form in stock modules of sentence-transformers"
         if form.token not in POOLINGS:
-            return f"head.token {form.token!r} is no pooling of sentence-transformers"
+            return f"head.token {form.token!r} is not a pooling of sentence-transformers"
         if len(form.weights) > 1 and getattr(module.config, "normalize_intermediate", False):
             return f"{module.config.model_type} gives layers below the last raw in transformers, normed here"
     return ""

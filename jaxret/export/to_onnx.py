@@ -44,7 +44,7 @@ def write_onnx(run: Run, out: Path) -> list[str]:
     notes = [f"{sentence} (onnxruntime; {named})"]
     if any(form is not None and form.token == EVERY_TOKEN for form in forms.values()):
         notes.append(
-            f"{TOKENS} has a vector for every token given: markers, [MASK]s and what is no vector are the caller's "
+            f"{TOKENS} has a vector for every token given: markers, [MASK]s and what is not a vector are the caller's "
             f"({CONFIG})."
         )
     if (one_side := [side for side in SIDES if forms[side] is None]) or run.params.keys() - {"encoder"}:

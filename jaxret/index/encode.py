@@ -368,13 +368,13 @@ def vector_dtype(name: str) -> str:
 
 def most_words(run: Run, options: EncodeOptions) -> int:
     """Return how many words of a passage are stored at most; 0: all that have a weight. Raises ValueError where vectors
-    are no weights of words."""
+    are not weights of words."""
     most = options.words or run.config.encode.words
     if most < 0:
         raise ValueError(f"encode.words is {most}; it must be at least 0, for all words that have a weight")
     if most and not run.model.sparse:
         head = run.config.head.name
-        raise ValueError(f"--words={most}: the vectors of head {head!r} are no weights of words; leave it out")
+        raise ValueError(f"--words={most}: the vectors of head {head!r} are not weights of words; leave it out")
     return most
 
 

@@ -6,7 +6,7 @@
 
 Fields are the keys of a record's `metadata` (BEIR), and any others that its format does not know; inside objects they
 are joined by dots. A list is several values. Numbers, true and false are as in JSON; null, empty texts and those of
-above 256 characters are no values. The files are made by the first filter, from the corpus's file.
+above 256 characters are not values. The files are made by the first filter, from the corpus's file.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _records(corpus: Corpus) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     at, passage = next(passages, (None, None))
     for where, record in read_records(source, Policy("skip")):
         if passage is None or where != at:
-            continue  # a record that is no passage
+            continue  # a record that is not a passage
         extra = {key: value for key, value in record.items() if key not in usual_keys and key != "metadata"}
         own = record.get("metadata")
         pairs = [*_pairs("", own if isinstance(own, dict) else {}), *_pairs("", extra)]

@@ -349,7 +349,7 @@ def _retire(path: Path, work: Path | None) -> None:
 
 def check_entry(path: Path, shard: Shard, entry: Any) -> None:
     """Raise ShardError, naming `path`, if an entry is not of that shard or not valid."""
-    problem = "is no object"
+    problem = "is not an object"
     if isinstance(entry, Mapping):
         shape, dtype, layout = (entry.get(key) for key in ("shape", "dtype", "layout"))
         axes = {"fixed": 3, "ragged": 2, "sparse": 2}.get(layout) if isinstance(layout, str) else None
@@ -445,7 +445,7 @@ def _check_weights(shard: Shard, vectors: SparseRows, ids: Sequence[str]) -> str
     if not sound.all():
         row = int(np.searchsorted(vectors.offsets, int(sound.argmin()), "right")) - 1
         hint = "; float16 holds nothing above 65504, so try float32" if dtype == "float16" else ""
-        raise VectorError(shard.start + row, ids[row], f"has a weight that is no number above 0{hint}")
+        raise VectorError(shard.start + row, ids[row], f"has a weight that is not a number above 0{hint}")
     return dtype
 
 

@@ -135,7 +135,7 @@ def delete_passages(folder: Path, ids: str | Path) -> tuple[int, int]:
     """Delete the passages whose ids a file has, an id a line, from the corpus that was encoded into `folder`.
 
     Searches leave them out from then on. Vectors stay on disk until the corpus is encoded again. An id of a passage
-    that was deleted before is no error. Returns how many were deleted now, and how many are left.
+    that was deleted before is not an error. Returns how many were deleted now, and how many are left.
 
     Raises ValueError for an id that the corpus never had, before anything is changed, and ShardError if it is damaged.
     """

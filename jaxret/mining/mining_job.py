@@ -181,7 +181,7 @@ def require_settings(job: MiningJob) -> None:
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
     for file in job.concat:
         if not source_path(file).is_file():
-            raise ValueError(f"--concat={file} is no file; give one of training records")
+            raise ValueError(f"--concat={file} is not a file; give one of training records")
     ranked = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
         require_run_scores(job.teacher, "the scores of a teacher")

@@ -216,5 +216,7 @@ def read_cross_encoder(directory: Path) -> EncoderConfig:
     missing = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
     if missing:
         names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in missing)
-        raise ValueError(f"{directory}/model.safetensors is no cross-encoder: it lacks {names}; jaxret train makes one")
+        raise ValueError(
+            f"{directory}/model.safetensors is not a cross-encoder: {names} missing; jaxret train makes one"
+        )
     return config

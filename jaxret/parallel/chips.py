@@ -213,7 +213,7 @@ def parse_topology(text: str) -> Topology:
     """Return the Topology of a text such as "v5e:4x4". Raises ValueError for unknown chips and impossible grids."""
     name, _, grid = text.lower().partition(":")
     if name not in CHIPS:
-        raise ValueError(f"--topology={text}: {name!r} is no chip that is known here; there are {', '.join(CHIPS)}")
+        raise ValueError(f"--topology={text}: {name!r} is not a chip that is known here; there are {', '.join(CHIPS)}")
     chip = CHIPS[name]
     axes = {"v4": 3, "v5p": 3, "v7": 3, "v5e": 2, "v6e": 2}.get(name, 1)
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", grid) or grid.count("x") + 1 != axes:

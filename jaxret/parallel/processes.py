@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from jaxret.parallel.memory import keep_freed_memory
 from jaxret.parallel.rendezvous import wait_for_processes
 
-_RAISED_IN_ALL = "raised_in_all_processes"  # an attribute of errors that are no news for other processes
+_RAISED_IN_ALL = "raised_in_all_processes"  # an attribute of errors that are not news for other processes
 
 # Platform -> requirements file of its environment.
 REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}

@@ -54,7 +54,7 @@ def is_first_process() -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, whose output is no terminal; without importing it."""
+    """Return whether this process is the kernel of a notebook, whose output is not a terminal; without importing it."""
     ipython: Any = sys.modules.get("IPython")
     return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
 

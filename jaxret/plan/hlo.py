@@ -68,7 +68,7 @@ def parse_hlo(text: str) -> HloModule:
         elif current is not None and (match := _LINE.match(line)):
             current[match[1]] = _instruction(match[1], match[2])
     if not entry:
-        raise ValueError("this is no HLO module: it has no ENTRY")
+        raise ValueError("this is not an HLO module: it has no ENTRY")
     module = HloModule(computations, entry)
     _count(module, entry, 1)
     return module
@@ -145,7 +145,7 @@ def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
 
 
 def _start(computation: dict[str, Instruction], operand: str, index: int) -> int:
-    """Return the value of a loop's counter before it; 0 (as in `scan`) if it is no visible constant."""
+    """Return the value of a loop's counter before it; 0 (as in `scan`) if it is not a visible constant."""
     state = computation.get(operand)
     if state is None or state.opcode != "tuple" or index >= len(state.operands):
         return 0
@@ -171,7 +171,7 @@ def array_bytes(kind: str, shape: tuple[int, ...]) -> float:
     if width is None:
         bits = re.match(r"[a-z]+(\d+)", kind)
         if not bits:
-            raise ValueError(f"{kind} is no type of XLA's that is known here")
+            raise ValueError(f"{kind} is not a type of XLA's that is known here")
         width = int(bits[1]) / 8
     return float(width * math.prod(shape))
 

@@ -284,7 +284,7 @@ def _compressed(dimension: int, precision: str, where: Any, *shape: int) -> Comp
 
 
 class StaticProgram(NamedTuple):
-    """A jitted function whose last arguments are no arrays."""
+    """A jitted function whose last arguments are not arrays."""
 
     function: Any
     rest: tuple[Any, ...]

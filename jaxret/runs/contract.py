@@ -61,7 +61,7 @@ def require_same_contract(
     try:
         version, expected = stored["version"], complete_contract(stored, current)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ContractError(f"{stored_name} is damaged: it is no contract ({error!r}). {remedy}") from error
+        raise ContractError(f"{stored_name} is damaged: it is not a contract ({error!r}). {remedy}") from error
     if version != VERSION:
         raise ContractError(
             f"{stored_name} has contract version {version!r}, and this jaxret has {VERSION}: use the version of jaxret "

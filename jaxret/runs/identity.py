@@ -16,7 +16,7 @@ RUN_KEYS = ("train.start_from", "train.teacher")  # keys of a config that name a
 WEIGHTS = (
     "start",
     "teacher",
-)  # entries of data.json that are no data: of weights that a run began with, or learned from
+)  # entries of data.json that are not data: of weights that a run began with, or learned from
 
 
 def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:

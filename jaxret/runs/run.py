@@ -100,7 +100,7 @@ def create_run(
         settings: Settings that the encoder's directory declared for the config, if any.
 
     Raises:
-        ContractError: A file of the encoder is missing, or is not the one of the contract; the folder is no run then.
+        ContractError: A file of the encoder is missing, or is not the one of the contract, so that this is not a run.
     """
     remove_leftovers(workdir.encoder)  # from a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
@@ -235,13 +235,13 @@ def make_embedder(
 def stored_config(workdir: Workdir) -> ConfigDict:
     """Return the config of a run, completed with keys that were added since.
 
-    Raises FileNotFoundError if the folder is no run, FileExistsError if it is of another kind, ContractError if one of
-    its files is damaged or was edited.
+    Raises FileNotFoundError if the folder is not a run, FileExistsError if it is of another kind, ContractError if
+    one of its files is damaged or was edited.
     """
     if not workdir.config.exists():
         require_folder_kind(workdir.path, RUN)
         raise FileNotFoundError(
-            f"{workdir} is no run (it has no config.json); jaxret train --workdir={workdir} makes one"
+            f"{workdir} is not a run (it has no config.json); jaxret train --workdir={workdir} makes one"
         )
     check_seal(workdir)
     for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal may have been deleted
@@ -272,7 +272,7 @@ def open_run(
         attention: Implementation of attention; None: as in training.
 
     Raises:
-        FileNotFoundError: The folder is no run.
+        FileNotFoundError: The folder is not a run.
         CheckpointError: The run has no such checkpoint.
         ContractError: Its files were changed since training.
         ValueError: The encoder does not support a length, or the attention does not run here.

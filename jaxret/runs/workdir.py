@@ -121,7 +121,7 @@ class Workdir:
         return tuple(sorted(manifest.parent.name for manifest in self.path.glob("embeddings/*/manifest.json")))
 
     def embeddings(self, corpus: str) -> Path:
-        """Return the folder of a corpus's vectors. Raises ValueError if `corpus` is no plain name."""
+        """Return the folder of a corpus's vectors. Raises ValueError if `corpus` is not a plain name."""
         return self.path / "embeddings" / require_plain_name("the name of a corpus", corpus)
 
     @property
@@ -130,11 +130,11 @@ class Workdir:
         return self.path / "encoding.json"
 
     def warnings(self, job: str) -> Path:
-        """Return the file with the warnings of a job ("encode scifact"). Raises ValueError if it is no plain name."""
+        """Return the file of a job's warnings ("encode scifact"). Raises ValueError if it is not a plain name."""
         return self.path / "warnings" / f"{require_plain_name('the name of a job', job).replace(' ', '.')}.json"
 
     def rankings(self, dataset: str) -> Path:
-        """Return the TREC run of a data set ("scifact", "scifact.test"). Raises ValueError if it is no plain name."""
+        """Return the TREC run of data ("scifact", "scifact.test"). Raises ValueError if it is not a plain name."""
         return self.path / "runs" / f"{require_plain_name('the name of a data set', dataset)}.trec"
 
     @property
@@ -145,7 +145,7 @@ class Workdir:
         )
 
     def evaluation(self, dataset: str) -> Path:
-        """Return the file with the measures of a data set. Raises ValueError if it is no plain name."""
+        """Return the file with the measures of a data set. Raises ValueError if it is not a plain name."""
         return self.path / "eval" / f"{require_plain_name('the name of a data set', dataset)}.json"
 
 

@@ -134,7 +134,7 @@ class Gateway:
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise RefusalError(400, "the body is no JSON") from None
+            raise RefusalError(400, "the body is not JSON") from None
 
     async def _body(self, request: Request) -> bytes:
         """Read a body within the limits of size and time."""

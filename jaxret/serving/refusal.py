@@ -34,7 +34,7 @@ class Body:
         for name in self._values:
             if name not in keys:
                 meant = suggest_name(name, keys)
-                raise RefusalError(422, f"{shown(name)} is no key of this request{meant} (keys: {', '.join(keys)})")
+                raise RefusalError(422, f"{shown(name)} is not a key of this request{meant} (keys: {', '.join(keys)})")
 
     def get(self, name: str, kind: type, default: Any) -> Any:
         """Return a value of a type; `default` if it is missing or null."""

@@ -191,7 +191,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not valid JSON (the byte 0x{data[error.start]:02x} is no UTF-8)") from error
+        raise ValueError(f"{path}:{line}: not valid JSON (the byte 0x{data[error.start]:02x} is not UTF-8)") from error
     except RecursionError as error:
         raise ValueError(f"{path}: not valid JSON (nested too deeply)") from error
     except ValueError as error:  # a duplicate key, or a number with thousands of digits

@@ -40,7 +40,7 @@ class CacheEntry:
 
 
 def cache_limit(kind: str) -> int:
-    """Return the bound of a kind in bytes. Raises ValueError for an environment variable that is no number."""
+    """Return the bound of a kind in bytes. Raises ValueError for an environment variable that is not a number."""
     variable = VARIABLES.get(kind, "")
     if value := os.environ.get(variable):
         try:

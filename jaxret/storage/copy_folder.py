@@ -33,7 +33,7 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
     """Copy the files of a folder, and compare the digests of all files at the end.
 
     Locks, leases and unfinished files, whose names begin with a dot, are not copied. Files at the top, which make a
-    folder a run, are written last, so that an interrupted copy is no run; the same call continues it. Files that the
+    folder a run, are written last, so that an interrupted copy is not a run; the same call continues it. Files that the
     source does not have stay in the destination.
 
     Args:
@@ -43,7 +43,7 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
 
     Raises:
         FileExistsError: The destination is of another kind than the source, or another one of its kind.
-        ValueError: The source is no folder or is in use, or the destination is in a folder that does not exist.
+        ValueError: The source is not a folder or is in use, or the destination is in a folder that does not exist.
         BucketError: A bucket cannot be read or written, or bytes are damaged.
     """
     origin = _open_source(source)
@@ -82,7 +82,7 @@ class _Side:
         if self.folder:
             return list(self.files)
         if not self.path.is_dir():
-            raise ValueError(f"SRC={source} is no folder, on a disk or in a bucket")
+            raise ValueError(f"SRC={source} is not a folder, on a disk or in a bucket")
         if (self.path / HOLDER).exists():
             raise ValueError(f"SRC={source}: a job writes there ({self.path / HOLDER}); wait for it, or stop it")
         return [name for name, _ in folder_files(self.path)]

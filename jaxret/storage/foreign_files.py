@@ -26,7 +26,7 @@ def require_size(path: Path, most: int = MOST_SETTINGS) -> None:
     """Raise ValueError unless a path is a file of at most so many bytes; FileNotFoundError if there is none."""
     size = path.stat().st_size
     if not path.is_file():
-        raise ValueError(f"{path} is no file; a model's settings and tokenizer are read from files")
+        raise ValueError(f"{path} is not a file; a model's settings and tokenizer are read from files")
     if size > most:
         raise ValueError(f"{path} has {size:,} bytes; a file of this name has at most {most:,}: it is something else")
 
@@ -49,7 +49,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         remedy = "fetch it again, or save the model again"
-        raise ValueError(f"{path} is damaged, or is no safetensors file ({error}); {remedy}") from None
+        raise ValueError(f"{path} is damaged, or is not a safetensors file ({error}); {remedy}") from None
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     After an error, Ctrl-C or SIGTERM it is removed and `path` is unchanged; only SIGKILL leaves it, as `.NAME.*.tmp`,
     until the next call.
 
-    Raises FileExistsError if `path` exists and is no empty folder, also if another job made it meanwhile, and
+    Raises FileExistsError if `path` exists and is not an empty folder, also if another job made it meanwhile, and
     StorageError if it cannot be written.
     """
     require_absent(path)
@@ -41,7 +41,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def require_absent(path: Path) -> None:
-    """Raise FileExistsError if `path` exists and is no empty folder."""
+    """Raise FileExistsError if `path` exists and is not an empty folder."""
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
         raise FileExistsError(f"{path} is there already; give a folder that is not")
 

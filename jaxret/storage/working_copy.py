@@ -230,7 +230,7 @@ class WorkingCopy:
     def _require_inside(self, name: str) -> Path:
         """Return the path of a name in the copy. Raises BucketError for one that leads out of it."""
         if name.startswith("/") or any(part in ("..", ".") for part in name.split("/")):
-            raise BucketError(f"{self.address}: it has an object with the name {name!r}, which is no file in a folder")
+            raise BucketError(f"{self.address}: the name of its object {name!r} is not that of a file in a folder")
         return self.path / name if name else self.path
 
     def stored_file(self, path: Path) -> StoredFile | None:

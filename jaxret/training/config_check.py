@@ -91,7 +91,7 @@ def check_config(config: ConfigDict) -> None:
 
 
 def check_tokens(config: ConfigDict) -> None:
-    """Raise ValueError for prompts that are no text, and for attention that packing or dropout cannot have."""
+    """Raise ValueError for prompts that are not text, and for attention that packing or dropout cannot have."""
     if (rate := config.encoder.attention_dropout) != -1 and not 0 <= rate < 1:
         raise ValueError(
             f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for the checkpoint's value"
@@ -113,12 +113,12 @@ def check_tokens(config: ConfigDict) -> None:
     for key in ("query_prompt", "passage_prompt", "title_separator", "task"):
         try:
             config.tokens[key].encode("utf-8")
-        except UnicodeEncodeError as error:  # a command line can hold bytes that are no text
+        except UnicodeEncodeError as error:  # a command line can hold bytes that are not text
             raise ValueError(f"tokens.{key} is {config.tokens[key]!r}; write it in UTF-8") from error
 
 
 def check_training_data(config: ConfigDict) -> None:
-    """Raise ValueError for a run without training data or without an end, and for a store that is no folder."""
+    """Raise ValueError for a run without training data or without an end, and for a store that is not a folder."""
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
     check_profile(config.train.profile)

@@ -14,7 +14,7 @@ _ROWS = 2**16  # hashed at a time
 
 
 def data_warnings(train: Examples | None, dev: TrainingSet | None) -> Iterator[RunWarning]:
-    """Yield the warnings of the examples of a run; none of texts that are no pairs."""
+    """Yield the warnings of the examples of a run; none of texts that are not pairs."""
     if not isinstance(train, TrainingSet):
         return
     for name, data in (("train", train), ("dev", dev)):

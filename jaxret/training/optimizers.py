@@ -108,11 +108,11 @@ def require_some(key: str, pattern: str, params: Any) -> None:
 
 
 def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
-    """Return the pattern of a config key. Raises ValueError if it is no regular expression."""
+    """Return the pattern of a config key. Raises ValueError if it is not a regular expression."""
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"optimizer.{key} is {pattern!r}, which is no regular expression: {error}") from error
+        raise ValueError(f"optimizer.{key} is {pattern!r}, which is not a regular expression: {error}") from error
 
 
 def check_optimizer(config: ConfigDict) -> None:

@@ -26,8 +26,8 @@ def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel
     """Return the model of train.teacher, without parameters and with plain attention; None if there is none.
 
     Raises:
-        FileNotFoundError: it is no run.
-        ValueError: it is no retriever, or it cannot read the texts as they are packed for the student.
+        FileNotFoundError: it is not a run.
+        ValueError: it is not a retriever, or it cannot read the texts as they are packed for the student.
     """
     if not config.train.teacher:
         return None

@@ -45,7 +45,7 @@ class DevCollection:
     Attributes:
         queries: tokens.
         passages: tokens.
-        judgements: of passage row by query number; an id that is no row is of a passage outside the collection.
+        judgements: of passage row by query number; an id that is not a row is of a passage outside the collection.
         measures: of retrieval, by name.
     """
 

@@ -186,7 +186,7 @@ def test_a_config_is_found_from_any_folder(config: tuple[str, ...], tmp_path: Pa
     (tmp_path / "mine.py").write_text(MINE)
     done = runs(tmp_path, *command("-m", "jaxret", "plan", *config, NO_CHIP, "--config.train.steps=3"))
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --topology=v9:1: 'v9' is no chip that is known here")
+    assert done.stderr.startswith("error: --topology=v9:1: 'v9' is not a chip that is known here")
 
 
 @pytest.mark.exhaustive
@@ -220,7 +220,7 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     assert run("jaxret", "-h").stdout == overview() + "\n"
     (tmp_path / "mine.py").write_text(MINE)
     for config in ("mlr", "configs/mlr.py", "recipes/mlr_open_qa:t5", "mine.py"):
-        assert "'v9' is no chip" in run("jaxret", "plan", f"--config={config}", NO_CHIP).stderr, config
+        assert "'v9' is not a chip" in run("jaxret", "plan", f"--config={config}", NO_CHIP).stderr, config
     assert (site / "jaxret" / "py.typed").is_file()
     assert not (site / "configs").exists(), "nothing of ours outside our package"
     (write_encoder(tmp_path / "encoder") / "model.safetensors").unlink()

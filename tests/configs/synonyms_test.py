@@ -67,7 +67,7 @@ def run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_flags_of_other_libraries_are_hints_of_the_verb(verb: str, name: str, hint: str) -> None:
     done = run_verb(verb, f"--{name}=1")
     assert done.returncode == 1
-    assert done.stderr == f"error: --{name} is no flag{'; ' * bool(hint)}{hint} (--help lists them)\n"
+    assert done.stderr == f"error: --{name} is not a flag{'; ' * bool(hint)}{hint} (--help lists them)\n"
 
 
 def test_every_key_of_the_table_exists() -> None:

@@ -94,7 +94,7 @@ def test_an_unreadable_file_is_an_error_with_every_on_error(folder: Path) -> Non
 def test_records_with_repeated_queries_are_counted(tmp_path: Path) -> None:
     rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
     check = check_data(str(lines(tmp_path / "a.jsonl", *rows)))
-    message = "  1 have the query of an earlier one; the positives of one are no known positives of the other"
+    message = "  1 have the query of an earlier one; the positives of one are not known positives of the other"
     assert message in check.lines
     assert message not in check_data(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
 

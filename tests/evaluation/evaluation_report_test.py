@@ -111,7 +111,7 @@ def test_an_evaluation_round_trips(tmp_path: Path) -> None:
     write_evaluation(tmp_path / "a.json", evaluation(299, R=0.25), {})
     assert read_evaluation(tmp_path / "a.json") == evaluation(299, R=0.25)
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a\.json is no evaluation that jaxret wrote: KeyError\('mean'\)"):
+    with pytest.raises(ValueError, match=r"a\.json is not an evaluation that jaxret wrote: KeyError\('mean'\)"):
         read_evaluation(tmp_path / "a.json")
 
 

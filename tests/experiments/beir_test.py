@@ -105,7 +105,7 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
     ):
         read_columns([str(tmp_path)], results)
     (tmp_path / "scifact.test.json").write_text('{"mean": {"RR": 1}}')
-    with pytest.raises(ValueError, match=r"scifact\.test\.json is no evaluation with nDCG@10 and R@100"):
+    with pytest.raises(ValueError, match=r"scifact\.test\.json is not an evaluation with nDCG@10 and R@100"):
         read_columns([str(tmp_path)], results)
 
 

@@ -281,7 +281,7 @@ def test_invalid_result_files(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"per_query must map measures to values by query"):
             compare_runs([one])
     path.write_text('{"pairs": 5}')
-    with pytest.raises(ValueError, match="is no result of jaxret search"):
+    with pytest.raises(ValueError, match="is not a result of jaxret search"):
         compare_runs([str(path)])
     with pytest.raises(ValueError, match="'x=' names no runs; write NAME=RUN"):
         compare_runs(["x="])
@@ -301,5 +301,5 @@ def test_several_data_sets(tmp_path: Path) -> None:
     assert one == "fiqa.test"
     only = compare_on_sets([result(tmp_path / "c", 3)], [], resamples=100)
     assert render_sets(only, "csv").startswith("data,system,measure")
-    with pytest.raises(ValueError, match=r"--data=fiqa.test,x reads several results, and .*json is no folder of a run"):
+    with pytest.raises(ValueError, match=r"--data=fiqa.test,x reads several .*json is not a folder of a run"):
         compare_on_sets([f"{runs[0]}/eval/fiqa.test.json"], ["fiqa.test", "x"])

@@ -48,7 +48,7 @@ def rows(explanation: str, header: str) -> list[list[str]]:
 
 
 def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no run \(it has no config.json\)"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run \(it has no config.json\)"):
         corpus_folder(Workdir(tmp_path / "nowhere"))
 
 

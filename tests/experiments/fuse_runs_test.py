@@ -92,7 +92,7 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
     files = jaxret(runs, "bm25", "dense", "--out=o.trec", "--queries=data", "--tune=one.trec,two.trec")
     assert "--tune of folders of systems takes the queries, one folder or file, and --tune_qrels" in files.stderr
     mixed = jaxret(runs, "bm25", "one.trec", "--out=o.trec", "--queries=data")
-    assert "one.trec is no folder of a run; give folders of systems or files of rankings" in mixed.stderr
+    assert "one.trec is not a folder of a run; give folders of systems or files of rankings" in mixed.stderr
     ranks = jaxret(runs, "bm25", "dense", "--method=rrf", "--out=o.trec", "--queries=data")
     assert "method is 'rrf'; for folders of systems it must be one of min_max, z_score, sum" in ranks.stderr
     write_data(runs / "data", train=44)

@@ -123,7 +123,7 @@ def test_a_stored_result_is_reused_only_for_its_split_and_judgements(root: Path)
 @pytest.mark.exhaustive
 def test_errors_are_one_sentence(root: Path) -> None:
     for tasks, sentence in {
-        "nothing-of-this-name": "--tasks=nothing-of-this-name is no folder, and mteb has no such task",
+        "nothing-of-this-name": "--tasks=nothing-of-this-name is not a folder, and mteb has no such task",
         "SciFact": "the data of SciFact are not in the cache of Hugging Face; --download fetches them",
         "STS12": "--tasks=STS12 is of the type STS; jaxret mteb evaluates retrieval",
     }.items():
@@ -135,7 +135,7 @@ def test_errors_are_one_sentence(root: Path) -> None:
 
 CARDS = {  # of one process, because importing mteb takes long
     "# A model": "card.md has no metadata: it must begin with YAML between two lines ---",
-    "---\nlicense: [a\n---\n": "card.md: what is between the lines --- is no YAML of keys and values",
+    "---\nlicense: [a\n---\n": "card.md: what is between the lines --- is not YAML of keys and values",
     "---\nlanguage: tlhh\n---\n": "card.md: language is 'tlhh'; write a code of ISO 639",
     "---\nlicense: mine\n---\n": "card.md: license is 'mine', which mteb does not take: ",
     "---\nlicense: other\nlicense_link: http://terms.example\n---\n": "licence http://terms.example/, languages None",

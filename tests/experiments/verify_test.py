@@ -124,5 +124,5 @@ def test_a_store_of_tokens(run: Path) -> None:
 
 
 def test_other_folders_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run, no encoded corpus, no index and no store"):
+    with pytest.raises(ValueError, match="is not a run, an encoded corpus, an index or a store"):
         list(verify_folder(tmp_path))

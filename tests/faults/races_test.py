@@ -90,7 +90,7 @@ def test_folders(verb: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
         return start("jaxret/__main__.py", *verb_words(verb), *arguments)
 
     def check(folder: Path) -> Script:
-        if verb == "bm25":  # the same command again is no error
+        if verb == "bm25":  # the same command again is not an error
             again = begin(folder)
             again.wait()
             return again

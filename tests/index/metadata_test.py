@@ -30,7 +30,7 @@ COLOURS = ("red", "green", "a:b")
 
 
 def record(i: int) -> dict[str, Any]:
-    """Some of each kind; every seventh says nothing, and every eleventh is no passage."""
+    """Some of each kind; every seventh says nothing, and every eleventh is not a passage."""
     fields: dict[str, Any] = {"_id": f"p{i}", "title": WORDS[i % 7], "text": f"{WORDS[i % 18]} {WORDS[(i * 5) % 18]}"}
     if i % 7:
         own = {"colour": COLOURS[i % 3], "year": 2000 + i % 2, "tags": ["x", f"t{i % 4}"], "deep": {"er": i % 5 == 0}}

@@ -65,7 +65,7 @@ def test_answers_may_be_regular_expressions() -> None:
     )
     assert counts["an answer string in it"] == 1
     assert [p.id for p, one in zip(PASSAGES, kept, strict=True) if one] == ["near", "far"]
-    with pytest.raises(ValueError, match=r"query 'q': the answer '\(' is no regular expression"):
+    with pytest.raises(ValueError, match=r"query 'q': the answer '\(' is not a regular expression"):
         AnswerMatcher("regex")(["text"], replace(QUERY, answers=("(",)))
     with pytest.raises(ValueError, match="match is 'glob'; it must be one of 'string', 'regex'"):
         MiningSettings(match="glob")

@@ -343,7 +343,7 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
     corpus.write_text('{"_id": "1", "text": "the river"}\n{"_id": "2"\n')
     settings = MiningSettings(depth=20, positives_from_retrieval=True, match="regex")
     bad_answer = MiningJob(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(corpus))
-    with pytest.raises(ValueError, match=r"the answer '\(a' is no regular expression"):
+    with pytest.raises(ValueError, match=r"the answer '\(a' is not a regular expression"):
         mine_negatives(replace(bad_answer, settings=settings), progress=False)
     with pytest.raises(DataError, match=r"corpus\.jsonl:2"):
         mine_negatives(replace(bad_answer, settings=replace(settings, match="string")), progress=False)
@@ -426,7 +426,7 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
             lambda j: replace(j, pools=("bm25", *j.pools), settings=MiningSettings(positives_from_retrieval=True)),
             "takes the positives of one pool",
         ),
-        (lambda j: replace(j, concat=(j.data,)), "is no file; give one of training records"),
+        (lambda j: replace(j, concat=(j.data,)), "is not a file; give one of training records"),
         (lambda j: replace(j, subset=(41, 0)), "data.subset is 41, but there are 40 training queries"),
     ],
 )

@@ -141,7 +141,10 @@ def two_labels(tensors: dict[str, Any]) -> None:
         ),
         (lambda t: t.pop("classifier.bias"), "has no classifier.bias, although it has the rest of the layer"),
         (lambda t: t["classifier.bias"].fill(np.nan), "classifier.bias holds NaN or infinity"),
-        (lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")], "is no cross-encoder: it lacks classifier"),
+        (
+            lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")],
+            "is not a cross-encoder: classifier",
+        ),
     ],
 )
 def test_an_incomplete_head_is_refused(bert: Path, tmp_path: Path, change: Any, message: str) -> None:

@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "padding": (pad(10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
     "padding to a multiple": (pad(0, 10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
     "weights cut short": (overwrite(WEIGHTS, lambda data: data[:-100]), r"model.safetensors is damaged, or is no"),
-    "no weights": (overwrite(WEIGHTS, lambda data: b""), r"model.safetensors is damaged, or is no safetensors file"),
+    "no weights": (overwrite(WEIGHTS, lambda data: b""), r"model.safetensors is damaged, or is not a safetensors file"),
     "a header of junk": (overwrite(WEIGHTS, lambda data: data[:8] + b"x" * 200), r"model.safetensors is damaged, or"),
     "a header without end": (overwrite(WEIGHTS, lambda data: b"\xff" * 7 + b"\x0f{}"), r"model.safetensors is damaged"),
     "a type that numpy lacks": (overwrite(WEIGHTS, as_float8), r"model.safetensors(: .* is stored as F8_E4M3| is dam)"),
@@ -157,7 +157,7 @@ def test_a_pipe_in_a_model_folder_does_not_wait(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "model")
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
-    with pytest.raises(ValueError, match=r"tokenizer.json is no file"):
+    with pytest.raises(ValueError, match=r"tokenizer.json is not a file"):
         load_backend(folder)
 
 
@@ -219,7 +219,7 @@ def test_bfloat16_is_read_and_errors_name_the_file(tmp_path: Path) -> None:
     load_pretrained(folder)
     (tmp_path / "x").write_bytes(b"")
     for read in (read_tensors, lambda path: open_tensors(path).__enter__()):
-        with pytest.raises(ValueError, match=r"x is damaged, or is no safetensors file"):
+        with pytest.raises(ValueError, match=r"x is damaged, or is not a safetensors file"):
             read(tmp_path / "x")
 
 

@@ -71,7 +71,7 @@ def test_values_of_padding_are_ignored(arrays: tuple[np.ndarray, ...]) -> None:
 
 
 def test_half_precision_vectors_are_summed_in_float32() -> None:
-    """256 + 1 is no bfloat16: a sum in it would be a tie with 256."""
+    """256 + 1 is not bfloat16: a sum in it would be a tie with 256."""
     vectors = jnp.array([[[16.0, 1.0]], [[16.0, 0.0]]], jnp.bfloat16)
     queries = jnp.array([[16.0, 1.0]], jnp.bfloat16)
     mask = jnp.ones((2, 1), bool)

@@ -29,7 +29,7 @@ from tests.pipeline import (
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """Return the events of a standard output, every line of which must be one; NaN is no JSON."""
+    """Return the events of a standard output, every line of which must be one; NaN is not JSON."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)
@@ -116,9 +116,9 @@ def test_values_are_json_and_everything_else_is_on_standard_error() -> None:
 
 def test_errors_are_events() -> None:
     for arguments, message in (
-        (("demmo", "--json"), "'demmo' is no verb; did you mean demo?"),
-        (("verify", "nowhere", "--json", "--wrong=1"), "--wrong is no flag (--help lists them)"),
-        (("verify", "nowhere", "--json"), "nowhere is no run, no encoded corpus"),
+        (("demmo", "--json"), "'demmo' is not a verb; did you mean demo?"),
+        (("verify", "nowhere", "--json", "--wrong=1"), "--wrong is not a flag (--help lists them)"),
+        (("verify", "nowhere", "--json"), "nowhere is not a run, no encoded corpus"),
     ):
         done = run_script("-m", "jaxret", *arguments)
         (event,) = events(done.stdout)

@@ -179,7 +179,7 @@ def test_only_one_process_prints_and_gloo_is_silent() -> None:
 def test_a_notebook_has_a_bar(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its standard error is no terminal, and is shown as one."""
+    """Its standard error is not a terminal, and is shown as one."""
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1))
     console = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
     for ipython, drawn in ((kernel, True), (console, False)):

@@ -72,7 +72,7 @@ def test_every_process_names_the_missing_one() -> None:
     address = free_address()
     first = begin(address, 5, 1)
     assert first.stdout
-    first.stdout.readline()  # a slow start is no part of the 3 seconds that process 0 waits
+    first.stdout.readline()  # a slow start is not part of the 3 seconds that process 0 waits
     here = [first, begin(address, 5, 0, 3)]
     left = connected(address)
     left.sendall(b"process 2 of 5\n")

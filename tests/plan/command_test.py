@@ -54,8 +54,8 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
     [
         (("plan",), "--config must be given"),
         (("plan", "encod", *BASE[1:]), "is one of train, encode, search, table; did you mean encode?"),
-        ((*BASE, "--topology=v9:1"), "'v9' is no chip that is known here"),
-        ((*BASE, "--topolgy=v5e:1x1"), "--topolgy is no flag; did you mean --topology?"),
+        ((*BASE, "--topology=v9:1"), "'v9' is not a chip that is known here"),
+        ((*BASE, "--topolgy=v5e:1x1"), "--topolgy is not a flag; did you mean --topology?"),
         ((*BASE, "--config.encoder.checkpoint=nobody/knows"), "A plan needs no weights"),
         (
             (*BASE, "--topology=v5e:2x2", "--config.mesh.fsdp=3"),

@@ -208,7 +208,7 @@ def test_an_unknown_measure_is_an_error_before_the_search(root: Path, tmp_path: 
 def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "mine")
     (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
-    with pytest.raises(ValueError, match=r"query '0': the answer '\(river' is no regular expression"):
+    with pytest.raises(ValueError, match=r"query '0': the answer '\(river' is not a regular expression"):
         search_files(
             run, str(tmp_path / "small.qa.csv"), evaluation=EvaluationOptions(k=5, match="regex"), progress=False
         )

@@ -252,8 +252,8 @@ def test_info_and_metrics(server: Running) -> None:
         ("/v1/embeddings", {"input": ["x"] * 1025}, 413, "input has 1025 texts; a request may have 1024"),
         ("/v1/embeddings", {"input": "x", "model": "cross"}, 424, "cross is not a retriever"),
         ("/v1/embeddings", [1], 422, "the body must be a JSON object"),
-        ("/v1/embeddings", b"{", 400, "the body is no JSON"),
-        ("/v1/embeddings", b"[" * 100_000, 400, "the body is no JSON"),
+        ("/v1/embeddings", b"{", 400, "the body is not JSON"),
+        ("/v1/embeddings", b"[" * 100_000, 400, "the body is not JSON"),
         ("/v1/embeddings", b'{"input": "\\ud800"}', 422, "half of a surrogate pair at character 1"),
         ("/search", b'{"queries": "x", "filter": {"\\ud800": 1}}', 422, "filter.'\\ud800' is 1; it must be a text"),
         ("/search", b'{"queries": "x", "k": "\\ud800"}', 422, "k is '\\ud800'; it must be a whole number"),
@@ -265,7 +265,12 @@ def test_info_and_metrics(server: Running) -> None:
         ("/search", {"queries": "x", "k": 0}, 422, "k is 0; it must be 1 to 1000"),
         ("/search", {"queries": "x", "k": 1001}, 422, "k is 1001; it must be 1 to 1000"),
         ("/search", {"queries": "x", "k": True}, 422, "k is True; it must be a whole number"),
-        ("/search", {"queries": "x", "filters": {}}, 422, "'filters' is no key of this request; did you mean filter?"),
+        (
+            "/search",
+            {"queries": "x", "filters": {}},
+            422,
+            "'filters' is not a key of this request; did you mean filter",
+        ),
         ("/explain", {"query": "x", "id": "p1"}, 422, "(keys: query, passage_id, passage, title, top, model)"),
         ("/explain", {}, 422, "give query and passage"),
         ("/explain", {"query": "x", "model": "dual"}, 422, "explains a query and a passage together only: give both"),
@@ -353,7 +358,7 @@ def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
             "--host=no.such.invalid can be reached from other machines",
             marks=pytest.mark.exhaustive,
         ),
-        pytest.param(("{runs}/nowhere",), "nowhere is no run (it has no config.json)", marks=pytest.mark.exhaustive),
+        pytest.param(("{runs}/nowhere",), "nowhere is not a run (it has no config.json)", marks=pytest.mark.exhaustive),
         pytest.param(
             ("{runs}/dual", "{runs}/encoder/../dual"), "two runs are called dual", marks=pytest.mark.exhaustive
         ),

@@ -79,7 +79,7 @@ def test_broken_json_names_file_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b'{"a": 1,\n "b": "\xba"}', r"x\.json:2: not valid JSON \(the byte 0xba is no UTF-8\)"),
+        (b'{"a": 1,\n "b": "\xba"}', r"x\.json:2: not valid JSON \(the byte 0xba is not UTF-8\)"),
         ("{}".encode("utf-16"), r"x\.json:1: not valid JSON \(the byte 0xff"),
         (b"\xef\xbb\xbf{}", r"x\.json:1: not valid JSON"),
         (b"", r"x\.json:1: not valid JSON"),

@@ -282,7 +282,7 @@ print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes())
         ("files.json", b"[1]", "is damaged, or another program's"),
         ("files.json", b"\xff", "is damaged, or another program's"),
         ("files.json", b'{"files": {"a": 1}, "sha256": "0"}', "is damaged, or another program's"),
-        ("a/../../evil.txt", b"x", "which is no file in a folder"),
+        ("a/../../evil.txt", b"x", "is not that of a file in a folder"),
     ],
 )
 def test_object_names_cannot_leave_the_working_copy(name: str, body: bytes, problem: str, gcs: Server) -> None:

@@ -344,7 +344,7 @@ def test_a_damaged_list_of_arrays_names_the_folder(file: str, tmp_path: Path) ->
 
 @pytest.mark.exhaustive
 def test_a_kill_while_a_superseded_checkpoint_is_deleted(tmp_path: Path) -> None:
-    """At each file: what is left is no checkpoint, and the next writer removes it."""
+    """At each file: what is left is not a checkpoint, and the next writer removes it."""
     program = (
         "import os, sys; from jaxret.storage.checkpoint import Checkpoints; unlink, n = os.unlink, 0\n"
         "def killed(*a, **k):\n    global n; n += 1\n    unlink(*a, **k); n == int(sys.argv[2]) and os._exit(9)\n"

@@ -162,7 +162,7 @@ def test_only_unscored_passages_are_left_out(
 
 
 def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """Ranks are no scores; and results without ids that are of other questions."""
+    """Ranks are not scores; and results without ids that are of other questions."""
     examples = examples_of()
     path = write_records(tmp_path / "train.jsonl", examples)
     examples = read_examples(path)

@@ -521,7 +521,7 @@ def test_an_epoch_has_as_many_steps_as_updates(root: Path) -> None:
         ("loss__local_weight", 0.1, r"loss\.local_weight is 0\.1, but pooling 'none'"),
         ("optimizer__name", "adam", r"optimizer\.name is 'adam'"),
         ("optimizer__frozen", "nothing/", r"optimizer\.frozen is 'nothing/', which matches none"),
-        ("optimizer__frozen", "(", r"optimizer\.frozen is '\(', which is no regular expression: missing \)"),
+        ("optimizer__frozen", "(", r"optimizer\.frozen is '\(', which is not a regular expression: missing \)"),
     ],
 )
 def test_invalid_settings_are_errors_before_data_are_read(
@@ -544,7 +544,7 @@ def test_invalid_settings_are_errors_before_data_are_read(
     ("key", "value", "message"),
     [
         ("encoder__sha256", "ab", r"encoder\.sha256 asks for ab"),
-        ("train__start_from", "nowhere", r"nowhere is no run"),
+        ("train__start_from", "nowhere", r"nowhere is not a run"),
     ],
 )
 def test_an_invalid_start_run(key: str, value: Any, message: str, root: Path, tmp_path: Path) -> None:

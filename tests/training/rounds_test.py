@@ -19,7 +19,7 @@ from jaxret.training.loop import schedule_steps, train
 from tests.pipeline import tiny_config, write_data, write_encoder
 from tests.training.loop_test import final_state, interrupt, lines
 
-# Two checkpoints a round, and a round that is no whole number of epochs; of 48 examples.
+# Two checkpoints a round, and a round that is not a whole number of epochs; of 48 examples.
 SETTINGS: dict[str, Any] = {
     "train__checkpoint_every": 2,
     "optimizer__ema": 0.9,
@@ -121,7 +121,7 @@ def test_steps_of_each_round(root: Path) -> None:
         ({"train__start_from": ""}, ValueError, "train.round is 2, but train.start_from is empty"),
         ({"train__rounds": 1}, ValueError, "train.round is 2; it must be at most train.rounds, 1"),
         ({"train__round": 0}, ValueError, "train.round is 0; it must be at least 1"),
-        ({"train__start_from": "nowhere"}, FileNotFoundError, "nowhere is no run"),
+        ({"train__start_from": "nowhere"}, FileNotFoundError, "nowhere is not a run"),
         ({"normalize": True}, ContractError, "(?s)normalize: .*train.start_from must name a run with the same encoder"),
         ({"optimizer__ema": 0.0}, CheckpointError, "round-1.*does not fit the config"),
     ],

@@ -274,7 +274,7 @@ def test_a_resumed_run_needs_the_same_teacher(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"train__teacher": "nowhere"}, "nowhere is no run"),
+        ({"train__teacher": "nowhere"}, "nowhere is not a run"),
         ({"train__teacher": ""}, "loss.in_batch_kl.weight is set, but train.teacher is empty"),
         (
             {"loss__in_batch_kl__weight": 0.0, "loss__contrastive_weight": 1.0},

@@ -77,7 +77,7 @@ def test_retrieval_from_the_pool(run: Run, validation: RetrievalValidation) -> N
 
 
 def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
-    """The last batch is not full: its empty rows count for nothing. A known positive is no negative."""
+    """The last batch is not full: its empty rows count for nothing. A known positive is not a negative."""
     dev, plan = validation.dev, validation.plan
     queries, pool = vectors(run, validation)
     pool = run.embedder()(dev.passages, "passage").stacked()[:, 0].astype(np.float64)

@@ -81,7 +81,7 @@ def convert_data(
                 "such as beir.texts for passages or tevatron.examples for training data"
             )
         names = ", ".join((*FOLDERS, *WRITERS))
-        raise ValueError(f"--to={name}: that is no format that can be written; it must be one of {names}")
+        raise ValueError(f"--to={name}: that is not a format that can be written; it must be one of {names}")
     gives = _roles(source, split)
     for writer in WRITERS[name]:
         if writer.role in gives and role in ("", writer.role):

@@ -227,7 +227,7 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
         location, first = next(begun, (location, b""))
         if first[:1] in (b"{", b"["):
             parse_json_object(first, location)  # says where the first record breaks
-    problem = f"this is no format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
+    problem = f"this is not a format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
     near = _nearest(sample, formats)
     remedy = f"the nearest is {near.title}: {near.description} ({near.name}:PATH forces it)" if near else _NONE_NEAR
     return location.error("unknown format", problem, remedy)

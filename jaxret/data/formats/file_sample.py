@@ -87,7 +87,7 @@ class FileSample:
 
 
 def is_text(field: str) -> bool:
-    """Whether it is no id: it has several words, or is long, as texts are in scripts without blanks."""
+    """Whether it is not an id: it has several words, or is long, as texts are in scripts without blanks."""
     return len(field.split()) > 1 or len(field) > _LONGEST_ID or (not field.isascii() and len(field) > 8)
 
 
@@ -139,7 +139,7 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def _is_binary(data: bytes) -> bool:
-    """Whether its first line is no text that a byte or two of damage would make: control characters, and no UTF-8."""
+    """Whether its first line is not text that a byte or two of damage would make: control characters, and no UTF-8."""
     begin = data[:1024].split(b"\n", 1)[0]
     return len(_CONTROLS.findall(begin)) > max(2, len(begin) // 32) and "\ufffd" in begin.decode("utf-8", "replace")
 

@@ -148,7 +148,7 @@ def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     for location, (query, passage, rank) in tab_rows(file.path, ("query id", "passage id", "rank"), policy):
         if not is_integer(rank) or int(rank) < 1:
             policy.reject(
-                location.error("bad rank", f"rank {shorten(rank)} is no whole number from 1", "ranks count from 1")
+                location.error("bad rank", f"rank {shorten(rank)} is not a whole number from 1", "ranks count from 1")
             )
             continue
         yield RunLine(location, query, passage, int(rank), 1 / int(rank))

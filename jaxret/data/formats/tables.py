@@ -22,7 +22,7 @@ def csv_rows(
 ) -> Iterator[tuple[Location, int, list[str]]]:
     """Yield (location of its first line, number, fields) of the rows of a CSV file.
 
-    Blank lines are no rows; rows that cannot be read are, so that skipping one does not renumber the others.
+    Blank lines are not rows; rows that cannot be read are, so that skipping one does not renumber the others.
 
     Args:
         path: Compressed or not.
@@ -118,7 +118,7 @@ def tab_rows(
     for location, line in text_lines(path, policy, digest):
         row = line.split("\t")
         if location.line == 1 and is_header(row):
-            policy.note("header line, which is no data", location)
+            policy.note("header line, which is not data", location)
             continue
         try:
             require_columns(row, columns, location)

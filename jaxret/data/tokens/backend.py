@@ -24,7 +24,7 @@ TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", *_SETTINGS, "spiece.model")
 # Characters that a tokenizer may make of one. Unicode's longest compatibility form has 18; a file can say any number.
 MOST_GROWTH = 100
 _LONGEST = 2**16  # tokens that a tokenizer may pad to
-# Converts T5's spiece.model to tokenizer.json; needs sentencepiece, which is no dependency of this package.
+# Converts T5's spiece.model to tokenizer.json; needs sentencepiece, which is not a dependency of this package.
 SPIECE_REMEDY = (
     "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
     "\"from transformers import AutoTokenizer as A; A.from_pretrained('{0}').save_pretrained('{0}')\""

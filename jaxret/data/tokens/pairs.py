@@ -124,7 +124,7 @@ class PairPlan:
 def without_positives(data: TrainingSet, examples: np.ndarray, documents: np.ndarray) -> np.ndarray:
     """Return the passage rows of a batch [examples * G], with known positives among the negatives replaced by -1.
 
-    They are no candidates for a retriever either (`competing_documents` of training).
+    They are not candidates for a retriever either (`competing_documents` of training).
     """
     known_positives = data.known_positives.table(np.maximum(examples, 0))
     again = (documents[:, :, None] == known_positives[:, None, :]).any(axis=-1)

@@ -373,7 +373,7 @@ def encode_texts(backend: Any, texts: Sequence[str]) -> Any:
     gives a text up: after ten million steps back."""
     try:
         return backend.encode_batch_fast(texts, add_special_tokens=False)
-    except BaseException as error:  # that of a panic in Rust is no Exception, and has no name to import
+    except BaseException as error:  # that of a panic in Rust is not an Exception, and has no name to import
         if type(error).__name__ != "PanicException":
             raise
         lengths = f"{len(texts):,} texts, the longest of {max(map(len, texts)):,} characters"

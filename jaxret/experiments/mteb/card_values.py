@@ -17,7 +17,7 @@ _LISTS = ("language", "base_model", "training_datasets")  # that a card may have
 def card_values(path: Path) -> dict[str, Any]:
     """Return values for ModelMeta from a card, a README.md with metadata as Hugging Face has them.
 
-    Only what the card states is in the result. `datasets` are names at the hub, which are no names of mteb's tasks:
+    Only what the card states is in the result. `datasets` are names at the hub, which are not names of mteb's tasks:
     `training_datasets` has those.
 
     Raises:
@@ -31,7 +31,7 @@ def card_values(path: Path) -> dict[str, Any]:
         stated = ModelCard(text).data.to_dict()
     except (ValueError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
-        raise ValueError(f"{path}: what is between the lines --- is no YAML of keys and values ({first})") from error
+        raise ValueError(f"{path}: what is between the lines --- is not YAML of keys and values ({first})") from error
     for key in _LISTS:
         if key in stated:
             stated[key] = stated[key] if isinstance(stated[key], list) else [stated[key]]

@@ -37,7 +37,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
 
     Raises:
         ValueError: mteb is not installed, no task, two folders of one name, a name that mteb does not have, a task that
-            is no retrieval, data that are not here, or a card that mteb does not take.
+            is not a retrieval, data that are not here, or a card that mteb does not take.
         FileNotFoundError: there is no such card.
         FileExistsError: the folder is of another kind.
     """
@@ -92,7 +92,7 @@ def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Path | None]]:
         try:
             (task,) = mteb.get_tasks(tasks=[name])
         except (KeyError, ValueError) as error:
-            raise ValueError(f"--tasks={name} is no folder, and mteb has no such task: {error}") from error
+            raise ValueError(f"--tasks={name} is not a folder, and mteb has no such task: {error}") from error
         if "Retrieval" not in task.metadata.type:
             raise ValueError(f"--tasks={name} is of the type {task.metadata.type}; jaxret mteb evaluates retrieval")
         yield task, None

@@ -73,7 +73,7 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
     """
     options = options or PictureOptions()
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of picture; kinds are {', '.join(KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of picture; kinds are {', '.join(KINDS)}")
     _require_options(kind, options)
     if kind in ("sweep", "words") and len(arguments) != 1:
         raise ValueError(f"a picture of {kind} is of one folder, and {len(arguments)} are named")
@@ -108,7 +108,7 @@ def _require_options(kind: str, options: PictureOptions) -> None:
 
 
 def _read_runs(arguments: Sequence[str]) -> dict[str, list[Workdir]]:
-    """Return name -> runs. Raises FileNotFoundError for a folder that is no run, ValueError for a name that is there
+    """Return name -> runs. Raises FileNotFoundError for a folder that is not a run, ValueError for a name that is there
     twice."""
     runs: dict[str, list[Workdir]] = {}
     for argument in arguments:
@@ -116,7 +116,7 @@ def _read_runs(arguments: Sequence[str]) -> dict[str, list[Workdir]]:
         members = [Workdir(path) for path in paths]
         for member in members:
             if not member.config.exists():
-                raise FileNotFoundError(f"{member} is no run (it has no config.json)")
+                raise FileNotFoundError(f"{member} is not a run (it has no config.json)")
         label = name or members[0].name
         label = argument if label in runs and not name else label
         if label in runs:

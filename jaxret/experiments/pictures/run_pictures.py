@@ -54,7 +54,7 @@ class DomainChoice:
 
 def read_metrics(workdir: Workdir) -> list[dict[str, float]]:
     """Return the lines of a run's metrics.jsonl. Raises FileNotFoundError if there is none, ValueError for a line that
-    is no JSON object with a step."""
+    is not a JSON object with a step."""
     if not workdir.metrics.exists():
         raise FileNotFoundError(f"{workdir.metrics} does not exist, so there is no training to draw")
     lines = []
@@ -63,7 +63,7 @@ def read_metrics(workdir: Workdir) -> list[dict[str, float]]:
             line = {str(name): float(value) for name, value in json.loads(text).items()}
             lines.append(line | {"step": line["step"]})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{workdir.metrics}, line {number}: this is no line of metrics: {text[:60]!r}") from error
+            raise ValueError(f"{workdir.metrics}, line {number}: not a line of metrics: {text[:60]!r}") from error
     return lines
 
 

@@ -73,7 +73,7 @@ def complete_evaluation(setup: EvaluationSetup, train: str) -> EvaluationSetup:
         if not value:
             if not train:
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
-            raise ValueError(f"{flag} must be given: --config.data.train={train} is no folder, which would have it too")
+            raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
     qrels = setup.qrels or (queries if is_folder(source_path(queries)) else "")
     return replace(setup, corpus=corpus, queries=queries, qrels=qrels)
 

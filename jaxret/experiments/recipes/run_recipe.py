@@ -242,7 +242,7 @@ class _Recipe:
         }
 
     def _external_teacher(self, teacher: str) -> Any:
-        """Return the digests of a teacher that is no stage, or its name if it has no files on this machine."""
+        """Return the digests of a teacher that is not a stage, or its name if it has no files on this machine."""
         return self._digest(teacher_files(teacher, self._corpus_name)) or teacher
 
     def _score(self, stage: Stage) -> list[Path]:

@@ -109,7 +109,7 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
         others = {"teacher": stage.teacher, **{key: stage.run_of(key) for key in RUN_KEYS}}
         for role, other in others.items():
             if other in names[index:]:
-                raise ValueError(f"{config}: {role} of stage {stage.name!r} is {other!r}, which is no earlier stage")
+                raise ValueError(f"{config}: {role} of stage {stage.name!r} is {other!r}, not an earlier stage")
     if all(stage.is_reranker for stage in stages):
         raise ValueError(f"{config}: none of its stages is a retriever, so there is nothing to evaluate")
     return stages

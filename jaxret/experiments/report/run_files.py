@@ -143,7 +143,7 @@ class ReportFiles:
         names = [workdir.name for workdir in workdirs]
         for place, workdir in enumerate(workdirs):
             if not workdir.config.exists() and not workdir.evaluations:
-                raise FileNotFoundError(f"{workdir} is no run: it has neither config.json nor a result in eval/")
+                raise FileNotFoundError(f"{workdir} is not a run: it has neither config.json nor a result in eval/")
             if workdir.path.resolve() in [other.path.resolve() for other in workdirs[:place]]:
                 raise ValueError(f"{workdir} is there twice; a report shows a run once")
         return tuple(

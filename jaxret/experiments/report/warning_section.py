@@ -143,7 +143,7 @@ def _too_large(source: str) -> str:
     """Return a sentence if data are missing, or larger than a report reads; "" if they are read."""
     path = source_path(source)
     if not path.exists():
-        return f"{source} is no file or folder here: it was not searched for leaks and equal passages."
+        return f"{source} is not a file or folder here: it was not searched for leaks and equal passages."
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     size = sum(one.stat().st_size for one in files)
     if size <= READ_BYTES:

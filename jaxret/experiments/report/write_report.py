@@ -48,7 +48,7 @@ def write_report(arguments: Sequence[str], out: str | Path, options: ReportOptio
         options: of the report.
 
     Raises:
-        FileNotFoundError: a folder is no run, or no run has a result that `options.data` names.
+        FileNotFoundError: a folder is not a run, or no run has a result that `options.data` names.
         ContractError: a file of a run was edited.
         ValueError: a run is there twice.
     """

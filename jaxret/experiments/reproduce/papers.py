@@ -211,7 +211,7 @@ def find_rows(pattern: str) -> list[PaperRow]:
     parts = pattern.strip("/").split("/")
     matches = [row for row in paper_rows().values() if row.id.split("/")[: len(parts)] == parts]
     if not matches:
-        raise ValueError(f"{pattern!r} is no row and no table: `jaxret reproduce` lists them")
+        raise ValueError(f"{pattern!r} is neither a row nor a table: `jaxret reproduce` lists them")
     return matches
 
 
@@ -238,7 +238,7 @@ def _rows(paper: str) -> Iterator[PaperRow]:
             name = values.pop("name")
             row_id = f"{paper}/{table['number'].replace(' ', '-')}/{name}"
             if unknown := sorted(values.keys() - allowed):
-                raise ValueError(f"{row_id}: {unknown[0]!r} is no field of a row")
+                raise ValueError(f"{row_id}: {unknown[0]!r} is not a field of a row")
             yield PaperRow(id=row_id, caption=table["caption"], **_frozen(values))
 
 

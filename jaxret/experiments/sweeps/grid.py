@@ -133,7 +133,7 @@ def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:
     for text in seeds:
         if not re.fullmatch(r"\d{1,18}", text):
             raise ValueError(
-                f"--seeds: {text!r:.60} is no seed, which is a whole number of at least 0 and at most 18 digits"
+                f"--seeds: {text!r:.60} is not a seed, which is a whole number of at least 0 and at most 18 digits"
             )
         values.append(int(text))
     if twice := [value for value in values if values.count(value) > 1]:
@@ -172,7 +172,7 @@ def _read_value(entry: str, key: str, text: str, current: Any) -> Any:
     except (ValueError, SyntaxError) as error:
         kinds = {bool: "true or false", int: "a whole number", float: "a number"}
         kind = kinds.get(type(current), "a list, as in (10,12)")
-        raise ValueError(f"--grid={entry}: {text!r} is no value of {key}, which is {kind}") from error
+        raise ValueError(f"--grid={entry}: {text!r} is not a value of {key}, which is {kind}") from error
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

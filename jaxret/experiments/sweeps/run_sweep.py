@@ -122,7 +122,7 @@ def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
         configs[label] = [flatten(config_json(stage.config)) for stage in runs[-1].stages]
     require_distinct_points(setup.grid, configs)
     if setup.baseline and setup.baseline not in configs:
-        raise ValueError(f"--baseline={setup.baseline} is no point; points are {', '.join(map(repr, configs))}")
+        raise ValueError(f"--baseline={setup.baseline} is not a point; points are {', '.join(map(repr, configs))}")
     return runs
 
 

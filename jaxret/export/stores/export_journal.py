@@ -26,8 +26,8 @@ class ExportJournal:
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
         """Read what there is. identity: what is exported and to where, as JSON.
 
-        Raises FileExistsError for a folder that is no export, ContractError for one of something else, and ValueError
-        for a damaged file.
+        Raises FileExistsError for a folder that is not an export, ContractError for one of something else, and
+        ValueError for a damaged file.
         """
         self.out, self._identity = out, dict(identity)
         self.entries: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class ExportJournal:
         self.begun = manifest.exists() or begun.exists()
         if not self.begun:
             if any(path for path in out.iterdir() if not path.name.startswith((".", "_"))):
-                raise FileExistsError(f"{out} exists already, and is no export to a store; give a new folder")
+                raise FileExistsError(f"{out} exists already, and is not an export to a store; give a new folder")
             return
         path = manifest if manifest.exists() else begun
         stored = read_with_digest(path)

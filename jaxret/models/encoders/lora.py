@@ -88,7 +88,7 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
         try:
             re.compile(target)
         except re.error as error:
-            raise ValueError(f"{key} has {target!r}, which is no regular expression: {error}") from error
+            raise ValueError(f"{key} has {target!r}, which is not a regular expression: {error}") from error
         hits = {
             path: {n for n, name in enumerate(module_names(tensor), 1) if target == ALL or matches(name, target)}
             for path, tensor in layers.items()

@@ -78,7 +78,7 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
 
 def model_files(name: str) -> list[Path]:
     """Return the files of a model's directory that its results depend on: config, weights, tokenizer, modules; [] if
-    `name` is no directory."""
+    `name` is not a directory."""
     if not name or not Path(name).is_dir():
         return []
     return sorted(path for path in Path(name).rglob("*") if path.suffix in (".json", ".safetensors", ".txt", ".model"))

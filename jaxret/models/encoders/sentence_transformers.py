@@ -61,7 +61,7 @@ class ModuleEntry(NamedTuple):
 
 
 def read_modules(root: Path) -> list[ModuleEntry]:
-    """Return the modules of a directory, in order; [] if it is no sentence-transformers directory. Raises ValueError
+    """Return the modules of a directory, in order; [] if it is not a sentence-transformers directory. Raises ValueError
     naming the first that is not supported."""
     path = root / MODULES
     if not path.is_file():
@@ -105,7 +105,7 @@ def encoder_folder(root: Path) -> Path:
 
 
 def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
-    """Return the config keys, with values, that a directory sets; {} if it is no sentence-transformers directory.
+    """Return the config keys, with values, that a directory sets; {} if it is not a sentence-transformers directory.
 
     Cosine similarity, the default, is `normalize=True`, with or without a Normalize module. Raises ValueError with file
     and key for settings that are not supported.

@@ -100,7 +100,7 @@ class Architecture:
         _nothing  # config -> (field, requirement) of values that conflict
     )
     extra: Mapping[str, Any] = field(default_factory=dict)  # more keys that transformers needs in config.json
-    buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are no weights of the encoder
+    buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are not weights of the encoder
     buffer_endings: tuple[str, ...] = ()  # and endings
     spell: Callable[[dict[str, Any]], dict[str, Any]] = dict  # undoes `translate`
     mlm_head: Callable[..., Any] | None = None  # makes the MLM head of (config, compute)

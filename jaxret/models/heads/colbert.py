@@ -37,7 +37,7 @@ class ColbertHead(VectorHead):
     passage_marker: int = -1  # [D]
     expansion: str = "none"  # query augmentation (3.2), one of EXPANSIONS
     mask_id: int = 103
-    skiplist: tuple[int, ...] = ()  # ids of passage tokens that are read but are no vectors: punctuation (3.3)
+    skiplist: tuple[int, ...] = ()  # ids of passage tokens that are read but are not vectors: punctuation (3.3)
 
     DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = (
         "projection",
@@ -167,5 +167,5 @@ class ColbertHead(VectorHead):
         return Embeddings(vectors, mask)
 
     def _skipped(self, ids: Int[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
-        """Return which tokens are no vectors. The first always is one, so that no passage is empty."""
+        """Return which tokens are not vectors. The first always is one, so that no passage is empty."""
         return jnp.isin(ids, jnp.array(self.skiplist)) & (jnp.arange(ids.shape[1]) > 0)

@@ -1,7 +1,7 @@
 """PyLate directories: ColBERT checkpoints in the files of sentence-transformers.
 
 modules.json has a Transformer and PyLate's Dense (the projection); config_sentence_transformers.json has the markers,
-the lengths, whether queries are filled with [MASK]s, and the words of passages that are no vectors. PyLate inserts a
+the lengths, whether queries are filled with [MASK]s, and the words of passages that are not vectors. PyLate inserts a
 marker after the first token of a text that was cut one token earlier, pads queries to their length, lets no token
 attend to that padding unless told, and scales every vector to length 1. [pylate/models/colbert.py]
 """

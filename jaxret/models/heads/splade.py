@@ -31,7 +31,7 @@ class SpladeHead(VectorHead):
 
     expansion: bool = True
     queries: str = "encoded"  # one of QUERIES
-    special_ids: tuple[int, ...] = (0, 101, 102)  # tokens that are no words of a text
+    special_ids: tuple[int, ...] = (0, 101, 102)  # tokens that are not words of a text
     chunk: int = 16
 
     FREE: ClassVar[tuple[str, ...]] = ("chunk",)
@@ -52,7 +52,7 @@ class SpladeHead(VectorHead):
         if missing := sorted(ids - set(self.special_ids)):
             raise ValueError(
                 f"head.splade.special_ids is {self.special_ids}, without the markers {missing} of this tokenizer, "
-                f"which are no words of a text; set it to {tuple(sorted(ids))}"
+                f"which are not words of a text; set it to {tuple(sorted(ids))}"
             )
 
     def cut_problem(self) -> str:

@@ -1,7 +1,7 @@
 """Approximate search of many vectors a passage: the N passages that one proxy vector each ranks highest (`proxies.py`)
 are scored exactly.
 
-All results have exact scores; passages that are no candidates are missed, and `compare_with_exact` measures how often.
+All results have exact scores; passages that are not candidates are missed, and `compare_with_exact` measures how often.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ BUILD = "build it again with jaxret index"
 
 
 def index_folder(corpus: Path, name: str) -> Path:
-    """Return the folder of an index of an encoded corpus. Raises ValueError for a name that is no plain name."""
+    """Return the folder of an index of an encoded corpus. Raises ValueError for a name that is not a plain name."""
     return corpus / "indexes" / require_plain_name("the name of an index", name)
 
 

@@ -53,7 +53,7 @@ def build_seismic_index(
         log: prints a line.
         progress: show a bar.
 
-    Raises ValueError for a factory of another kind, and for weights that are no numbers.
+    Raises ValueError for a factory of another kind, and for weights that are not numbers.
     """
     settings, library, start = build_settings(options.factory), seismic_library(), time.perf_counter()
     passages, largest = library.SeismicDataset(dim=corpus.dimension), 0.0

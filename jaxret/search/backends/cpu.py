@@ -33,7 +33,7 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
         size: positions of a cell.
         k: rows to return for each query.
     """
-    held = jax.tree.map(np.asarray, vectors)  # where they are: a cell of these is no copy
+    held = jax.tree.map(np.asarray, vectors)  # where they are: a cell of these is not a copy
     count, cells = len(queries.numbers), len(held.numbers)
     threads = max(1, min(os.cpu_count() or 1, cells, SCORES // (count * held.numbers.shape[1])))
     per_cell = share(k, cells, size)

@@ -111,7 +111,7 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step
     if (sparsity.query or sparsity.passage) and not settings.count_words:
         raise ValueError(
             f"loss.sparsity.query is {sparsity.query} and loss.sparsity.passage {sparsity.passage}, but the vectors of "
-            f"head {config.head.name!r} are no weights of words: set both to 0"
+            f"head {config.head.name!r} are not weights of words: set both to 0"
         )
     batches = sparsity.steps * config.train.accumulate
     return replace(settings, sparsity=replace(sparsity, steps=batches))
@@ -147,7 +147,7 @@ class Scores:
         teacher_scores: of the documents of each query, the positive first; NaN where a teacher gave none.
         parts: S of each of `settings.parts` alone.
         group_size: documents of a query, which stand together; 0: N / B.
-        sparsity: of the batch's vectors; None: these are no weights of words.
+        sparsity: of the batch's vectors; None: these are not weights of words.
         document_exists: False for empty slots.
         in_batch_teacher: a teacher's scores of every query with every document; None: there is no such teacher.
         smaller: S of each smaller size of `settings.matryoshka`.

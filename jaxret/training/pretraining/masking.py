@@ -1,6 +1,6 @@
 """Whole-word masking, drawn on the host at every step from (seed, step, row) alone.
 
-A word begins where a token is no continuation ("##" of WordPiece). As in BERT's whole-word masking, words come in
+A word begins where a token is not a continuation ("##" of WordPiece). As in BERT's whole-word masking, words come in
 random order; each is hidden if it fits into the rest of the budget, max(1, round(rate * length)) tokens, and else
 skipped. Of the hidden tokens 80 % become [MASK], 10 % a random token, and 10 % stay (Devlin et al. 2019).
 """

@@ -101,7 +101,7 @@ def make_reranking_objective(
 
 @dataclass(frozen=True)
 class RerankingValidation:
-    """Ranks the passages of every dev example, its target and all negatives that are no known positives, by scores."""
+    """Ranks the passages of every dev example, its target and all negatives that are not known positives, by scores."""
 
     dev: TrainingSet
     scorer: PairScorer

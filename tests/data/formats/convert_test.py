@@ -315,7 +315,7 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
 def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("q1 0 p1 1\n{\n")
     with pytest.raises(
-        ValueError, match="--to=brr: that is no format that can be written; it must be one of beir, msm"
+        ValueError, match="--to=brr: that is not a format that can be written; it must be one of beir, msm"
     ):
         convert_data(tmp_path / "a", tmp_path / "b", "brr")
     with pytest.raises(ValueError, match=r"a gives judgements, and trec\.run is written of rankings"):

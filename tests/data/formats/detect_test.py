@@ -137,7 +137,7 @@ def test_detection_ignores_the_file_name(name: str, text: str, role: str, tmp_pa
 
 
 def test_every_format_is_tested_and_names_are_unique() -> None:
-    in_files = {one.name for one in FORMATS if not one.name.startswith("built.")}  # those are no files
+    in_files = {one.name for one in FORMATS if not one.name.startswith("built.")}  # those are not files
     assert {name for name, _, _ in SAMPLES} == in_files
     assert {one.name for one in FORMATS} == set(FORMATS_BY_NAME)
     assert len(FORMATS) == len(FORMATS_BY_NAME)
@@ -207,7 +207,7 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
         ),
         (table("1 | a | b | c | d"), "", r"5 columns between tabs.*; the nearest is (MS MARCO candidates|qrels)"),
         (table("a | b | c | d | e | f | g | h"), "", r"8 columns between tabs.*; none is near; docs/data.md lists"),
-        ("some words of prose, which are no data at all\n", "", r"none is near; docs/data.md lists"),
+        ("some words of prose, which are not data at all\n", "", r"none is near; docs/data.md lists"),
         ("q1 Q0 p1 1 2.5\n", "", r"the first 5 words.*; the nearest is (TREC run|qrels)"),
         (records({"body": "b"}), "", r"keys 'body'; none is near"),
         ("\0".join("id\ttext\n"), "", r"this file is UTF-16; convert it to UTF-8 \(iconv -f utf-16 -t utf-8\)"),
@@ -279,7 +279,7 @@ def test_a_broken_line_does_not_change_the_format(tmp_path: Path) -> None:
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"premise_text": "a", "other": "b"}))
-    with pytest.raises(DataError, match="this is no format"):
+    with pytest.raises(DataError, match="this is not a format"):
         read_examples(path)
     (forced,) = read_examples(f"st.tuples:{path}")  # by the order of the columns
     assert (forced.query.text, forced.positives[0].text) == ("a", "b")
@@ -629,14 +629,14 @@ def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
 
 
 def test_a_label_is_0_or_1(tmp_path: Path) -> None:
-    """Also where the first records, which decide what a file is, have no other: 2 and 0.05 are no positives."""
+    """Also where the first records, which decide what a file is, have no other: 2 and 0.05 are not positives."""
     pair = {"sentence1": "a b", "sentence2": "c"}
     path = tmp_path / "t.jsonl"
     path.write_text(records(*[{**pair, "label": 1}] * 60, {**pair, "label": 0.05}))
     with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' of a pair is 0\.05; 1 is a positive, 0 a negative"):
         read_examples(path)
     path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # of which 0 is entailment
-    with pytest.raises(DataError, match="this is no format that is known"):
+    with pytest.raises(DataError, match="this is not a format that is known"):
         read_examples(path)
 
 
@@ -649,7 +649,7 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
 )
 def test_similar_tables_have_no_format(line: str, role: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("".join(line.format(number) for number in range(20)))
-    with pytest.raises(DataError, match=r"this is no format that is known|holds .* and no"):
+    with pytest.raises(DataError, match=r"this is not a format that is known|holds .* and no"):
         detect_file(tmp_path / "t.tsv", role)
 
 
@@ -766,7 +766,7 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
         "rankings": lambda path: read_run(path, policy),
     }
     assert readers[role](with_header) == readers[role](without) != []
-    assert policy.report() == "noted: 1 header line, which is no data (as a:1)"
+    assert policy.report() == "noted: 1 header line, which is not data (as a:1)"
 
 
 def test_unknown_keys_are_printed_once(tmp_path: Path) -> None:

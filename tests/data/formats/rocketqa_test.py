@@ -68,8 +68,8 @@ def test_negatives_are_read_from_a_file_of_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("q3 | 1,,2", "n.tsv:3: the second column is no list of ids: '1,,2'; write ids between commas"),
-        ("q3 | 1, 2", "n.tsv:3: the second column is no list of ids: '1, 2'"),
+        ("q3 | 1,,2", "n.tsv:3: the second column is not a list of ids: '1,,2'; write ids between commas"),
+        ("q3 | 1, 2", "n.tsv:3: the second column is not a list of ids: '1, 2'"),
         ("q3", "n.tsv:3: this row has 1 columns, beginning 'q3'; 2 are expected, separated by tabs: query id, passage"),
         ("q3 | 1,2 | x", "n.tsv:3: this row has 3 columns"),
         ("q1 | 9", "n.tsv:3: query id 'q1' was used before, on line 1"),

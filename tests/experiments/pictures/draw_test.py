@@ -182,12 +182,12 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("pie", {}, "'pie' is no kind of picture; kinds are sweep, training"),
+        ("pie", {}, "'pie' is not a kind of picture; kinds are sweep, training"),
         ("training", {"x": ("a",)}, "--x has no meaning for a picture of training"),
         ("domains", {"x": ("a",)}, "--y must be given for a picture of domains"),
         ("words", {}, "--passage must be given"),
         ("sweep", {}, r"results.json does not exist: `jaxret sweep` writes it"),
-        ("training", {}, "is no run"),
+        ("training", {}, "is not a run"),
     ],
 )
 def test_pictures_that_cannot_be_drawn(kind: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:

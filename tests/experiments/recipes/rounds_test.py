@@ -70,11 +70,11 @@ def test_the_recipe_of_ance() -> None:
         ({"base": "cross_encoder"}, r"'ance-1' is neither bm25 nor an earlier stage that searches; those are \[\]"),
         (
             {"config": {"train.start_from": "ance-2"}},
-            "train.start_from of stage 'ance-1' is 'ance-2', which is no earl",
+            "train.start_from of stage 'ance-1' is 'ance-2', not an earl",
         ),
         (
             {"config": {"train.teacher": "ance-2", "loss.in_batch_kl.weight": 1.0}},
-            "train.teacher of stage 'ance-1' is 'ance-2', which is no earlier stage",
+            "train.teacher of stage 'ance-1' is 'ance-2', not an earlier stage",
         ),
     ],
 )
@@ -113,7 +113,7 @@ LATE = {"head.name": "colbert", "head.colbert.late": True}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"train.teacher": "nowhere"}, "stage 'b': nowhere is no run"),
+        ({"train.teacher": "nowhere"}, "stage 'b': nowhere is not a run"),
         ({"train.teacher": "cross"}, "stage 'b': train.teacher is 'cross', which is a reranker"),
         ({"train.teacher": "a", "tokens.query_prompt": "ask: "}, "(?s)stage 'b': .*prompt.*it reads the same tokens"),
     ],

@@ -150,11 +150,11 @@ def test_a_suffix_applies_to_stages_without_a_parameter(tmp_path: Path) -> None:
         ),
         (
             "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0}}, {'name': 'b'}]",
-            "teacher of stage 'a' is 'b', which is no earlier stage",
+            "teacher of stage 'a' is 'b', not an earlier stage",
         ),
         (
             "[{'name': 'a', 'config': {'train.start_from': 'b'}}, {'name': 'b'}]",
-            "train.start_from of stage 'a' is 'b', which is no earlier stage",
+            "train.start_from of stage 'a' is 'b', not an earlier stage",
         ),
         (
             "[{'name': 'a', 'mine': {'pools': ['bm25']}, 'config': {'loss.margin_mse.weight': 1.0}}]",
@@ -318,10 +318,10 @@ def _value(text: str) -> Any:
             {},
             "unanswered.jsonl has no answers, so stages cannot be measured",
         ),
-        ({"qrels": "", "queries": "broken.qa.csv", "match": "regex"}, {}, "answer '\\(a' is no regular expression"),
+        ({"qrels": "", "queries": "broken.qa.csv", "match": "regex"}, {}, "answer '\\(a' is not a regular expression"),
         ({"split": "other"}, {}, r"qrels.*other"),
         ({}, {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate is 0.0"),
-        ({}, {"teacher": "nobody"}, "teacher 'nobody' is no stage, no run, and no model"),
+        ({}, {"teacher": "nobody"}, "teacher 'nobody' is not a stage, a run or a model"),
     ],
 )
 def test_an_error_of_a_late_step_is_raised_first(

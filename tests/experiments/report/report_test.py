@@ -223,7 +223,7 @@ def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_pa
 
 
 def test_arguments(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is no run: it has neither config\.json nor a result"):
+    with pytest.raises(FileNotFoundError, match=r"is not a run: it has neither config\.json nor a result"):
         write_report([str(tmp_path)], tmp_path / "report.html")
     with pytest.raises(ValueError, match="is there twice"):
         write_report([str(runs / "dual"), str(runs / "dual")], tmp_path / "report.html")

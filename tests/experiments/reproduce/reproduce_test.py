@@ -116,7 +116,7 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
         done = parsed(verb, list(commands.values()))
         assert done.returncode == 0, done.stderr
     done = parsed("search", [[*next(iter(by_verb["search"].values())), "--passage_length=8"]])
-    assert "--passage_length is no flag" in done.stderr, "control"
+    assert "--passage_length is not a flag" in done.stderr, "control"
 
 
 def test_results_are_read_where_each_search_writes_them() -> None:
@@ -336,7 +336,7 @@ def test_every_file_has_a_format_of_the_documentation() -> None:
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="'mlr/9' is no row and no table"):
+    with pytest.raises(ValueError, match="'mlr/9' is neither a row nor a table"):
         find_rows("mlr/9")
     with pytest.raises(ValueError, match=r"i3/2/coil cannot be run: quoted"):
         list_rows("i3/2/coil", "data", "runs", [], "")
@@ -604,7 +604,7 @@ def test_wins_of_the_last_layer_are_printed_beside_the_papers(tmp_path: Path) ->
 def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"number": "1", "caption": "", "rows": [{"name": "a", "stages": 1}]}
     monkeypatch.setattr(papers, "_read", lambda name: {"tables": [table]})
-    with pytest.raises(ValueError, match="mlr/1/a: 'stages' is no field of a row"):
+    with pytest.raises(ValueError, match="mlr/1/a: 'stages' is not a field of a row"):
         list(papers._rows("mlr"))
 
 

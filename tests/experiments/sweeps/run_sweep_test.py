@@ -63,7 +63,7 @@ def values(folder: Path) -> dict[str, dict[str, float]]:
         (("--grid=head.mvr.count=4,8",), "are the same system: head dual_encoder reads no key"),
         pytest.param(
             ("--grid=loss.temperature=1,2", "--baseline=x"),
-            "--baseline=x is no point; points are 'temperature=1'",
+            "--baseline=x is not a point; points are 'temperature=1'",
             marks=pytest.mark.exhaustive,
         ),
         (("--grid=loss.temperature=1,2", "--index=3"), "--index=3: the sweep has the runs 1 to 2"),

@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "two": {"head__name": "me_bert", "head__me_bert__count": 2},
     "late": {"head__name": "colbert", "head__colbert__late": True, "head__colbert__projection": 6, "normalize": True},
 }
-# What is imported for a store, where it is no Parquet.
+# What is imported for a store, where it is not Parquet.
 PACKAGES = {"lancedb": "lancedb", "pgvector": "psycopg", "qdrant": "qdrant_client", "milvus": "pymilvus"}
 ROWS = 52  # of 30 passages, 28 of which remain, and 24 appended ones
 
