@@ -13,7 +13,7 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: accelerator help demo test test-exhaustive test-faults test-fast fuzz test-plan check docs format lock clean
+.PHONY: accelerator bench help demo test test-exhaustive test-faults test-fast fuzz test-plan check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docst
 
 accelerator: $(VENV)/.ready ## on a GPU or TPU machine: what `jaxret plan` says beside what is measured, in ten minutes
 	$(VENV)/bin/python bench/accelerator.py --out=runs/accelerator $(ARGS)
+
+bench: $(VENV)/.ready ## jaxret beside its peers on this machine (requirements-bench.txt); ARGS="--compare=OLD.json": what is slower
+	$(VENV)/bin/python bench/all.py $(ARGS)
 
 docs: $(VENV)/.ready-dev ## the documentation as a site in build/docs, without a network; a warning is an error
 	$(VENV)/bin/python docs/generate.py

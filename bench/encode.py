@@ -16,7 +16,6 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.rounds import Results, add_json_flag, can_import
 
 BATCH = 32  # texts that the others encode at a time: the default of sentence-transformers
 
@@ -126,7 +127,7 @@ def torch_seconds(encode: Callable[[], Any], dtype: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="BEIR folder, corpus.jsonl or psgs.tsv")
+    parser.add_argument("--corpus", default="", help="folder or file; without it, Python's documentation")
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--length", type=int, default=256, help="tokens at most")
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of products")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    add_json_flag(parser)
     arguments = parser.parse_args()
     # XLA takes its threads from the cores it may run on, the others from a setting: make them the same.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
@@ -184,8 +186,10 @@ def run(arguments: argparse.Namespace) -> None:
 
     from jaxret.data.formats import read_corpus
     from jaxret.data.records import Passage
+    from jaxret.demo.python_docs import load_docstrings
 
-    passages = list(islice(read_corpus(arguments.corpus), arguments.texts))
+    corpus = read_corpus(arguments.corpus) if arguments.corpus else load_docstrings()[0]
+    passages = list(islice(corpus, arguments.texts))
     texts = [f"{p.title} {p.text}".strip() for p in passages]  # no [SEP]: the same string for all
     passages = [Passage(p.id, text) for p, text in zip(passages, texts, strict=True)]
     tokenizer, embedder, directory = make_ours(arguments)
@@ -195,27 +199,28 @@ def run(arguments: argparse.Namespace) -> None:
 
     encoders: dict[str, Callable[[], Any]] = {
         "jaxret": lambda: embedder(tokenize(), "passage").stacked()[:, 0],
-        "sentence-transformers": make_sentence_transformers(directory, texts, arguments),
     }
-    if arguments.device == "cpu":
+    if can_import("sentence_transformers"):
+        encoders["sentence-transformers"] = make_sentence_transformers(directory, texts, arguments)
+    if arguments.device == "cpu" and can_import("onnx", "onnxruntime"):
         encoders["onnxruntime"] = make_onnx(directory, arguments.threads, tokenize)
     vectors = {name: encode() for name, encode in encoders.items()}  # also the warm-up
     programs = embedder.programs
-    seconds: dict[str, list[float]] = {name: [] for name in encoders}
-    for _ in range(arguments.rounds):
-        for name, encode in encoders.items():
-            begin = time.perf_counter()
-            encode()
-            seconds[name].append(time.perf_counter() - begin)
-    print(f"{len(texts)} texts of {arguments.corpus}, at most {arguments.length} tokens, {arguments.threads} threads")
+    results, source = Results(arguments.json), arguments.corpus or "Python's documentation"
+    seconds = results.rounds(encoders, arguments.rounds)
+    case = f"{len(texts)} texts of {Path(source).name}, at most {arguments.length} tokens, {arguments.dtype}"
+    results.add(case, {"jaxret": seconds["jaxret"]}, {name: seconds[name] for name in encoders if name != "jaxret"})
+    results.write()
+    print(f"{len(texts)} texts of {source}, at most {arguments.length} tokens, {arguments.threads} threads")
     for name, took in seconds.items():
         ratios = np.divide(took, seconds["jaxret"])
         print(f"{name}: {len(texts) / np.median(took):.1f} texts/s; jaxret / {name}: ", end="")
         print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
     if ideal := seconds_at_full_rate(embedder, tokenize().lengths):
-        theirs = torch_seconds(encoders["sentence-transformers"], arguments.dtype)
-        print(f"MFU: jaxret {ideal / np.median(seconds['jaxret']):.3f}, ", end="")
-        print(f"sentence-transformers {theirs / np.median(seconds['sentence-transformers']):.3f}")
+        print(f"MFU: jaxret {ideal / np.median(seconds['jaxret']):.3f}")
+        if "sentence-transformers" in seconds:
+            theirs = torch_seconds(encoders["sentence-transformers"], arguments.dtype)
+            print(f"MFU: sentence-transformers {theirs / np.median(seconds['sentence-transformers']):.3f}")
     difference = max(float(np.abs(output - vectors["jaxret"]).max()) for output in vectors.values())
     compiled_later = embedder.programs - programs
     print(f"largest difference of an output: {difference:.1e} (limit 1e-5, in float32)")

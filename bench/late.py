@@ -22,6 +22,8 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from bench.rounds import Results, add_json_flag, can_import  # noqa: E402
+
 BLOCK = 65_536  # vectors multiplied at a time by torch
 TILE = 1_024  # and by numpy: with 1,024 query vectors, 4 MiB of products
 
@@ -149,7 +151,9 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--systems", default="xla,xla:int8,mean:100,muvera:100")
+    add_json_flag(parser)
     arguments = parser.parse_args()
+    results = Results(arguments.json)
 
     from jaxret.parallel.memory import keep_freed_memory
 
@@ -161,22 +165,29 @@ def main() -> None:
         vectors = arguments.vectors
         documents = random_lists(arguments.documents, vectors // 3, vectors, arguments.dimension, random)
     peers = {"numpy": numpy_peer(documents)}
-    try:
+    if can_import("torch"):
         peers["torch"] = torch_peer(documents)
-    except ImportError:
-        print("torch is not installed: numpy is the only peer")
     systems = {name: ours(name, documents) for name in arguments.systems.split(",")}
     print(f"{len(documents):,} documents of {documents.lengths.mean():.0f} x {documents.flat.shape[1]}")
     for count in map(int, arguments.queries.split(",")):
-        compare(peers, systems, near(documents, count, arguments.query_vectors, random), arguments.k, arguments.rounds)
+        queries = near(documents, count, arguments.query_vectors, random)
+        seconds = compare(peers, systems, queries, arguments.k, arguments.rounds, results)
+        of_peers = {name: seconds.pop(name) for name in peers}
+        shape = f"{len(documents)} lists of {documents.lengths.mean():.0f} x {documents.flat.shape[1]}"
+        results.add(f"{count} queries of {arguments.query_vectors}, {shape}, k={arguments.k}", seconds, of_peers)
+    results.write()
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")
 
 
-def compare(peers: dict[str, System], systems: dict[str, System], queries: Any, k: int, rounds: int) -> None:
+def compare(
+    peers: dict[str, System], systems: dict[str, System], queries: Any, k: int, rounds: int, results: Results
+) -> dict[str, list[float]]:
+    """Print the times of all systems, and return the seconds of each round."""
     seconds: dict[str, list[float]] = {name: [] for name in (*peers, *systems)}
     notes: dict[str, str] = {}
     for number in range(rounds + 1):
         expected: Ranking | None = None
+        results.calibrate()
         for name, run in (*peers.items(), *systems.items()):
             begin = time.perf_counter()
             result = run(queries, k)
@@ -200,6 +211,7 @@ def compare(peers: dict[str, System], systems: dict[str, System], queries: Any, 
             f"{ratios[0]:.2f} and {ratios[1]:.2f} times the peer{notes.get(name, '')}",
             flush=True,
         )
+    return seconds
 
 
 if __name__ == "__main__":

