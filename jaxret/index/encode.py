@@ -310,13 +310,13 @@ def forget_announcement(folder: Path, bound: float) -> bool:
 
     bound: seconds after which a silent job of another host counts as dead.
     """
-    begun = folder / BEGUN
-    if not begun.exists() or any(path != begun and path.exists() for path in announcement_files(folder)):
+    start = folder / BEGUN
+    if not start.exists() or any(path != start and path.exists() for path in announcement_files(folder)):
         return False
     with open_leases(folder, bound) as leases:
         if not all(map(leases.is_free, leases.names())):
             return False
-        begun.unlink(missing_ok=True)
+        start.unlink(missing_ok=True)
     return True
 
 

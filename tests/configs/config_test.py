@@ -382,12 +382,12 @@ def test_i3_fine_tuning_starts_from_the_warm_up(
     logged = [json.loads(line) for line in (tmp_path / "warm" / "metrics.jsonl").read_text().splitlines()]
     assert logged[-1]["reconstruction_loss"] < logged[0]["reconstruction_loss"]
     assert logged[0]["loss"] > logged[0]["reconstruction_loss"], "both losses of eq. 11"
-    begun = run("warm_up", tmp_path / "begun", **{"train.steps": 0})
+    initial = run("warm_up", tmp_path / "initial", **{"train.steps": 0})
     for part in ("pseudo_inputs", "reconstructor_layers", "interactor_layers"):
         moved = [
             float(np.abs(after - before).max())
             for before, after in zip(
-                jax.tree.leaves(begun["passage_head"][part]), jax.tree.leaves(warm["passage_head"][part])
+                jax.tree.leaves(initial["passage_head"][part]), jax.tree.leaves(warm["passage_head"][part])
             )
         ]
         assert max(moved) > 1e-3, part

@@ -271,10 +271,10 @@ def test_resuming_on_other_devices(tiny: Tiny, alone: Path, tmp_path: Path, tria
     close = np.allclose(actual.rows(rows), expected.rows(rows), atol=1e-5)
     trials.count(actual.ids(rows) == expected.ids(rows) and close, "vectors differ")
     workdir = tmp_path / "run"
-    begun = start("train.py", *tiny.training(workdir, train__steps=12))
-    wait_for(workdir / "checkpoints" / "4", begun)
-    begun.kill()
-    begun.wait()
+    first = start("train.py", *tiny.training(workdir, train__steps=12))
+    wait_for(workdir / "checkpoints" / "4", first)
+    first.kill()
+    first.wait()
     done = run("train.py", *tiny.training(workdir, train__steps=12), env=devices(2))
     trials.count(done.returncode == 0, done.output)
     losses, right = (

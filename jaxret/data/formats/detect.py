@@ -223,8 +223,8 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
     location = Location(path)
     if sample.container == "unreadable":
         blank = b"\xef\xbb\xbf \t\r\n"
-        begun = ((place, line.strip(blank)) for place, line in read_lines(path) if line.strip(blank))
-        location, first = next(begun, (location, b""))
+        nonblank = ((place, line.strip(blank)) for place, line in read_lines(path) if line.strip(blank))
+        location, first = next(nonblank, (location, b""))
         if first[:1] in (b"{", b"["):
             parse_json_object(first, location)  # says where the first record breaks
     problem = f"this is not a format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"

@@ -21,7 +21,7 @@ MANIFEST, _JOURNAL = "_manifest.json", "_journal"
 
 
 class ExportJournal:
-    """The finished shards of an export: `entries`, in order; `begun`: whether it was started before."""
+    """The finished shards of an export: `entries`, in order; `started`: whether it was started before."""
 
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
         """Read what there is. identity: what is exported and to where, as JSON.
@@ -31,13 +31,13 @@ class ExportJournal:
         """
         self.out, self._identity = out, dict(identity)
         self.entries: list[dict[str, Any]] = []
-        manifest, begun = out / MANIFEST, out / _JOURNAL / "begun.json"
-        self.begun = manifest.exists() or begun.exists()
-        if not self.begun:
+        manifest, start = out / MANIFEST, out / _JOURNAL / "begun.json"
+        self.started = manifest.exists() or start.exists()
+        if not self.started:
             if any(path for path in out.iterdir() if not path.name.startswith((".", "_"))):
                 raise FileExistsError(f"{out} exists already, and is not an export to a store; give a new folder")
             return
-        path = manifest if manifest.exists() else begun
+        path = manifest if manifest.exists() else start
         stored = read_with_digest(path)
         remedy = "Give a new --out (and --table): what was exported stays as it is."
         require_equal(stored["export"], self._identity, str(path), "this export", remedy)
@@ -53,7 +53,7 @@ class ExportJournal:
     def begin(self) -> None:
         """Note that the export was started."""
         write_json(self.out / _JOURNAL / "begun.json", with_digest({"export": self._identity}))
-        self.begun = True
+        self.started = True
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """Note that the next shard is finished."""

@@ -102,7 +102,7 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
 
     Raises FileExistsError for a table that another wrote, and ValueError for another number of passages than written.
     """
-    if not journal.begun:
+    if not journal.started:
         if store.exists():
             problem = f"{store.place} exists already, and the export in {journal.out} did not make it"
             raise FileExistsError(f"{problem}; choose another --table")
