@@ -106,7 +106,7 @@ def test_results_are_flushed_to_the_disk(tiny: Tiny, shim: str, tmp_path: Path, 
     """When a command ends, every file that it has made is flushed."""
     (tiny.root / "more.jsonl").write_text('{"_id": "more", "text": "river market"}\n')
     folder = tmp_path / "root"
-    folder.mkdir()
+    shutil.copytree(tiny.data, folder / "sets" / "one")
     for name, arguments in commands(tiny, folder, tiny.data).items():
         log = tmp_path / name.replace(" ", "-")
         done = start("jaxret/__main__.py", *verb_words(name), *arguments, env=shimmed(folder, log), preload=shim)
