@@ -25,6 +25,16 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -
         resolve_encoder(str(tmp_path))
 
 
+def test_a_gguf_is_named_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "model.Q4_1.gguf").write_bytes(b"GGUF")
+    expected = r"has no config\.json .*this writes .* from model\.Q4_1\.gguf:\npython -c .*gguf_file=f"
+    with pytest.raises(FileNotFoundError, match=expected):
+        resolve_encoder(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors .*\npython -c .*gguf_file=f"):
+        resolve_encoder(str(tmp_path))
+
+
 def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "some_weights" / "model"
     model.mkdir(parents=True)

