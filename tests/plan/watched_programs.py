@@ -116,7 +116,15 @@ WATCHED_PROGRAMS = (
     WatchedProgram(
         "v5e:4x4", {**LORA, "mesh.fsdp": 16}, 10.0, {"all-gather": 57_000, "all-reduce": 180}, gathers=BY_LAYER
     ),
+    WatchedProgram(
+        "v5e:4x4",
+        {**LORA, **FLASH, "mesh.fsdp": 16},
+        8.7,
+        {"all-gather": 57_000, "all-reduce": 180},
+        gathers=BY_LAYER,
+    ),
     WatchedProgram("h100:1", {**LORA, "train.chunk_size": 8}, 23.5, {}),
+    WatchedProgram("h100:1", {**LORA, "encoder.attention": "cudnn", "train.chunk_size": 8}, 22.6, {}),
     WatchedProgram("v5e:4x4", {}, 1.0, {}, "encode"),
     WatchedProgram("h200:1", {}, 27, {}, "search", search=MARCO, traffic=2.7),
     WatchedProgram("h200:1", {}, 14, {}, "search", search=MARCO._replace(precision="bfloat16"), traffic=1.0),
