@@ -182,10 +182,10 @@ def main() -> None:
             seconds[case].append(took)
             differences.append(abs(losses[0] - losses[1]) / max(losses[1], 1))
     for case, rows in seconds.items():
-        took = np.array(rows[1:])
+        timed: Any = np.array(rows[1:])
         shape = f"{case}, {arguments.layers} layers, {arguments.queries} pairs, {arguments.length} tokens"
-        results.add(shape, {"jaxret": took[:, 0].tolist()}, {"torch": took[:, 1].tolist()})
-        (mine, other), ratios = np.median(took, axis=0), took[:, 1] / took[:, 0]
+        results.add(shape, {"jaxret": timed[:, 0].tolist()}, {"torch": timed[:, 1].tolist()})
+        (mine, other), ratios = np.median(timed, axis=0), timed[:, 1] / timed[:, 0]
         print(f"{case}: jaxret {mine:.3f} s, torch {other:.3f} s; torch / jaxret of the rounds: ", end="")
         print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
     load = os.getloadavg()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def test_rows_have_the_seeds_that_both_runs_have(tmp_path: Path, monkeypatch: py
         path = experiment.result_path(tmp_path, name, seed)
         path.parent.mkdir(exist_ok=True)
         ids = np.array(sorted(line.split("\t")[0] for line in lines))
-        np.savez(path, ids=ids, seconds=1.0, **{one: np.full(12, value) for one in experiment.MEASURES})
+        arrays: dict[str, Any] = {one: np.full(12, value) for one in experiment.MEASURES}
+        np.savez(path, ids=ids, seconds=1.0, **arrays)
     results = experiment.collect(tmp_path, {})
     (row,) = results["rows"]
     assert row["seeds"] == [1]
