@@ -148,8 +148,8 @@ def train_and_measure(folder: Path, name: str, seed: int) -> None:
     options = EvaluationOptions(k=100, measures=MEASURES)
     evaluation = search_files(run, questions, questions, options, progress=False)
     assert evaluation is not None  # the questions have judgements
-    ids = sorted(evaluation.per_query[MEASURES[0]])
-    arrays: dict[str, Any] = {one: np.array([evaluation.per_query[one][key] for key in ids], np.float32) for one in MEASURES}
+    values, ids = evaluation.per_query, sorted(evaluation.per_query[MEASURES[0]])
+    arrays: dict[str, Any] = {one: np.array([values[one][key] for key in ids], np.float32) for one in MEASURES}
     result.parent.mkdir(exist_ok=True)
     with atomic_write(result, "wb") as file:
         np.savez_compressed(file, ids=np.array(ids), seconds=np.array(time.time() - begin), **arrays)
