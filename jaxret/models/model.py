@@ -89,7 +89,7 @@ def parameter_shapes(model: Model) -> Params:
 
     Cached: tracing `init` takes a good part of the time in which a run opens, and JAX keeps what it traced.
     """
-    return jax.eval_shape(model.init, jax.random.key(0))
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
 @dataclass(frozen=True)

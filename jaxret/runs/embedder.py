@@ -162,8 +162,10 @@ class Embedder:
             retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1
         )
 
+        forward = retriever.reading(read).with_compute(recompute="none")  # without a gradient, nothing is recomputed
+
         def encode(params: Any, tokens: Tokens) -> Any:
-            return transform(retriever.reading(read).encode(read.gather_at_entry(params), tokens, side))
+            return transform(forward.encode(read.gather_at_entry(params), tokens, side))
 
         specs = jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, self.params))
         return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))

@@ -38,7 +38,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.seal import check_seal, write_sealed
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, read_json, write_json
-from jaxret.storage.checkpoint import CheckpointError, Checkpoints, tree_digest
+from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
 
@@ -345,7 +345,7 @@ def open_model(
     with open_checkpoints(folder, config) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint, folder)
         params = restore_trained(checkpoints, step, config, model, mesh)
-    record = {"step": step, "digest": tree_digest(params)}
+        record = {"step": step, "digest": checkpoints.params_digest(step)}
     contract = make_contract(model, tokenizer, folder.encoder)
     run = OpenedRun(folder, config, model, tokenizer, params, contract, record, mesh)
     return replace(run, params=merged_parameters(run)) if config.lora.rank else run

@@ -51,6 +51,7 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint cannot be read, or is not what was saved."""
 
 
+@jax.jit  # so that it is traced once for all leaves of a shape
 def _leaf_digest(leaf: jax.Array) -> jax.Array:
     """64 bits of a leaf as uint32 [2]: integer sums, so the result is the same on any mesh.
 
@@ -89,7 +90,11 @@ def _seal(step: int, metrics: Mapping[str, Any] | None, leaves: Mapping[str, str
 
 def tree_digest(tree: Tree) -> str:
     """Return a digest of 16 hex digits of a whole tree of arrays, by which shards and results name a checkpoint."""
-    return sha256_json(leaf_digests(tree))[:16]
+    return _digest_of_leaves(leaf_digests(tree))
+
+
+def _digest_of_leaves(leaves: Mapping[str, str]) -> str:
+    return sha256_json(leaves)[:16]
 
 
 class Checkpoints:
@@ -336,6 +341,12 @@ class Checkpoints:
         self._require_same_shapes(step, abstract, digests)
         restored = self._load(step, abstract, digests)
         return restored["params"], restored.get("progress")
+
+    def params_digest(self, step: int) -> str:
+        """Return `tree_digest` of the parameters of a step, without computing it: `restore` compares every leaf with
+        the digest that was saved."""
+        saved, prefix = self._saved_digests(step), "params/"
+        return _digest_of_leaves({name.removeprefix(prefix): saved[name] for name in saved if name.startswith(prefix)})
 
     def _require_step(self, step: int) -> None:
         if step not in self._metrics:

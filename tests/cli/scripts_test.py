@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from jaxret.index.encode import encode_corpus
+from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json
 from tests.pipeline import (
     REPOSITORY,
@@ -129,6 +132,45 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
     assert run(*search)[3:] == answer
     (tmp_path / "file").touch()
     assert run(*search, XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["0", "0", *answer]
+
+
+def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
+    """Modules that take long to import, and traces of the encoder, are most of a question's time in a new process."""
+    run = open_run(root / "run")
+    encode_corpus(run, root / "data", "start", progress=False)
+    program = """
+import runpy, sys
+from jaxret.models.encoders.bert import Bert, BertLayer
+from jaxret.storage import checkpoint
+calls = []
+def counted(owner, name):
+    plain = getattr(owner, name)
+    def call(*arguments, **options):
+        calls.append(name)
+        return plain(*arguments, **options)
+    setattr(owner, name, call)
+counted(BertLayer, "attention_block")
+counted(checkpoint, "leaf_digests")
+sys.argv = ["jaxret", "search", *sys.argv[1:]]
+try:
+    runpy.run_module("jaxret", run_name="__main__")
+finally:
+    print(*sorted({name.partition(".")[0] for name in sys.modules} | {n for n in sys.modules if "pallas." in n}))
+    print(*calls)
+"""
+    arguments = (f"--workdir={root / 'run'}", "--corpus=start", "--query=silver river", "--k=1")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *answer, modules, calls = done.stdout.splitlines()
+    assert "silver" in "".join(answer) or "river" in "".join(answer), "it has searched"
+    unused = {"datasets", "grain", "ir_measures", "matplotlib", "optax", "pyarrow", "scipy", "tensorflow_datasets"}
+    unused |= {"torch", "transformers", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton"}
+    assert unused & set(modules.split()) == set()
+    # Once in each of the two initialisations, which give the parameters' shapes, and once in the encoder's program for
+    # its loop, once for its last layer. The digests are compared once.
+    assert Counter(calls.split()) == {"attention_block": 4, "leaf_digests": 1}
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from jaxret.models.encoders.flash import flash_attention
 from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.window import WindowMask
 
@@ -66,6 +65,8 @@ def fused_attention(
     require_no_dropout(compute.attention, drop.rate if drop.active else 0.0)
     if compute.attention == "cudnn":
         return _cudnn(query, key, value, mask)
+    from jaxret.models.encoders.flash import flash_attention  # it imports Pallas, which plain attention does without
+
     if not drop.active:
         return flash_attention(query, key, value, mask, interpret=compute.interpret)
     return flash_attention(query, key, value, mask, drop.rate, _key_data(drop.keys()), compute.interpret)

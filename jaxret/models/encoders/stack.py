@@ -57,7 +57,7 @@ class Stack(nn.Module):
           first: number of positions to compute in the last layer, which gets it as `first=`; None: all.
         """
         if self.is_initializing():
-            self._initialize(hidden, per_layer, shared)
+            return self._initialize(hidden, per_layer, shared, first)
         if _FIRST in self.variables["params"]:
             return self._apart(hidden, per_layer, shared, first)
         # The gradient of the stack goes backward through the layers as one carry, into which each layer writes its row.
@@ -133,12 +133,18 @@ class Stack(nn.Module):
         """Return a key for each layer, if there are keys."""
         return {name: jax.random.split(self.make_rng(name), self.length)} if self.has_rng(name) else {}
 
-    def _initialize(self, hidden: jax.Array, per_layer: Tree, shared: Tree) -> None:
-        first = jax.tree.map(lambda x: x[0], per_layer)
-        arguments = shared if per_layer is None else (first, *shared)
-        layers = jax.vmap(lambda rngs: self.layer(parent=None).init(rngs, hidden, *arguments)["params"])
-        for name, value in layers(self._keys("params") | self._keys("dropout")).items():
+    def _initialize(
+        self, hidden: jax.Array, per_layer: Tree, shared: Tree, first: int | None
+    ) -> tuple[jax.Array, Tree]:
+        """Make the parameters. Returns what `__call__` returns, but for the values, which initialising does not read:
+        every layer has the same input."""
+        row = jax.tree.map(lambda x: x[0], per_layer)
+        arguments = shared if per_layer is None else (row, *shared)
+        layers = jax.vmap(lambda rngs: self.layer(parent=None).init_with_output(rngs, hidden, *arguments))
+        (outputs, states), variables = layers(self._keys("params") | self._keys("dropout"))
+        for name, value in variables["params"].items():
             self.put_variable("params", name, value)
+        return outputs[0][:, :first], jax.tree.map(lambda x: x[:-1], states)
 
 
 def split_layers(params: Tree) -> Tree:

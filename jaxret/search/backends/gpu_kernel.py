@@ -12,8 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
 from jaxret.search.backends.precision import Compressed
 from jaxret.search.backends.top_k import power_of_two
@@ -54,6 +52,9 @@ def group_maxima(
         mask: [n]: 0 where a position has a vector, else -inf.
         interpret: run without a GPU.
     """
+    from jax.experimental import pallas as pl  # a start without a GPU does without: it takes a tenth of a second
+    from jax.experimental.pallas import triton as pltriton
+
     (count, dimension), size = queries.numbers.shape, vectors.numbers.shape[1]
     if vectors.numbers.size > IN_32_BITS // 2 and _bytes(vectors.numbers) <= IN_32_BITS:
         vectors = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, cell, 1), vectors)  # a copy
@@ -96,6 +97,8 @@ def _bytes(x: jax.Array) -> int:
 
 def _tile(tree: Any, dimension: int, *refs: Any) -> None:
     """Compute products of some queries with some positions of a cell, and their maxima."""
+    from jax.experimental import pallas as pl
+
     leaves = tree.num_leaves
     queries, held = jax.tree.unflatten(tree, refs[:leaves]), jax.tree.unflatten(tree, refs[leaves : 2 * leaves])
     mask, cell, out = refs[2 * leaves :]
