@@ -29,6 +29,7 @@ _ADVICE = flags.DEFINE_boolean("advice", True, "if a step does not fit, compile 
 _PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "passages of the corpus to encode or search", lower_bound=1)
 _QUERIES = flags.DEFINE_integer("queries", 1000, "queries to search for", lower_bound=1)
 _LENGTHS = flags.DEFINE_list("lengths", [], "mean tokens of queries and passages, such as 10,80, without data.train")
+_PRICE = flags.DEFINE_float("price", None, "dollars of a chip's hour: what training or encoding costs")
 _PRECISION = flags.DEFINE_string("precision", "float32", "precision of search candidates, see jaxret search")
 _K = shared_flags.k()
 
@@ -52,6 +53,7 @@ def main(subject: str = "train") -> None:
         k=_K.value,
         precision=_PRECISION.value,
         lengths=tuple(_LENGTHS.value),
+        price=_PRICE.value,
     )
     if not print_plans(request):
         raise SystemExit(1)

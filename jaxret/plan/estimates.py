@@ -29,6 +29,7 @@ from jaxret.training.train_state import checkpoint_trees, make_update_rule
 from jaxret.types import VECTOR_DTYPES
 
 Values = dict[str, Any]
+COST_SHARES = (0.2, 0.4, 0.6)  # of the full rate: small batches or models; the usual; large ones
 
 
 def count_numbers(tree: Any) -> int:
@@ -72,6 +73,23 @@ def arithmetic(kinds: list[Values], topology: Topology) -> float:
     """Return the seconds of the products at the chips' full rates."""
     rates = topology.chip.rates
     return sum((kind["flops"] / rates[kind["precision"]] for kind in products(kinds)), 0.0) / topology.devices
+
+
+def cost(seconds: float, topology: Topology, price: float, utilization: float) -> Values:
+    """Return the dollars of work at some shares of the chips' full rate.
+
+    Args:
+        seconds: of the products at the full rate.
+        topology: the chips.
+        price: dollars of a chip's hour.
+        utilization: a share that is expected, beside COST_SHARES.
+    """
+    chip_hours = seconds * topology.devices / 3600
+    shares = sorted({*COST_SHARES, utilization})
+    return {
+        "price": price,
+        "dollars": [{"utilization": share, "dollars": chip_hours * price / share} for share in shares],
+    }
 
 
 def lower_bound(
@@ -123,6 +141,7 @@ def compiled_values(compiled: CompiledProgram) -> Values:
         "collectives": [asdict(c) for c in sorted(compiled.collectives, key=lambda c: -c.times * c.bytes)],
         "collective_bytes": compiled.moved,
         "sent_bytes": compiled.sent,
+        "overlapped": compiled.overlapped,
         "device_flops": compiled.flops,
         "warnings": list(compiled.warnings),
     }

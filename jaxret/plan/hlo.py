@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 COLLECTIVES = (
     "all-reduce",
@@ -187,6 +187,7 @@ class Collective:
     sent: float  # lower bound of the bytes that a device sends, one time
     group: int  # devices that take part
     name: str  # operation of the source
+    overlapped: bool  # whether products are scheduled while it moves its bytes
 
 
 def collectives(module: HloModule, devices: int) -> list[Collective]:
@@ -196,7 +197,8 @@ def collectives(module: HloModule, devices: int) -> list[Collective]:
     and name, one counts, as often as the instruction that starts it.
     """
     by_key: dict[tuple[str, ...], Collective] = {}
-    for times, _, instruction in module.instructions():
+    beside: set[tuple[str, ...]] = set()  # keys of those that products run beside
+    for times, computation, instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind not in COLLECTIVES or not times:
             continue
@@ -207,16 +209,43 @@ def collectives(module: HloModule, devices: int) -> list[Collective]:
         total = sum((array_bytes(*array) for array in results), 0.0)
         group = _group(instruction.rest, devices)
         name = _attribute(r'op_name="([^"]*)"', instruction.rest)
-        collective = Collective(
-            kind, tuple(sorted({k for k, _ in results})), times, total, _sent(kind, total, group), group, name
-        )
+        dtypes = tuple(sorted({k for k, _ in results}))
+        collective = Collective(kind, dtypes, times, total, _sent(kind, total, group), group, name, False)
         key: tuple[str, ...] = (instruction.name,)
         if kind == "all-gather":
             chain = _attribute(r'chain_id="(\d+)"', instruction.rest)
             key = (_attribute(r"channel_id=(\d+)", instruction.rest), str(results), name, chain)
         if group > 1 and (key not in by_key or times < by_key[key].times):
             by_key[key] = collective
-    return list(by_key.values())
+        if _has_products_beside(module, computation, instruction):
+            beside.add(key)
+    return [replace(collective, overlapped=key in beside) for key, collective in by_key.items()]
+
+
+def _has_products_beside(module: HloModule, name: str, collective: Instruction) -> bool:
+    """Return whether products run while a collective moves its bytes: in one fusion with it, as TPUs have them, or
+    between its start and its end in the schedule."""
+    computation = list(module.computations[name].values())
+    if not collective.opcode.endswith("-start"):
+        others = computation if "async_collective_fusion" in name else []
+    else:
+        start = computation.index(collective)
+        ends = [i for i, other in enumerate(computation) if collective.name in other.operands and i > start]
+        others = computation[start + 1 : min(ends, default=start)]
+    return any(_computes(module, name, other) for other in others)
+
+
+def _computes(module: HloModule, name: str, instruction: Instruction) -> bool:
+    """Return whether an instruction, or one that it calls, is a product."""
+    if _flops(module.computations[name], instruction):
+        return True
+    called = [instruction.called("calls"), instruction.called("body"), *branches(instruction)]
+    return any(
+        _computes(module, inner, each)
+        for inner in called
+        if inner in module.computations
+        for each in module.computations[inner].values()
+    )
 
 
 def _attribute(pattern: str, text: str) -> str:

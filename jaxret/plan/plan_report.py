@@ -37,7 +37,7 @@ def plan_report(values: Values, topology: Topology | None) -> str:
     """Format all values of a plan, in paragraphs."""
     lines = [headline(values, topology), f"encoder: {values['encoder']}", f"batch: {batch(values)}"]
     lines += [describe_attention(values["attention"])] if values["verb"] != "search" else []
-    for part in (_parameters, _flops, _memory, _collectives, _time, _run, _storage):
+    for part in (_parameters, _flops, _memory, _collectives, _time, _run, _cost, _storage):
         paragraph = list(part(values, topology))
         if paragraph:
             lines += ["", *paragraph]
@@ -129,6 +129,8 @@ def _collectives(values: Values, _: Topology | None) -> Iterator[str]:
         return
     moved, sent = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
     yield f"collectives, of each device: {moved:,.1f} MB of results, of which it sends {sent:,.1f} MB at least"
+    if sent:
+        yield f"  {values['overlapped']:.0%} of what it sends moves beside products, as XLA schedules them"
     table: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for collective in values["collectives"]:
         row = table[collective["kind"], "+".join(collective["dtypes"])]
@@ -179,6 +181,15 @@ def _run(values: Values, topology: Topology | None) -> Iterator[str]:
         if topology is not None:
             time, part = duration(values["hours"] * 3600), values["utilization"]
             yield f"training: {time} if arithmetic runs at {part:.0%} of its full rate (--utilization)"
+
+
+def _cost(values: Values, topology: Topology | None) -> Iterator[str]:
+    if "cost" not in values:
+        return
+    price = values["cost"]["price"]
+    work = "training" if values["verb"] == "train" else f"encoding {values['passages']:,} passages"
+    shares = ", ".join(f"{row['dollars']:,.2f} at {row['utilization']:.0%}" for row in values["cost"]["dollars"])
+    yield f"{work} costs, in dollars at {price:g} for a chip's hour: {shares} of the full rate"
 
 
 def _storage(values: Values, _: Topology | None) -> Iterator[str]:

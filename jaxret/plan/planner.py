@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.plan import programs
 from jaxret.plan.advice import advise, with_changes
 from jaxret.plan.compilation import CompiledProgram, compile_for, missing_compiler
-from jaxret.plan.estimates import arithmetic, plan_encoding, plan_searching, plan_training
+from jaxret.plan.estimates import arithmetic, cost, plan_encoding, plan_searching, plan_training
 from jaxret.plan.programs import DEFAULT_SEARCH, SearchLoad
 from jaxret.plan.start_problems import start_problems
 from jaxret.plan.workload import PlanTexts, Workload, measure_workload, read_plan_texts
@@ -37,6 +38,7 @@ class Planner:
     advice: bool = True  # where a step does not fit, compile changes that might
     search: SearchLoad = DEFAULT_SEARCH  # also the passages to encode
     lengths: tuple[int | float, ...] = ()  # mean tokens of queries and passages, without data
+    price: float | None = None  # dollars of a chip's hour
 
     def __post_init__(self) -> None:
         self.config = programs.with_stated_settings(self.config)
@@ -108,7 +110,9 @@ class Planner:
         if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
             config = with_changes(config, {"encoder.attention": "plain"})
         if self.verb == "encode":
-            return plan_encoding(config, self.directory, self.search.passages, topology, compiled)
+            values = plan_encoding(config, self.directory, self.search.passages, topology, compiled)
+            batches = math.ceil(values["passages"] / values["batch"]["passages"])
+            return values | self._cost(values, topology, batches)
         if self.verb == "search":
             return plan_searching(config, self.directory, self.search, topology, compiled)
         data = self.data(config, topology)
@@ -117,7 +121,17 @@ class Planner:
         if topology and data.steps is not None:  # a batch shorter than the longest costs in proportion to its tokens
             seconds = arithmetic(values["flops"], topology) / self.utilization * data.share * data.steps
             values |= {"utilization": self.utilization, "hours": seconds / 3600}
+            values |= self._cost(values, topology, data.share * data.steps)
+        elif self.price is not None:
+            self.log("the cost is unknown: data.train or train.steps gives the number of steps")
         return values
+
+    def _cost(self, values: Values, topology: Topology | None, batches: float) -> Values:
+        """Return the cost of so many batches; {} without a price."""
+        if topology is None or self.price is None:
+            return {}
+        seconds = arithmetic(values["flops"], topology) * batches
+        return {"cost": cost(seconds, topology, self.price, self.utilization)}
 
     def _advice(self, topology: Topology) -> list[Values]:
         def needs(config: ConfigDict) -> int:

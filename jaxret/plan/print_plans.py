@@ -5,6 +5,7 @@ JAX is imported inside the functions, after the CPU is selected: a plan never ru
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ class PlanRequest:
         passages, queries, k: size of a search; `passages` also of encoding.
         precision: precision of search candidates.
         lengths: mean tokens of queries and passages, without data.train.
+        price: dollars of a chip's hour, for the cost of training and encoding.
     """
 
     subject: str
@@ -55,6 +57,7 @@ class PlanRequest:
     k: int = 100
     precision: str = "float32"
     lengths: tuple[str, ...] = ()
+    price: float | None = None
 
 
 def print_plans(request: PlanRequest) -> bool:
@@ -62,6 +65,7 @@ def print_plans(request: PlanRequest) -> bool:
     if request.subject not in SUBJECTS:
         suggestion = suggest_name(request.subject, SUBJECTS)
         raise ValueError(f"plan {request.subject}: the subject is one of {', '.join(SUBJECTS)}{suggestion}")
+    _require_price(request)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler's process, too
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.pop("XLA_FLAGS", None)
@@ -90,13 +94,23 @@ def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topo
     load = SearchLoad(request.passages, request.queries, request.k, request.precision)
     lengths = parse_lengths(list(request.lengths))
     names = (request.subject, config, request.config_name)
-    planner = Planner(*names, _log, request.utilization, request.advice, load, lengths)
+    planner = Planner(*names, _log, request.utilization, request.advice, load, lengths, request.price)
     plans: list[dict[str, Any]] = []
     for topology in topologies or (None,):
         plans.append(planner.on(topology))
         print(("\n" if len(plans) > 1 else "") + plan_report(plans[-1], topology), flush=True)
         emit("plan", subject=request.subject, topology=topology and str(topology), plan=plans[-1])
     return not any(plan.get("memory", {}).get("fits") is False for plan in plans)
+
+
+def _require_price(request: PlanRequest) -> None:
+    """Raise ValueError for a price that nothing could be computed from."""
+    if request.price is None:
+        return
+    if not 0 < request.price < math.inf:
+        raise ValueError(f"--price={request.price:g}: it must be the dollars of a chip's hour, above 0")
+    if request.subject not in ("train", "encode") or not request.topologies:
+        raise ValueError("--price is for training and encoding on chips: name them by --topology, as v5e:4x4")
 
 
 def _folder_table(request: PlanRequest, topologies: list[Topology]) -> Iterable[str]:

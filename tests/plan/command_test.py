@@ -25,7 +25,8 @@ def write_large(folder: Path) -> str:
 
 @pytest.mark.exhaustive
 def test_values_without_a_compiler() -> None:
-    done = run_script("-m", "jaxret", *BASE, "--json", "--topology=v5e:4x4", "--config.train.steps=1000")
+    steps = "--config.train.steps=1000"
+    done = run_script("-m", "jaxret", *BASE, "--json", "--topology=v5e:4x4", steps, "--price=1.5", "--utilization=0.25")
     values = json.loads(done.stdout)["plan"]
     assert done.returncode == 0, done.stderr
     assert values["parameters"]["total"] == 2 * 108_891_648
@@ -36,9 +37,26 @@ def test_values_without_a_compiler() -> None:
     seconds = values["lower_bound"]["arithmetic"]
     products = sum(kind["flops"] for kind in values["flops"] if kind["part"] != "optimizer")
     assert seconds == pytest.approx(products / 16 / (197e12 / 6))
-    assert values["hours"] == pytest.approx(1000 * seconds / 0.4 / 3600)
+    assert values["hours"] == pytest.approx(1000 * seconds / 0.25 / 3600)
+    costs = {row["utilization"]: row["dollars"] for row in values["cost"]["dollars"]}
+    assert costs.keys() == {0.2, 0.25, 0.4, 0.6}
+    assert costs[0.25] == pytest.approx(16 * 1.5 * values["hours"])
+    assert costs[0.4] == pytest.approx(costs[0.2] / 2)
     if "collectives" not in values:
         assert any("requirements-plan.txt" in note for note in values["notes"])
+
+
+@pytest.mark.exhaustive
+def test_the_cost_of_encoding() -> None:
+    arguments = ("--topology=l4:1", "--config.tokens.passage_length=128", "--passages=1000000", "--price=0.7")
+    done = run_script("-m", "jaxret", "plan", "encode", BASE[1], "--json", *arguments)
+    values = json.loads(done.stdout)["plan"]
+    seconds = 1_000_000 * values["lower_bound"]["arithmetic"] / values["batch"]["passages"]
+    costs = {row["utilization"]: row["dollars"] for row in values["cost"]["dollars"]}
+    assert costs[0.4] == pytest.approx(0.7 * seconds / 0.4 / 3600, rel=1e-3)
+    dollars = f"{costs[0.2]:,.2f} at 20%, {costs[0.4]:,.2f} at 40%, {costs[0.6]:,.2f} at 60% of the full rate"
+    text = run_script("-m", "jaxret", "plan", "encode", BASE[1], *arguments).stdout
+    assert f"encoding 1,000,000 passages costs, in dollars at 0.7 for a chip's hour: {dollars}\n" in text
 
 
 @pytest.mark.exhaustive
@@ -62,6 +80,9 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
             "mesh.fsdp is 3; it must divide the number of devices, 4",
         ),
         (("plan", "encode", "--config=configs/base.py", "--passages=0"), "--passages"),
+        ((*BASE, "--price=2"), "--price is for training and encoding on chips: name them by --topology"),
+        (("plan", "search", *BASE[1:], "--topology=v5e:1x1", "--price=2"), "--price is for training and encoding"),
+        ((*BASE, "--topology=v5e:1x1", "--price=0"), "--price=0: it must be the dollars of a chip's hour, above 0"),
         ((*BASE, "--utilization=nan"), "--utilization is nan; it must be a number from 0.01 to 1"),
     ],
 )

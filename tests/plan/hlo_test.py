@@ -136,6 +136,38 @@ def test_an_asynchronous_gather_counts_once() -> None:
     assert len(hlo.collectives(hlo.parse_hlo(other + "}\n"), 4)) == 2
 
 
+DOT = "%d = f32[2,2]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+START = "%s = (f32[2]{0}, f32[8]{0}) all-gather-start(%p), channel_id=1, replica_groups=[1,4]<=[4]"
+DONE = "%e = f32[8]{0} all-gather-done(%s)"
+FUSION = "%f = f32[8]{0} fusion(%p), kind=kOutput, calls=%NAME"
+
+
+@pytest.mark.parametrize(
+    ("lines", "called", "inner", "overlapped"),
+    [
+        ((START, DOT, DONE), "", (), True),
+        ((DOT, START, DONE), "", (), False),
+        ((START, DONE, DOT), "", (), False),
+        ((START, FUSION, DONE), "fused_computation", (DOT,), True),
+        ((START, FUSION, DONE), "fused_computation", (), False),
+        # On TPUs the fusion that a collective runs beside has it, too.
+        ((FUSION,), "async_collective_fusion.1", (START.replace("-start", ""), DOT), True),
+        ((FUSION,), "async_collective_fusion.1", (START.replace("-start", ""),), False),
+        ((START.replace("-start", ""), DOT), "", (), False),
+    ],
+)
+def test_a_collective_is_overlapped_by_products_of_its_schedule(
+    lines: tuple[str, ...], called: str, inner: tuple[str, ...], overlapped: bool
+) -> None:
+    def computation(opening: str, lines: tuple[str, ...]) -> str:
+        return "".join([opening, *(f"  {line}\n" for line in ("%p = f32[2,2]{1,0} parameter(0)", *lines)), "}\n"])
+
+    text = "HloModule m\n\n" + (computation(f"%{called} (p: f32[2,2]) -> f32[8] {{\n", inner) if called else "")
+    text += computation("ENTRY %main (p: f32[2,2]) -> f32[8] {\n", lines).replace("%NAME", f"%{called}")
+    (collective,) = hlo.collectives(hlo.parse_hlo(text), 4)
+    assert collective.overlapped == overlapped
+
+
 def test_an_overlapped_gather_counts_per_start() -> None:
     gather = 'f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], metadata={op_name="a"}'
     text = f"""HloModule m
@@ -220,7 +252,7 @@ def test_a_loop_of_unknown_length_is_an_error() -> None:
     unknown = PROGRAM.replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="how often the loop while"):
         hlo.parse_hlo(unknown)
-    with pytest.raises(ValueError, match="no HLO module"):
+    with pytest.raises(ValueError, match="no ENTRY"):
         hlo.parse_hlo("nothing")
 
 

@@ -35,6 +35,7 @@ class WatchedProgram(NamedTuple):
     search: SearchLoad = DEFAULT_SEARCH
     traffic: float = 0.0  # of main memory, as a multiple of the products' alone; 0: not bounded
     gathers: tuple[int, int | float] = (0, 0)  # all-gathers of a step, and MB of the largest; 0: not bounded
+    overlapped: float = 0.0  # lower bound of the share of sent bytes that moves beside products
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ WATCHED_PROGRAMS = (
     WatchedProgram("v5e:4x4", {**CHEAP, **LONG}, 5.5, REDUCED),
     WatchedProgram("v5e:4x4", {**CHEAP, **LONG, **FLASH}, 5.0, REDUCED),
     WatchedProgram("v5e:4x4", {**CHEAP, "train.chunk_size": 16}, 4.3, {"all-reduce": 881}),
-    WatchedProgram("v5e:4x4", SPLIT, 1.9, split_collectives(785, 172, 192, 222)),
+    WatchedProgram("v5e:4x4", SPLIT, 1.9, split_collectives(785, 172, 192, 222), overlapped=0.3),
     WatchedProgram("v5e:4x4", {**SPLIT, "encoder.tied": True}, 1.8, split_collectives(220, 86, 97, 112)),
     WatchedProgram("v5e:4x4", {**SPLIT, **T5}, 1.9, split_collectives(740, 172, 199, 223)),
     WatchedProgram(
@@ -163,6 +164,10 @@ def broken_bounds(row: WatchedProgram, values: dict[str, Any]) -> list[str]:
     if any(row.gathers) and (count > row.gathers[0] or largest > row.gathers[1]):
         expected = f"at most {row.gathers[0]:,} of {row.gathers[1]:,} MB expected"
         broken.append(f"{count:,} all-gathers of up to {largest:,.1f} MB, {expected}")
+    if row.overlapped and values["overlapped"] < row.overlapped:
+        broken.append(
+            f"{values['overlapped']:.0%} of sent bytes beside products, at least {row.overlapped:.0%} expected"
+        )
     if row.traffic and values["traffic"]["bytes"] is None:
         broken.append(f"unknown traffic of main memory, at most {row.traffic} times the products' expected")
     elif row.traffic:
