@@ -5,14 +5,16 @@ python bench/accelerator.py --out=runs/accelerator --small             a rehears
 
 Each part is a process with a time limit, so one that hangs or dies leaves the others. The parts: devices and search
 backends against float64 (`jaxret doctor`), fused attention against plain in values and gradients, a training step, a
-batch of encoding and an exact search, each beside its plan, FAISS, and two processes beside one. Nothing is downloaded:
-weights are random, in published shapes. OUT/report.md has one row a measurement with a verdict, OUT/values.json the
-numbers. Exit status 1 if a verdict is not "ok" or "skipped".
+batch of encoding and an exact search, each beside its plan, FAISS, torch and sentence-transformers where these are
+installed, and two processes beside one. Nothing is downloaded: weights are random, in published shapes; the peers are
+compared on MiniLM. OUT/report.md has one row a measurement with a verdict, OUT/values.json the numbers. Exit status 1
+if a verdict is not "ok" or "skipped".
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -31,8 +34,14 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-LIMITS = {"doctor": 60, "attention": 90, "train": 130, "encode": 90, "search": 120, "processes": 110}  # seconds
+LIMITS = {  # seconds
+    "doctor": 60, "attention": 80, "train": 110, "encode": 70, "search": 90, "peers": 80, "processes": 110
+}  # fmt: skip
 RESULT = "result: "  # begins a line of a part's output: JSON of a Row
+PEERS = {  # scripts of bench/ and their arguments on a GPU
+    "train_step": "--cases full ragged --rounds=4 --queries=128 --dtype=bfloat16",
+    "encode": "--texts=2000 --rounds=3 --dtype=bfloat16",
+}
 LEAST_USE = 0.3  # of the full rate of products; less is a finding
 ATTENTION_ERROR = 0.01  # in bfloat16, of values and gradients, relative to the largest of each: 2.6 of its steps
 LOSS_ERROR = 1e-3  # of two processes beside one, relative, in bfloat16
@@ -357,8 +366,6 @@ def run_encode(size: Size) -> Iterator[Row]:
 
 def run_search(size: Size) -> Iterator[Row]:
     """Exact search of random vectors, in every precision of candidates, beside FAISS where it is installed."""
-    import importlib.util
-
     import numpy as np
 
     from bench.search import ours, peer
@@ -391,6 +398,53 @@ def run_search(size: Size) -> Iterator[Row]:
             f"{seconds * 1e3:.1f} ms{beside}; scores differ from float64 by {error:.0e}",
             verdict,
         )
+
+
+def why_no_peer(module: str, backend: str) -> str:
+    """Return why a peer cannot be compared on this machine; "" if it can."""
+    if not importlib.util.find_spec(module):
+        return f"{module} is not installed (pip install -r requirements-bench.txt)"
+    if backend not in ("cpu", "gpu"):
+        return f"{module} does not run on a {backend} here"
+    if backend == "gpu":
+        import torch
+
+        return "" if torch.cuda.is_available() else f"torch {torch.__version__} has no CUDA"
+    return ""
+
+
+def run_peers(size: Size) -> Iterator[Row]:
+    """MiniLM's training step beside torch's, and its encoding beside sentence-transformers', on the same texts."""
+    import jax
+
+    from bench.all import SCRIPTS
+
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the memory of the device is for all
+    backend = jax.default_backend()
+    small = bool(size.changes)
+    for name, arguments in PEERS.items():
+        if reason := why_no_peer(SCRIPTS[name].needs[0], backend):
+            yield Row(f"{name} beside its peers", "", reason, "skipped")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "results.json"
+            words = (SCRIPTS[name].short if small else arguments).format(folder=folder).split()
+            device = "cuda" if backend == "gpu" else "cpu"
+            command = [sys.executable, str(REPOSITORY / "bench" / f"{name}.py"), *words, f"--device={device}"]
+            done = subprocess.run([*command, f"--json={out}"], capture_output=True, text=True)
+            if done.returncode:
+                yield Row(
+                    f"{name} beside its peers", "", (done.stderr.strip().splitlines() or [""])[-1][:300], "failed"
+                )
+                continue
+            cases = json.loads(out.read_text())["cases"]
+        for case in cases:
+            ((system, ours),) = case["ours"].items()
+            for peer, theirs in case["peers"].items():
+                ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+                verdict = "ok" if ratio >= 1 or small else f"slower than {peer}"
+                measured = f"{statistics.median(ours) * 1e3:.1f} ms; {peer} takes {ratio:.2f} times as long"
+                yield Row(f"{case['case']}: {system} beside {peer}", f"not slower than {peer}", measured, verdict)
 
 
 def run_processes(size: Size) -> Iterator[Row]:
@@ -456,6 +510,7 @@ PARTS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "train": run_train,
     "encode": run_encode,
     "search": run_search,
+    "peers": run_peers,
     "processes": run_processes,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench import accelerator
-from bench.accelerator import PARTS, Row, judge_memory, judge_time, run_part, to_markdown
+from bench.accelerator import PARTS, Row, judge_memory, judge_time, run_part, to_markdown, why_no_peer
 from tests.pipeline import REPOSITORY
 
 GIB = 2**30
@@ -60,6 +61,14 @@ def test_a_failed_or_hanging_part_is_reported_as_a_row(tmp_path: Path, monkeypat
     assert "nowhere" in row.measured
 
 
+def test_a_peer_that_cannot_run_has_a_reason() -> None:
+    assert why_no_peer("json", "cpu") == ""
+    assert why_no_peer("no_such_peer", "cpu") == "no_such_peer is not installed (pip install -r requirements-bench.txt)"
+    assert why_no_peer("json", "tpu") == "json does not run on a tpu here"
+    if importlib.util.find_spec("torch"):
+        assert "has no CUDA" in why_no_peer("torch", "gpu")
+
+
 def test_a_report_is_a_table() -> None:
     here = {"devices": "8 x H100", "python": "3.11.7", "versions": {"jax": "0.10.2"}}
     text = to_markdown(here, [Row("a|b", "at least 1 ms", "2 ms", "ok")], 12.3, small=False)
@@ -79,9 +88,11 @@ def test_all_parts_run_on_two_cpu_devices(tmp_path: Path) -> None:
     rows = [Row(**row) for row in values["rows"]]
     assert {row.verdict for row in rows} == {"ok", "skipped"}, done.stdout
     assert done.returncode == 0
-    assert [row.what for row in rows if row.verdict == "skipped"] == ["search by faiss-gpu"]
+    peers = {"full, 4 pairs", "128 texts of"} if importlib.util.find_spec("torch") else {"train_step", "encode beside"}
+    skipped = {row.what for row in rows if row.verdict == "skipped" and "beside its peers" not in row.what}
+    assert skipped == {"search by faiss-gpu"}
     starts = ("devices", "attention flash", "training step", "encoding 8 passages", "32 queries on 2,000", "losses of")
-    assert len(starts) == len(PARTS)
-    assert all(any(row.what.startswith(start) for row in rows) for start in starts)
+    assert len(starts) + 1 == len(PARTS)
+    assert all(any(row.what.startswith(start) for row in rows) for start in {*starts, *peers})
     report = (tmp_path / "report.md").read_text()
     assert all(row.measured in report for row in rows)
