@@ -379,6 +379,9 @@ def get_config() -> ConfigDict:
     c.mesh = ConfigDict()
     # Devices to split the parameters over; 0: all devices. The batch is always split over all devices.
     c.mesh.fsdp = 1
+    # Devices of a process that share the products of each layer of a language model, where one layer is too large for
+    # a device. They have the same part of the batch.
+    c.mesh.tensor = 1
     # Precision of the sum of gradients over devices: float32, or bfloat16 for half the traffic.
     c.mesh.reduce_dtype = "float32"
     # Several hosts: "auto" on a TPU pod or under Slurm, else HOST:PORT of process 0. "": one process.

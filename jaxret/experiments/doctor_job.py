@@ -81,7 +81,7 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
     devices = jax.local_devices()
     platform = devices[0].platform
     yield (mesh := check_mesh(config, len(devices)))
-    yield check_batch(config, _all_devices(config, len(devices)))
+    yield check_batch(config, _all_devices(config, len(devices)) // config.mesh.tensor)
     yield check_precision(config.encoder.dtype, {name: product_rate(name, platform) for name in DTYPES})
     yield check_attention_choice(config.encoder.attention, platform)
     if encoder is None:
@@ -110,9 +110,14 @@ def check_platform(config: ConfigDict) -> Check | None:
 
 def check_mesh(config: ConfigDict, local: int) -> Check:
     """Return a check of mesh.fsdp with the devices of all processes, of which this one has `local`."""
-    devices = _all_devices(config, local)
+    devices, tensor = _all_devices(config, local), config.mesh.tensor
+    if tensor < 1 or local % tensor:
+        problem = f"mesh.tensor is {tensor}; it must divide the number of devices of a process, {local}"
+        return Check("mesh", f"{devices} devices", problem, fatal=True)
+    devices //= tensor
     fsdp = config.mesh.fsdp or devices
-    value = f"{devices} device{'s' * (devices > 1)}, parameters {f'split over {fsdp}' if fsdp > 1 else 'whole on each'}"
+    groups = f"{devices} device{'s' * (devices > 1)}" if tensor == 1 else f"{devices} x {tensor} devices"
+    value = f"{groups}, parameters {f'split over {fsdp}' if fsdp > 1 else 'whole on each'}"
     if fsdp < 1 or devices % fsdp:
         allowed = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
         problem = f"mesh.fsdp is {fsdp}; it must divide the number of devices: set it to one of {allowed}"

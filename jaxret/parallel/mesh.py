@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,14 +18,23 @@ from jax.sharding import PartitionSpec as P
 from jaxret.parallel.forks import require_unforked
 
 Tree = Any
-ROWS = ("data", "fsdp")  # the axes of the mesh: rows of a batch are split over both
+ROWS = ("data", "fsdp")  # axes of the mesh: rows of a batch are split over both
+TENSOR = "tensor"  # the third axis, where mesh.tensor is above 1: parts of each layer's kernels
 
 # Matches paths of parameters in a stack of scanned layers. ModernBERT's later_layers are one parameter, not a stack.
 LAYERS = r"\b(?!later_)(\w+_)?layers/"
 # Scanned layers have a leading layer axis. Kernels of layers, and of a head's projection to the vocabulary, are split
 # over "fsdp" by input features, tables by hidden size; small parameters are replicated. The path of optimiser state
-# contains the parameter's path, so the same rules apply to it.
+# contains the parameter's path, so the same rules apply to it. In layers of language models, "tensor" splits columns of
+# kernels that read hidden states (whole heads, numbers of the feed-forward), and rows of kernels whose products are
+# added to hidden states (models/encoders/decoder.py); adapters and biases follow their kernels.
+READING, ADDING = r"layers/.*\b(query|key|value|gate|wide)/", r"layers/.*\b(output|narrow)/"
 PARAMETER_RULES: tuple[tuple[str, P], ...] = (
+    (READING + r"kernel$", P(None, "fsdp", TENSOR)),
+    (READING + r"lora_b$", P(None, None, TENSOR)),
+    (READING + r"bias$", P(None, TENSOR)),
+    (ADDING + r"kernel$", P(None, (TENSOR, "fsdp"), None)),
+    (ADDING + r"lora_a$", P(None, TENSOR, None)),
     (r"layers/.*kernel$", P(None, "fsdp", None)),
     (r"\bvocabulary/kernel$", P("fsdp", None)),
     (r"\b(word|position|type)/embedding$", P(None, "fsdp")),
@@ -42,16 +52,32 @@ def map_with_names(function: Callable[[str, Any], Any], tree: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree)
 
 
-def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return all devices as a (data, fsdp) mesh; fsdp 0: all of them. Raises ValueError if `fsdp` does not divide their
-    number, RuntimeError in a forked process."""
+def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None, tensor: int = 1) -> Mesh:
+    """Return all devices as a (data, fsdp) mesh, or with `tensor` above 1 as a (data, fsdp, tensor) mesh; fsdp 0: all
+    that `tensor` leaves. Raises ValueError if they do not divide the number of devices, RuntimeError in a forked
+    process."""
     require_unforked()
+    if devices is None and jax.process_count() > 1 and jax.local_device_count() % max(tensor, 1):
+        raise ValueError(
+            f"mesh.tensor is {tensor}; it must divide the devices of a process, {jax.local_device_count()}: devices "
+            "that share a layer read the same rows"
+        )
     devices = devices if devices is not None else jax.devices()
-    fsdp = fsdp or len(devices)
-    if fsdp < 1 or len(devices) % fsdp:
-        raise ValueError(f"mesh.fsdp is {fsdp}; it must divide the number of devices, {len(devices)}")
-    grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)
-    return Mesh(grid, ROWS, axis_types=(AxisType.Auto,) * 2)
+    if tensor < 1 or len(devices) % tensor:
+        raise ValueError(f"mesh.tensor is {tensor}; it must divide the number of devices, {len(devices)}")
+    fsdp = fsdp or len(devices) // tensor
+    if fsdp < 1 or len(devices) % (fsdp * tensor):
+        used = f" x mesh.tensor {tensor}" if tensor > 1 else ""
+        raise ValueError(f"mesh.fsdp is {fsdp}{used}; it must divide the number of devices, {len(devices)}")
+    grid = np.array(devices).reshape(-1, fsdp, tensor)
+    if tensor > 1:
+        return Mesh(grid, (*ROWS, TENSOR), axis_types=(AxisType.Auto,) * 3)
+    return Mesh(grid[..., 0], ROWS, axis_types=(AxisType.Auto,) * 2)
+
+
+def row_parts(mesh: Mesh) -> int:
+    """Return over how many devices rows are split: those along "tensor" have the same rows."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
@@ -63,9 +89,21 @@ def row_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
     return NamedSharding(mesh, P(None, ROWS) if stacked else P(ROWS))
 
 
-def parameter_spec(name: str) -> P:
-    """Return the partition of the parameter with this path."""
-    return next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
+def parameter_spec(name: str, axes: Collection[str] = ("fsdp",)) -> P:
+    """Return the partition of the parameter with this path over some axes of the mesh."""
+    spec = next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
+    kept = [tuple(axis for axis in names_of(entry) if axis in axes) for entry in spec]
+    return P(*(entry if len(entry) > 1 else next(iter(entry), None) for entry in kept)) if any(kept) else P()
+
+
+def names_of(entry: Any) -> tuple[str, ...]:
+    """Return the axes of the mesh in an entry of a partition."""
+    return entry if isinstance(entry, tuple) else (entry,) if entry else ()
+
+
+def split_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes that parameters are split over."""
+    return tuple(axis for axis in ("fsdp", TENSOR) if mesh.shape.get(axis, 1) > 1)
 
 
 def place_leaf(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -85,13 +123,14 @@ def shardings(mesh: Mesh, tree: Tree) -> Tree:
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
-        spec = parameter_spec(name)
+        spec = parameter_spec(name, split_axes(mesh))
         if len(spec) > len(leaf.shape):
             spec = P()
-        for size, axis in zip(leaf.shape, spec, strict=False):
-            if axis and size % mesh.shape[axis]:
-                raise ValueError(f"{name} {leaf.shape}: {size} is not divisible by mesh.{axis} = {mesh.shape[axis]}")
-        return NamedSharding(mesh, spec if mesh.shape["fsdp"] > 1 else P())
+        for size, entry in zip(leaf.shape, spec, strict=False):
+            if size % (parts := math.prod(mesh.shape[axis] for axis in names_of(entry))):
+                keys = " x ".join(f"mesh.{axis}" for axis in names_of(entry))
+                raise ValueError(f"{name} {leaf.shape}: {size} is not divisible by {keys} = {parts}")
+        return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -108,18 +147,31 @@ class ParameterGatherer:
     Attributes:
         dtype: Type in which parts are gathered.
         reduce_dtype: Type in which gradients of kernels and tables are summed; others use float32.
+        axes: Of the mesh, over which parameters are split (`split_axes`).
+        tensor: Devices that share each layer's products: mesh.tensor. Parts along this axis are not gathered.
         at_once: Whether layers are gathered at the entry instead of inside the scan. For layers that run several times
             (chunks, a tied encoder): their gradients are then summed once.
-        split: Whether parameters are split: mesh.fsdp is above 1.
         frozen: Whether kernels of layers have no gradient, as under adapters. They are gathered inside the scan each
             time: there is no sum to save, and a whole base may not fit.
     """
 
     dtype: Any
     reduce_dtype: Any
-    at_once: bool
-    split: bool
+    axes: tuple[str, ...]
+    tensor: int
+    at_once: bool = False
     frozen: bool = False
+
+    @classmethod
+    def of(cls, mesh: Mesh, dtype: Any, reduce_dtype: Any = jnp.float32, **options: bool) -> ParameterGatherer:
+        """Return the gatherer of a mesh's parameters.
+
+        Args:
+            mesh: Of the devices.
+            dtype, reduce_dtype: As in the class.
+            options: `at_once` and `frozen`.
+        """
+        return cls(dtype, reduce_dtype, split_axes(mesh), mesh.shape.get(TENSOR, 1), **options)
 
     def gather_at_entry(self, params: Tree) -> Tree:
         """Return the parameters at the entry of the shard_map: gathered, except for layers that the scan gathers."""
@@ -135,12 +187,12 @@ class ParameterGatherer:
 
     def in_scan(self, name: str) -> bool:
         """Return whether the parameter with this path is gathered inside the scan, and not at the entry."""
-        again = self.split and self.frozen and name.endswith("kernel")
+        again = "fsdp" in self.axes and self.frozen and name.endswith("kernel")
         return bool(re.search(LAYERS, name)) and (again or not self.at_once)
 
     def _read(self, name: str, x: jax.Array, scanned: int) -> jax.Array:
-        spec = parameter_spec(name)
-        axis = spec.index("fsdp") - scanned if self.split and "fsdp" in spec else None
+        spec = parameter_spec(name, self.axes)
+        axis = next((place - scanned for place, entry in enumerate(spec) if "fsdp" in names_of(entry)), None)
         large = name.endswith(("kernel", "embedding"))  # other parameters are too small to matter
         stacked = bool(re.search(LAYERS, name))
         return _read(x, axis, self.dtype, self.reduce_dtype if large else jnp.float32, stacked)

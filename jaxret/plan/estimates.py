@@ -163,7 +163,7 @@ def plan_training(
         topology: the chips; None: no chips in particular.
         compiled: the step's program for them.
     """
-    devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1)]
+    devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1) * config.mesh.tensor]
     planned = programs.training_program(config, directory, shapes, devices)
     retriever = with_adapters(programs.retriever_of(config, directory), config.lora)
     kinds = [*program_work(planned), optimizer_work(config, retriever)]

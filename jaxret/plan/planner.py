@@ -59,10 +59,10 @@ class Planner:
     def data(self, config: ConfigDict, topology: Topology | None) -> Workload:
         """Measure the work of this config, or one with other keys, on these chips: packing depends on both."""
         retriever = programs.retriever_of(config, self.directory)
-        return measure_workload(config, retriever, self.texts, self._devices(config, topology))
+        return measure_workload(config, retriever, self.texts, self._devices(config, topology) // config.mesh.tensor)
 
     def _devices(self, config: ConfigDict, topology: Topology | None) -> int:
-        return topology.devices if topology else max(config.mesh.fsdp, 1)
+        return topology.devices if topology else max(config.mesh.fsdp, 1) * config.mesh.tensor
 
     def on(self, topology: Topology | None) -> Values:
         """Return the plan for these chips.
@@ -91,9 +91,8 @@ class Planner:
         return values
 
     def _check(self, config: ConfigDict, topology: Topology | None) -> None:
-        make_mesh(
-            config.mesh.fsdp, jax.devices()[: self._devices(config, topology)]
-        )  # raises ValueError if fsdp does not divide the devices
+        devices = jax.devices()[: self._devices(config, topology)]
+        make_mesh(config.mesh.fsdp, devices, config.mesh.tensor)  # raises ValueError if they do not divide the devices
         programs.checked_retriever(config, self.directory)
 
     def _compile(self, config: ConfigDict, topology: Topology) -> CompiledProgram:

@@ -85,7 +85,7 @@ def print_plans(request: PlanRequest) -> bool:
 
 
 def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topology]) -> bool:
-    _set_device_count(topologies, config.mesh.fsdp or 1)
+    _set_device_count(topologies, (config.mesh.fsdp or 1) * config.mesh.tensor)
     from jaxret.plan.plan_report import plan_report
     from jaxret.plan.planner import Planner
     from jaxret.plan.programs import SearchLoad

@@ -145,7 +145,7 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
         shapes: of the largest batch.
         devices: all of the mesh.
     """
-    mesh = make_mesh(config.mesh.fsdp, list(devices))
+    mesh = make_mesh(config.mesh.fsdp, list(devices), config.mesh.tensor)
     retriever = checked_retriever(config, directory)
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     rule = make_update_rule(config)

@@ -20,6 +20,7 @@ from jaxret.parallel.mesh import (
     ParameterGatherer,
     Program,
     replicated_sharding,
+    row_parts,
     row_sharding,
     shard_whole_batch,
     shardings,
@@ -158,9 +159,7 @@ class Embedder:
         Each device encodes its rows, and gathers parameters with `ParameterGatherer`.
         """
         retriever = self.retriever
-        read = ParameterGatherer(
-            retriever.module.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1
-        )
+        read = ParameterGatherer.of(self.mesh, retriever.module.compute.dtype)
 
         forward = retriever.reading(read).with_compute(recompute="none")  # without a gradient, nothing is recomputed
 
@@ -224,7 +223,9 @@ class Embedder:
 
     def _batches(self, program: Program, texts: Ragged, side: Side) -> Iterator[tuple[np.ndarray, jax.Array]]:
         """Yield (rows of the texts, their vectors [size, V, D] on the device, being copied to the host)."""
-        for rows, size, length in plan_batches(texts.lengths, self.tokens_per_batch, self.mesh.size, self.padding):
+        for rows, size, length in plan_batches(
+            texts.lengths, self.tokens_per_batch, row_parts(self.mesh), self.padding
+        ):
             length = min(length, self.max_lengths[side])
             padding = np.full(size - len(rows), -1)
             tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))

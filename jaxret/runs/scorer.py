@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -59,9 +58,7 @@ class PairScorer:
     def program(self) -> Program:
         """The program (params, pairs) -> scores [N], compiled once per shape; rows are split over devices."""
         if "score" not in self.compiled:
-            read = ParameterGatherer(
-                self.model.compute.dtype, jnp.float32, at_once=False, split=self.mesh.shape["fsdp"] > 1
-            )
+            read = ParameterGatherer.of(self.mesh, self.model.compute.dtype)
             model, param_shardings = self.model.reading(read), shardings(self.mesh, self.params)
 
             def score(params: Any, pairs: Tokens) -> jax.Array:

@@ -8,6 +8,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.prompts import read_prompts
+from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.encoders.decoder import DecoderConfig
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model
@@ -35,7 +37,7 @@ LEAST = {  # the least valid number of a key; heads check their own
         ),
         1,
     ),
-    **dict.fromkeys(("train.batch_size", "train.accumulate", "train.round", "train.rounds"), 1),
+    **dict.fromkeys(("train.batch_size", "train.accumulate", "train.round", "train.rounds", "mesh.tensor"), 1),
     **dict.fromkeys(("validation.batch_size", "optimizer.reference_processes"), 1),
     **dict.fromkeys(
         ("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives", "data.subset"), 0
@@ -88,6 +90,11 @@ def check_config(config: ConfigDict) -> None:
     check_tokens(config)
     check_losses(config)
     check_training_data(config)
+    if config.mesh.tensor > 1 and config.task != "retrieval":
+        raise ValueError(
+            f"mesh.tensor is {config.mesh.tensor}, but it splits layers of language models, which task "
+            f"{config.task!r} does not have: set it to 1"
+        )
 
 
 def check_tokens(config: ConfigDict) -> None:
@@ -172,9 +179,32 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
             f"{unattended}: set tokens.packing=False"
         )
     check_text_lengths(config, retriever)
+    check_tensor(config.mesh.tensor, retriever.module.config)
     require_no_dropout(config.encoder.attention, getattr(retriever.module.config, "attention_dropout", 0.0))
     loss_settings(config, retriever)
     check_parameters(config, retriever)
+
+
+def check_tensor(parts: int, shapes: EncoderConfig) -> None:
+    """Raise ValueError for an encoder whose layers mesh.tensor cannot split into `parts`."""
+    if parts == 1:
+        return
+    if not isinstance(shapes, DecoderConfig):
+        raise ValueError(
+            f"mesh.tensor is {parts}, but it splits layers of language models, and the encoder is a "
+            f"{shapes.model_type}: set mesh.tensor=1, and mesh.fsdp to split parameters"
+        )
+    for key, count in {
+        "num_key_value_heads": shapes.num_kv_heads,
+        "intermediate_size": shapes.intermediate_size,
+    }.items():
+        if count % parts:
+            raise ValueError(f"mesh.tensor is {parts}; it must divide the encoder's {key}, {count}")
+    if shapes.attention_dropout:
+        raise ValueError(
+            f"mesh.tensor is {parts}, which has no dropout of attention weights, and the encoder's rate is "
+            f"{shapes.attention_dropout}: set encoder.attention_dropout=0"
+        )
 
 
 def check_text_lengths(config: ConfigDict, retriever: RetrieverModel) -> None:

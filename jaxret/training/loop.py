@@ -47,7 +47,7 @@ from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import Examples, stack_batches
 from jaxret.parallel.events import emit
-from jaxret.parallel.mesh import Program, shard_batch
+from jaxret.parallel.mesh import Program, row_parts, shard_batch
 from jaxret.parallel.processes import any_process, wait_for_all
 from jaxret.parallel.progress import Progress
 from jaxret.runs.identity import WEIGHTS
@@ -413,8 +413,8 @@ def make_trainer(
     plan = job.task.make_plan(job, data, objective)
     if plan.padded_size > plan.batch_size:
         empty = f"{plan.padded_size - plan.batch_size} of {plan.padded_size} places in each batch are empty"
-        job.log(f"{plan.batch_size} of a batch on {job.mesh.size} devices: {empty}")
-    if description := describe_rounding(plan.padded_size, config.train.chunk_size, job.mesh.size):
+        job.log(f"{plan.batch_size} of a batch on {row_parts(job.mesh)} devices: {empty}")
+    if description := describe_rounding(plan.padded_size, config.train.chunk_size, row_parts(job.mesh)):
         job.log(description)
     if plan.packer:
         job.log(str(plan.packer))

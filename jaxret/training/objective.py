@@ -13,7 +13,16 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxret.models.model import Model, Params
-from jaxret.parallel.mesh import ROWS, ParameterGatherer, map_with_names, parameter_spec, shardings
+from jaxret.parallel.mesh import (
+    ROWS,
+    TENSOR,
+    ParameterGatherer,
+    map_with_names,
+    parameter_spec,
+    row_parts,
+    shardings,
+    split_axes,
+)
 from jaxret.training.losses.grad_cache import count_chunks
 from jaxret.training.losses.in_batch import LossTerms
 from jaxret.types import BatchT, HiddenStates, Tokens
@@ -68,11 +77,11 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     def chunks(self, rows: int) -> int:
         """Return in how many passes `rows` are encoded."""
-        return count_chunks(rows, self.chunk_size, self.mesh.size)
+        return count_chunks(rows, self.chunk_size, row_parts(self.mesh))
 
     def bins(self, rows: int) -> int:
         """Return how many parts of a batch are encoded on their own: the chunks of all devices."""
-        return self.mesh.size * self.chunks(rows)
+        return row_parts(self.mesh) * self.chunks(rows)
 
     def padding(self, batch: BatchT) -> Any:
         """Return the tokens that encoders compute for each real one."""
@@ -112,8 +121,9 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     def reader(self, at_once: bool) -> ParameterGatherer:
         """Return how layers read their parameters; at_once: all before the first layer, see ParameterGatherer."""
-        compute, split = self.model.compute, self.mesh.shape["fsdp"] > 1
-        return ParameterGatherer(compute.dtype, self.reduce_dtype, at_once, split, compute.adapters is not None)
+        compute = self.model.compute
+        frozen = compute.adapters is not None
+        return ParameterGatherer.of(self.mesh, compute.dtype, self.reduce_dtype, at_once=at_once, frozen=frozen)
 
     def specs(self, params: Params) -> Any:
         """Return the partition specs of parameters, for shard_map."""
@@ -121,8 +131,14 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     def copies_specs(self, params: Params) -> Any:
         """Return the partition specs of what `copies` returns, for shard_map."""
-        read = self.reader(at_once=True)
-        return map_with_names(lambda name, _: parameter_spec(name) if read.in_scan(name) else P(ROWS), params)
+        read, axes = self.reader(at_once=True), split_axes(self.mesh)
+
+        def spec(name: str, _: Any) -> P:
+            if read.in_scan(name):
+                return parameter_spec(name, axes)
+            return P(ROWS, *parameter_spec(name, [axis for axis in axes if axis == TENSOR]))
+
+        return map_with_names(spec, params)
 
     def copies(self, params: Params) -> Params:
         """Return every parameter whole, [devices, ...]: a copy for each device. Those that layers gather anyway stay

@@ -55,7 +55,7 @@ def prepare_job(
         ContractError: the folder holds another run.
     """
     require_platform(config.mesh.platform, "mesh.platform")
-    mesh = make_mesh(config.mesh.fsdp)
+    mesh = make_mesh(config.mesh.fsdp, tensor=config.mesh.tensor)
     check_config(config)
     check_trackers(config.train.trackers)
     has_begun = not any_process(not workdir.config.exists())

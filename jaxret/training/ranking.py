@@ -17,7 +17,14 @@ from flax import struct
 from jaxtyping import Float, Int
 
 from jaxret.models.scoring import late_interaction, similarities
-from jaxret.parallel.mesh import Program, replicated_sharding, row_sharding, shard_whole_batch, shardings
+from jaxret.parallel.mesh import (
+    Program,
+    replicated_sharding,
+    row_parts,
+    row_sharding,
+    shard_whole_batch,
+    shardings,
+)
 from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import Embedder, plan_batches
 from jaxret.types import Array, Ragged, TextVectors, Tokens
@@ -55,7 +62,7 @@ class Ranker:
         placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))
         best = shard_whole_batch(mesh, self._empty_ranks(placed_queries[0].shape[0]))
         with Progress("rank passages", len(passages), shown=progress) as bar:
-            for rows, size, length in plan_batches(passages.lengths, self.embedder.tokens_per_batch, mesh.size):
+            for rows, size, length in plan_batches(passages.lengths, self.embedder.tokens_per_batch, row_parts(mesh)):
                 # Ascending, so that of equal scores the first is the lower row.
                 rows = np.concatenate([np.sort(rows), np.full(size - len(rows), -1)]).astype(np.int32)
                 tokens = Tokens(*passages.padded(rows, min(length, limit), self.embedder.pad_id))
@@ -71,7 +78,7 @@ class Ranker:
 
     def _place(self, vectors: TextVectors) -> tuple[jax.Array, jax.Array]:
         """Return queries [Q,U,D] and the mask of their vectors [Q,U], split over devices, padded with empty queries."""
-        devices = self.embedder.mesh.size
+        devices = row_parts(self.embedder.mesh)
         rows = np.concatenate([np.arange(len(vectors)), np.full(-len(vectors) % devices, -1)])
         return shard_whole_batch(self.embedder.mesh, vectors.padded(rows, int(vectors.lengths.max())))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from jaxret.models.model import Params
 from jaxret.models.partition import join_parameters
@@ -60,7 +61,8 @@ def loss_and_gradients(
         (_, terms), gradients = gradient(copies, others, *inputs, on_copies)
         return jax.tree.map(jnp.add, total, gradients), terms
 
-    zeros = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, copies), row_sharding(objective.mesh))
+    places = jax.tree.map(lambda spec: NamedSharding(objective.mesh, spec), objective.copies_specs(params))
+    zeros = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, copies), places)
     total, terms = jax.lax.scan(add, zeros, (batch, step * count + jnp.arange(count)))
     (gradients,) = add_up(jax.tree.map(lambda x: x / count, total))
     return jax.tree.map(lambda x: jnp.mean(x, axis=0), terms), gradients

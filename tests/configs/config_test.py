@@ -324,7 +324,7 @@ def distinct_when_shrunken() -> list[tuple[str, str]]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "suffix"), distinct_when_shrunken())
 def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:1]))
     config = shipped(name, suffix).lock()
     write = write_t5 if config.encoder.checkpoint == "t5-base" else write_encoder
     write = write_language_model if name in LANGUAGE_MODELS else write
@@ -346,7 +346,7 @@ def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypa
 def test_i3_trains_and_validates_in_chunks_of_one_query(
     devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:devices]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:devices]))
     config = shipped("recipes/i3_msmarco", "retromae").lock()
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=16, dev=9)
     places = {"encoder.checkpoint": str(encoder), "data.train": str(data), "data.dev": str(data)}
@@ -362,7 +362,7 @@ def test_i3_trains_and_validates_in_chunks_of_one_query(
 def test_i3_fine_tuning_starts_from_the_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:1]))
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data", train=8, dev=2)
     queries = tmp_path / "keywords.jsonl"  # pseudo-queries from a file, as a user without a generator makes it
     assert write_keywords(Corpus.open(data), queries, count=3, progress=False)[0] > 8

@@ -59,10 +59,16 @@ class Run:
     """Three steps with adapters on a mesh."""
 
     def __init__(
-        self, settings: dict[str, Any], devices: int = 1, fsdp: int = 1, steps: int = 3, encoder: Any = WITHOUT_DROPOUT
+        self,
+        settings: dict[str, Any],
+        devices: int = 1,
+        fsdp: int = 1,
+        steps: int = 3,
+        encoder: Any = WITHOUT_DROPOUT,
+        tensor: int = 1,
     ) -> None:
         settings = LORA | settings | OPTIMIZER
-        config, mesh = make_config(settings), make_mesh(fsdp, jax.devices()[:devices])
+        config, mesh = make_config(settings), make_mesh(fsdp, jax.devices()[:devices], tensor)
         self.rule = make_update_rule(config)
         objective = make_objective(settings, mesh, encoder, config.train.chunk_size)
         self.objective = dataclasses.replace(objective, model=with_adapters(objective.model, config.lora))

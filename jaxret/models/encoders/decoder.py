@@ -128,7 +128,8 @@ class DecoderAttention(nn.Module):
         dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.attention_bias, layout=layout)
 
         def heads(name: str, count: int, normed: bool = False) -> Float[jax.Array, "B T heads width"]:
-            split = split_heads(dense(count * c.head_size, name=name)(hidden), count)
+            flat = dense(count * c.head_size, name=name, part="columns")(hidden)
+            split = split_heads(flat, flat.shape[-1] // c.head_size)  # a device's own heads
             return decoder_norm(c, f"{name}_norm")(split) if normed else split
 
         query = rotate(heads("query", c.num_heads, c.norms_queries), positions, rates)
@@ -136,14 +137,14 @@ class DecoderAttention(nn.Module):
         query = query * (c.query_scalar or c.head_size) ** -0.5
         drop = Dropout(c.attention_dropout, layout)
         mixed = attend(query, key, heads("value", c.num_kv_heads), mask, drop, compute=self.compute)
-        return dense(c.hidden_size, name="output")(mixed)
+        return dense(c.hidden_size, name="output", part="rows")(mixed)
 
 
 def decoder_dense(
-    features: int, config: DecoderConfig, compute: Compute, use_bias: bool, layout: TokenLayout, name: str
+    features: int, config: DecoderConfig, compute: Compute, use_bias: bool, layout: TokenLayout, name: str, part: str
 ) -> Dense:
     init = nn.initializers.normal(config.initializer_range)
-    return Dense(features, compute, init, use_bias=use_bias, layout=layout, name=name)
+    return Dense(features, compute, init, use_bias=use_bias, layout=layout, part=part, name=name)
 
 
 def decoder_norm(config: DecoderConfig, name: str) -> ScaledNorm:
@@ -180,14 +181,15 @@ class LanguageModelLayer(nn.Module):
         near = constants["backward"], constants["forward"]
         mask = WindowMask(layout.attention_mask, positions, *near, choices=tuple(sorted({*layer_windows(c)})))
 
-        normed = decoder_norm(c, "attention_norm")(hidden)
+        normed = self.compute.enter_parts(decoder_norm(c, "attention_norm")(hidden))
         attention = DecoderAttention(c, self.compute, name="attention")
         mixed = attention(normed, mask, positions, constants["rates"], layout)
         hidden = hidden + (decoder_norm(c, "attention_output_norm")(mixed) if c.gemma else mixed)
 
-        normed = decoder_norm(c, "mlp_norm")(hidden)
-        gate = GATES[c.hidden_act](dense(c.intermediate_size, name="gate")(normed))
-        narrow = dense(c.hidden_size, name="narrow")(gate * dense(c.intermediate_size, name="wide")(normed))
+        normed = self.compute.enter_parts(decoder_norm(c, "mlp_norm")(hidden))
+        gate = GATES[c.hidden_act](dense(c.intermediate_size, name="gate", part="columns")(normed))
+        wide = dense(c.intermediate_size, name="wide", part="columns")(normed)
+        narrow = dense(c.hidden_size, name="narrow", part="rows")(gate * wide)
         hidden = hidden + (decoder_norm(c, "mlp_output_norm")(narrow) if c.gemma else narrow)
         if self.selection.layers == "last":
             return hidden, None

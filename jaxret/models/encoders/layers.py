@@ -14,7 +14,7 @@ from jax.extend.random import threefry2x32_p
 from jaxtyping import Bool, Float
 
 from jaxret.models.encoders.layout import TokenLayout
-from jaxret.parallel.mesh import ParameterGatherer
+from jaxret.parallel.mesh import TENSOR, ParameterGatherer
 
 MASKED_LOGIT = -1e30  # softmax makes exactly 0 of it, and no NaN of a row of nothing else
 
@@ -59,6 +59,16 @@ class Compute:
     attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
     interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
     adapters: Adapters | None = None  # None: dense layers have none
+
+    @property
+    def tensor(self) -> int:
+        """Return how many devices share each layer's products, inside `jax.shard_map`."""
+        return self.read.tensor if self.read else 1
+
+    def enter_parts(self, x: jax.Array) -> jax.Array:
+        """Return x, which each of these devices has whole, for products with their parts of kernels: its gradient is
+        summed over them."""
+        return jax.lax.pcast(x, TENSOR, to="varying") if self.tensor > 1 else x
 
 
 def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:
@@ -119,28 +129,45 @@ class Dense(nn.Module):
     kernel_init: Any
     use_bias: bool = True
     layout: TokenLayout | None = None  # of the rows of x, for the dropout of adapters
+    # What a device has of the kernel under mesh.tensor: all (""); "columns", and the same ones of y; or "rows", and the
+    # same columns of x, and y is a sum over devices.
+    part: str = ""
 
     @nn.compact
     def __call__(self, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, "*batch O"]:
         dtype, rows = self.compute.dtype, "abc"[: x.ndim - 1]
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        y = checkpoint_name(product(f"{rows}i,io->{rows}o", x.astype(dtype), kernel, dtype, dtype), "product")
-        if self.use_bias:
-            y = y.astype(jnp.float32) + self.param("bias", nn.initializers.zeros, (self.features,))
+        features = self.features // self.compute.tensor if self.part == "columns" else self.features
+        summed = self.part == "rows" and self.compute.tensor > 1
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], features))
+        y = product(f"{rows}i,io->{rows}o", x.astype(dtype), kernel, dtype, jnp.float32 if summed else dtype)
         adapters = self.compute.adapters
-        if adapters is not None and "/".join(self.path) in adapters.layers:
-            y = y.astype(jnp.float32) + self.low_rank(x, adapters)
+        if has_adapter := adapters is not None and "/".join(self.path) in adapters.layers:
+            added = self.low_rank(x, adapters, features)
+        if summed:
+            y = jax.lax.psum(y + added if has_adapter else y, TENSOR).astype(dtype)
+        y = checkpoint_name(y, "product")
+        if self.use_bias:
+            y = y.astype(jnp.float32) + self.param("bias", nn.initializers.zeros, (features,))
+        if has_adapter and not summed:
+            y = y.astype(jnp.float32) + added
         return y.astype(dtype)
 
-    def low_rank(self, x: Float[jax.Array, "*batch I"], adapters: Adapters) -> Float[jax.Array, "*batch O"]:
-        """Return what the adapter of this layer adds, float32."""
+    def low_rank(
+        self, x: Float[jax.Array, "*batch I"], adapters: Adapters, features: int
+    ) -> Float[jax.Array, "*batch O"]:
+        """Return what the adapter of this layer adds to these features, float32."""
         dtype, rows = self.compute.dtype, "abc"[: x.ndim - 1]
         if adapters.dropout:
             assert self.layout is not None, f"{'/'.join(self.path)} drops numbers of its input: it needs the layout"
-            x = Dropout(adapters.dropout, self.layout)(x)
+            parts = self.compute.tensor if self.part == "rows" else 1
+            x = Dropout(adapters.dropout, self.layout, parts)(x)
         uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # +-1/sqrt(in), as PEFT's
         down = self.param("lora_a", uniform, (x.shape[-1], adapters.rank))
-        up = self.param("lora_b", nn.initializers.zeros, (adapters.rank, self.features))
+        up = self.param("lora_b", nn.initializers.zeros, (adapters.rank, features))
+        if self.part == "columns":
+            down = self.compute.enter_parts(down)
+        elif self.part == "rows":
+            up = self.compute.enter_parts(up)
         narrow = product(f"{rows}i,ir->{rows}r", x.astype(dtype), down, dtype, dtype)
         return adapters.scaling * product(f"{rows}r,ro->{rows}o", narrow, up, dtype, jnp.float32)
 
@@ -186,6 +213,7 @@ class Dropout(nn.Module):
 
     rate: float
     layout: TokenLayout
+    parts: int = 1  # devices along "tensor" that have a part of x's last axis each
 
     @property
     def active(self) -> bool:
@@ -196,10 +224,14 @@ class Dropout(nn.Module):
         if not self.active:
             return x
         keep, keys = 1 - self.rate, self.keys()
+        whole = (*x.shape[:-1], x.shape[-1] * self.parts)
         if self.layout.packed is None:
-            drawn = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(keys)
+            drawn = jax.vmap(lambda key: jax.random.bernoulli(key, keep, whole[1:]))(keys)
         else:
-            drawn = packed_bernoulli(keys, self.layout, keep, x.shape)
+            drawn = packed_bernoulli(keys, self.layout, keep, whole)
+        if self.parts > 1:
+            own = jax.lax.axis_index(TENSOR) * x.shape[-1]
+            drawn = jax.lax.dynamic_slice_in_dim(drawn, own, x.shape[-1], axis=-1)
         return jnp.where(drawn, x / keep, 0)
 
     def keys(self) -> jax.Array:

@@ -17,7 +17,7 @@ from jaxret.models.heads.head import Side
 from jaxret.models.model import Params
 from jaxret.models.retriever import DTYPES, RetrieverModel, build_retriever_model
 from jaxret.models.scoring import late_interaction, similarities
-from jaxret.parallel.mesh import replicated_sharding, row_sharding
+from jaxret.parallel.mesh import replicated_sharding, row_parts, row_sharding
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, make_embedder
 from jaxret.runs.run_warnings import RunWarning
@@ -240,7 +240,7 @@ def make_validation(
     embedder = make_embedder(objective.model.whole, params, objective.mesh, data.tokenizer, config)
     pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
     collection = data.corpus or make_collection(data.dev, data.train, pool_size, config.seed.data)
-    plan = make_retrieval_plan(config, objective.model, config.validation.batch_size, objective.mesh.size)
+    plan = make_retrieval_plan(config, objective.model, config.validation.batch_size, row_parts(objective.mesh))
     ranker = Ranker(embedder, collection.depth)
     return RetrievalValidation(data.dev, collection, plan, make_eval_step(objective, params), ranker, progress)
 
@@ -262,7 +262,7 @@ def _make_validator(
 def _make_plan(job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch]) -> BatchPlan:
     for warning in data.warnings:
         job.log(warning.text)
-    plan = make_retrieval_plan(job.config, job.model, job.config.train.batch_size, job.mesh.size)
+    plan = make_retrieval_plan(job.config, job.model, job.config.train.batch_size, row_parts(job.mesh))
     if data.train and job.config.tokens.packing:
         return pack_plan(plan, data.train, job.model, objective.bins(plan.padded_size))
     return plan

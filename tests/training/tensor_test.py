@@ -1,0 +1,122 @@
+"""mesh.tensor: devices share the products of each layer of a language model. Eight devices equal one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxret.parallel.mesh import make_mesh, parameter_spec, row_parts, shard_batch, shardings
+from jaxret.training.config_check import check_tensor
+from tests.tiny import (
+    GEMMA,
+    LLAMA,
+    MLR,
+    WITHOUT_DROPOUT,
+    distance,
+    make_batch,
+    make_objective,
+    make_params,
+    relative_error,
+)
+from tests.training.lora_test import Run
+
+LAST: dict[str, Any] = {"head.token": "last", "loss.temperature": 4.0, "encoder.tied": True}
+QWEN = dataclasses.replace(LLAMA, num_heads=4, num_kv_heads=2, attention_bias=True, mlp_bias=True, model_type="qwen3")
+SHARED_KEYS = dataclasses.replace(GEMMA, num_heads=4, num_kv_heads=2)
+
+
+def gradient(settings: dict[str, Any], mesh: Any, encoder: Any, chunk_size: int = 0) -> tuple[float, Any]:
+    objective = make_objective(settings, mesh, encoder, chunk_size)
+    params = make_params(objective.model)
+    params = jax.tree.map(jax.device_put, params, shardings(mesh, params))
+    compute = jax.jit(jax.value_and_grad(lambda p, b, k: objective(p, b, k).loss))
+    value, gradients = compute(params, shard_batch(mesh, make_batch(8)), jax.random.key(1))
+    return float(value), jax.device_get(gradients)
+
+
+@pytest.mark.parametrize(
+    ("settings", "encoder", "fsdp", "chunk_size"),
+    [
+        pytest.param({}, QWEN, 2, 0, id="qwen3"),
+        pytest.param({}, SHARED_KEYS, 1, 4, marks=pytest.mark.exhaustive, id="gemma, chunks"),
+        pytest.param(
+            MLR | {"encoder.recompute": "cheap"}, QWEN, 4, 0, marks=pytest.mark.exhaustive, id="mlr, recompute"
+        ),
+    ],
+)
+def test_value_and_gradients_equal_those_of_one_device(
+    settings: dict[str, Any], encoder: Any, fsdp: int, chunk_size: int
+) -> None:
+    """Of every parameter: kernels, biases, norms of heads, tables."""
+    one = gradient(LAST | settings, make_mesh(1, jax.devices()[:1]), encoder, chunk_size)
+    many = gradient(LAST | settings, make_mesh(fsdp, tensor=2), encoder, chunk_size)
+    assert many[0] == pytest.approx(one[0], rel=1e-6)
+    assert distance(many[1], one[1]) < 1e-5
+
+
+SIZES = ((1, 1, 1), (8, 2, 2))  # devices, mesh.fsdp, mesh.tensor
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"lora.dropout": 0.3, "encoder.recompute": "layer"}, id="dropout"),
+        pytest.param(
+            {"train.chunk_size": 4, "train.accumulate": 2}, marks=pytest.mark.exhaustive, id="chunks, accumulate"
+        ),
+        pytest.param({"lora.targets": ("q_proj", "down_proj")}, marks=pytest.mark.exhaustive, id="two targets"),
+    ],
+)
+def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -> None:
+    settings = {"head.token": "last"} | settings
+    one, many = (Run(settings, devices, fsdp, encoder=QWEN, tensor=tensor) for devices, fsdp, tensor in SIZES)
+    assert relative_error(jax.device_get(many.state.params), jax.device_get(one.state.params)) < 1e-5
+    for ours, theirs in zip(many.metrics, one.metrics, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    kernel = many.state.frozen["encoder"]["layers"]["narrow"]["kernel"]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, QWEN.intermediate_size // 4, 16)}
+
+
+def test_parameters_follow_their_kernels() -> None:
+    axes = ("fsdp", "tensor")
+    columns = P(None, "fsdp", "tensor")
+    assert parameter_spec("encoder/layers/attention/query/kernel", axes) == columns
+    assert parameter_spec("opt_state/mu/encoder/layers/gate/kernel", axes) == columns
+    assert parameter_spec("encoder/layers/gate/lora_b", axes) == P(None, None, "tensor")
+    assert parameter_spec("encoder/layers/gate/lora_a", axes) == P()
+    assert parameter_spec("encoder/layers/attention/key/bias", axes) == P(None, "tensor")
+    assert parameter_spec("encoder/layers/narrow/kernel", axes) == P(None, ("tensor", "fsdp"), None)
+    assert parameter_spec("encoder/layers/narrow/kernel", ("tensor",)) == P(None, "tensor", None)
+    assert parameter_spec("encoder/layers/attention/output/lora_a", axes) == P(None, "tensor", None)
+    assert parameter_spec("encoder/layers/attention/output/bias", axes) == P()
+    assert parameter_spec("encoder/layers/attention/query_norm/scale", axes) == P()
+    assert parameter_spec("encoder/word/embedding", axes) == P(None, "fsdp")
+
+
+def test_meshes_with_a_tensor_axis() -> None:
+    assert dict(make_mesh(2, tensor=2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(make_mesh(0, tensor=4).shape) == {"data": 1, "fsdp": 2, "tensor": 4}, "0: all that are left"
+    assert row_parts(make_mesh(2, tensor=2)) == 4
+    with pytest.raises(ValueError, match=r"mesh.tensor is 3; it must divide the number of devices, 8"):
+        make_mesh(tensor=3)
+    with pytest.raises(ValueError, match=r"mesh.fsdp is 4 x mesh.tensor 4; it must divide"):
+        make_mesh(4, tensor=4)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "parts", "message"),
+    [
+        (WITHOUT_DROPOUT, 2, "mesh.tensor is 2, but it splits layers of language models, and the encoder is a bert"),
+        (LLAMA, 2, "mesh.tensor is 2; it must divide the encoder's num_key_value_heads, 1"),
+        (dataclasses.replace(QWEN, intermediate_size=25), 2, "must divide the encoder's intermediate_size, 25"),
+        (dataclasses.replace(QWEN, attention_dropout=0.1), 2, "no dropout of attention weights, .* rate is 0.1"),
+    ],
+)
+def test_layers_that_cannot_be_split_are_refused(encoder: Any, parts: int, message: str) -> None:
+    check_tensor(1, encoder)
+    with pytest.raises(ValueError, match=message):
+        check_tensor(parts, encoder)
