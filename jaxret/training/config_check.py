@@ -179,16 +179,22 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
             f"{unattended}: set tokens.packing=False"
         )
     check_text_lengths(config, retriever)
-    check_tensor(config.mesh.tensor, retriever.module.config)
+    check_tensor(config.mesh.tensor, retriever.module.config, config.encoder.attention)
     require_no_dropout(config.encoder.attention, getattr(retriever.module.config, "attention_dropout", 0.0))
     loss_settings(config, retriever)
     check_parameters(config, retriever)
 
 
-def check_tensor(parts: int, shapes: EncoderConfig) -> None:
-    """Raise ValueError for an encoder whose layers mesh.tensor cannot split into `parts`."""
+def check_tensor(parts: int, shapes: EncoderConfig, attention: str = "plain") -> None:
+    """Raise ValueError for an encoder whose layers mesh.tensor cannot split into `parts`, and for a kernel of
+    attention."""
     if parts == 1:
         return
+    if attention != "plain":
+        raise ValueError(
+            f"mesh.tensor is {parts} and encoder.attention {attention!r}, which are not supported together: "
+            "set encoder.attention='plain'"
+        )
     if not isinstance(shapes, DecoderConfig):
         raise ValueError(
             f"mesh.tensor is {parts}, but it splits layers of language models, and the encoder is a "

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxret.models.encoders.pretrained import save_pretrained
 from jaxret.parallel.mesh import make_mesh, parameter_spec, row_parts, shard_batch, shardings
+from jaxret.runs.run import open_run
 from jaxret.training.config_check import check_tensor
+from jaxret.training.loop import train
+from tests.pipeline import tiny_config, write_data, write_language_model
 from tests.tiny import (
     GEMMA,
     LLAMA,
@@ -20,6 +26,7 @@ from tests.tiny import (
     make_batch,
     make_objective,
     make_params,
+    make_retriever,
     relative_error,
 )
 from tests.training.lora_test import Run
@@ -81,6 +88,35 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, QWEN.intermediate_size // 4, 16)}
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"lora__rank": 2, "lora__alpha": 4.0, "lora__dropout": 0.2, "tokens__packing": True}, id="lora"),
+        pytest.param({"optimizer__ema": 0.5}, marks=pytest.mark.exhaustive, id="full"),
+    ],
+)
+def test_a_run_stops_and_resumes_as_without_the_axis(more: dict[str, Any], tmp_path: Path) -> None:
+    """With validation, from a checkpoint of another mesh; the vectors of the run follow."""
+    encoder, data = write_language_model(tmp_path / "encoder"), write_data(tmp_path / "data")
+    shapes = dataclasses.replace(QWEN, vocab_size=99, max_positions=40, mlp_bias=False)
+    save_pretrained(encoder, shapes, make_params(make_retriever(LAST, shapes))["encoder"])
+    more = {**more, "head__token": "last", "optimizer__decay": "none", "train__batch_size": 16}
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    train(tiny_config(encoder, data, **more), alone, progress=False)
+    for steps, fsdp in ((3, 2), (6, 4)):
+        mesh = {"mesh__tensor": 2, "mesh__fsdp": fsdp, "train__steps": steps}
+        done = train(tiny_config(encoder, data, **more, **mesh), shared, progress=False)
+    assert (done.resumed_from, done.step) == (3, 6)
+    lines = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (alone, shared)]
+    assert len(lines[0]) == len(lines[1])
+    for expected, actual in zip(*lines, strict=True):
+        for name in {"loss", "gradient_norm", "validation/average_rank"} & expected.keys():
+            assert actual[name] == pytest.approx(expected[name], rel=1e-4), (expected["step"], name)
+    assert any("validation/average_rank" in line for line in lines[0])
+    expected, actual = (jax.device_get(open_run(run).params) for run in (alone, shared))
+    assert relative_error(actual, expected) < 1e-4
+
+
 def test_parameters_follow_their_kernels() -> None:
     axes = ("fsdp", "tensor")
     columns = P(None, "fsdp", "tensor")
@@ -118,5 +154,8 @@ def test_meshes_with_a_tensor_axis() -> None:
 )
 def test_layers_that_cannot_be_split_are_refused(encoder: Any, parts: int, message: str) -> None:
     check_tensor(1, encoder)
+    check_tensor(2, QWEN)
+    with pytest.raises(ValueError, match=r"mesh.tensor is 2 and encoder.attention 'flash'"):
+        check_tensor(2, QWEN, "flash")
     with pytest.raises(ValueError, match=message):
         check_tensor(parts, encoder)
