@@ -124,6 +124,12 @@ WATCHED_PROGRAMS = (
         {"all-gather": 57_000, "all-reduce": 180},
         gathers=BY_LAYER,
     ),
+    WatchedProgram(
+        "v5e:4x4",
+        {**LORA, "mesh.fsdp": 4, "mesh.tensor": 4, "train.chunk_size": 32},
+        8.9,
+        {"all-gather": 84_700, "all-reduce": 93_200},
+    ),
     WatchedProgram("h100:1", {**LORA, "train.chunk_size": 8}, 23.5, {}),
     WatchedProgram("h100:1", {**LORA, "encoder.attention": "cudnn", "train.chunk_size": 8}, 22.6, {}),
     WatchedProgram("v5e:4x4", {}, 1.0, {}, "encode"),
