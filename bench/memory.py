@@ -1,120 +1,199 @@
-"""Peak memory of encoding against the size of the corpus: python bench/memory.py --corpus=FOLDER --sizes=5000,50000
+"""Peak memory of jaxret's commands against the size of the corpus: python bench/memory.py --sizes=100000,1000000
 
-Encodes the first passages of a corpus in a process of its own for each size and prints its peak resident memory, and
-that without mapped files. The encoder is a small random BERT (2 layers, 64 wide) with MiniLM's tokenizer, because what
-could grow is the data, not the model; --weights=minilm takes the real one. Without --corpus passages are drawn, as many
-as asked for: a .jsonl.gz that is read as a stream (--sizes=50000,5000000 takes half an hour or more on two cores).
+Draws passages of 5 to 60 words, and encodes them with a small random BERT (2 layers, 64 wide) with MiniLM's tokenizer,
+because what could grow is the data, not the model. Then it searches for 1,000 queries, mines negatives of 1,000
+training queries, reranks 20 passages of 50 queries by a cross-encoder, and serves. Each is a command in a process of
+its own. Prints, for each, the most memory that the process had, that without mapped files, which the system takes back,
+and its seconds. --corpus takes the first passages of a corpus in place of drawn ones. Linux.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import http.client
 import json
-import resource
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from jaxret.data.records import Passage  # noqa: E402
+from bench.serve import free_port, wait_for  # noqa: E402
+from jaxret.data.records import Judgement, Passage, Query  # noqa: E402
 
-SHARD_ROWS = 2500
+VERBS = ("encode", "search", "mine", "rerank", "serve")
+SHARD_ROWS, QUERIES, K, RERANKED = 2500, 1000, 100, 50
+WORDS = np.array([f"word{i}" for i in range(5000)])
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most memory of a process, in MiB: with mapped files, and without; and its seconds."""
+
+    whole: int
+    own: int
+    seconds: float
 
 
 def drawn(size: int) -> Iterator[Passage]:
-    """Passages of 5 to 60 words, the same ones every time."""
-    words = np.array([f"word{i}" for i in range(5000)])
+    """Yield passages of 5 to 60 words, the same ones every time."""
     for start in range(0, size, 1000):
         random = np.random.default_rng(start)
         for number in range(start, min(start + 1000, size)):
-            yield Passage(f"p{number}", " ".join(random.choice(words, int(random.integers(5, 61)))))
+            yield Passage(f"p{number}", " ".join(random.choice(WORDS, int(random.integers(5, 61)))))
 
 
-def write_stream(path: Path, passages: Iterable[Passage]) -> Path:
-    with gzip.open(path, "wt", compresslevel=1) as file:
-        for passage in passages:
-            file.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}) + "\n")
-    return path
+def write_data(folder: Path, passages: Iterable[Passage]) -> list[str]:
+    """Write a BEIR folder, each query of which has the first words of a passage; return the queries' texts."""
+    from jaxret.data.formats import write_beir
+
+    first = list(islice(passages := iter(passages), QUERIES))
+    queries = [Query(f"q{number}", " ".join(passage.text.split()[:8])) for number, passage in enumerate(first)]
+    judgements = [Judgement(query.id, passage.id, 1) for query, passage in zip(queries, first, strict=True)]
+    write_beir(folder, [], queries, {"train": judgements, "test": judgements})
+    with gzip.open(folder / "corpus.jsonl.gz", "wt", compresslevel=1) as file:
+        for group in (first, passages):
+            for passage in group:
+                file.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}) + "\n")
+    (folder / "corpus.jsonl").unlink()
+    return [query.text for query in queries]
 
 
-def watch(own: list[int]) -> None:
-    """Notes the most MiB that are the process's own: without the pages of mapped files, which the system takes back."""
-    while True:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        own[0] = max(own[0], int(status["RssAnon"].split()[0]) // 1024)
-        time.sleep(0.05)
-
-
-def encode(corpus: str, workdir: Path, size: int, weights: str) -> None:
-    """Encodes the first `size` passages and prints the peak memory of this process."""
-    import shutil
-
+def write_models(folder: Path, shard_rows: int) -> None:
+    """Write a run of a retriever, not trained, and a cross-encoder, both of a small random BERT."""
     import jax
+    from safetensors.numpy import load_file, save_file
 
     from jaxret.configs.minilm import get_config
-    from jaxret.data.formats import read_corpus
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
-    from jaxret.index.encode import encode_corpus
-    from jaxret.index.encode_options import EncodeOptions
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
     from jaxret.models.retriever import build_retriever_model
-    from jaxret.runs.run import open_run
     from jaxret.training.loop import train
 
-    config = get_config("as_it_comes")
-    config.tokens.passage_length = 64
-    config.encode.shard_rows = SHARD_ROWS
-    if weights == "random":
-        source = resolve_encoder(config.encoder.checkpoint)
-        bert = BertConfig(30522, 64, 2, 4, 128, 512)
-        config.encoder.checkpoint, config.encoder.sha256 = str(workdir / "small"), ""
-        save_pretrained(workdir / "small", bert, build_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
-        for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
-            shutil.copyfile(source / name, workdir / "small" / name)
-    passages = islice(read_corpus(corpus), size) if corpus else drawn(size)
-    texts = write_stream(workdir / "corpus.jsonl.gz", passages)
-    passage = next(read_corpus(texts))
-    from jaxret.data.formats import write_dpr_examples
-    from jaxret.data.records import Example, Query
+    config, bert, encoder = get_config("as_it_comes"), BertConfig(30522, 64, 2, 4, 128, 512), folder / "encoder"
+    config.tokens.passage_length, config.encode.shard_rows = 64, shard_rows
+    source = resolve_encoder(config.encoder.checkpoint)
+    config.encoder.checkpoint, config.encoder.sha256 = str(encoder), ""
+    save_pretrained(encoder, bert, build_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
+    for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
+        shutil.copyfile(source / name, encoder / name)
+    config.data.train, config.train.steps = str(folder / "data"), 0
+    config.data.store = str(folder / "tokens")
+    train(config, folder / "run", progress=False)
 
-    write_dpr_examples(workdir / "one.json", [Example(Query("0", "a question"), (passage,))])
-    config.data.train = str(workdir / "one.json")
-    train(config, workdir / "run", progress=False)
-    run = open_run(workdir / "run")
-    begin = time.perf_counter()
-    own = [0]
-    threading.Thread(target=watch, args=(own,), daemon=True).start()
-    result = encode_corpus(run, texts, options=EncodeOptions(store=str(workdir / "tokens")), progress=False)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{result.passages:,} passages in {result.shards} shards: peak {peak:.0f} MiB", end="")
-    print(f", {own[0]:.0f} of its own, {time.perf_counter() - begin:.0f} s")
+    cross, random = folder / "cross", np.random.default_rng(0)
+    shutil.copytree(encoder, cross)
+    stated = json.loads((cross / "config.json").read_text()) | {"num_labels": 1}
+    (cross / "config.json").write_text(json.dumps(stated))
+    sizes = {"pooler.dense.weight": (64, 64), "pooler.dense.bias": (64,)}
+    sizes |= {"classifier.weight": (1, 64), "classifier.bias": (1,)}
+    tensors = load_file(cross / "model.safetensors")
+    tensors |= {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    save_file(tensors, cross / "model.safetensors", {"format": "pt"})
+
+
+def measure(arguments: list[str], use: Callable[[subprocess.Popen[bytes]], Any] | None = None) -> Peak:
+    """Run a jaxret command and return its peak; `use` is called with a server, which is ended then."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([sys.executable, "-m", "jaxret", *arguments], env=environment, stdout=subprocess.DEVNULL)
+    begin, whole, own = time.perf_counter(), 0, 0
+    if use:
+        use(process)
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        numbers = dict(re.findall(r"^(VmHWM|RssAnon):\s+(\d+) kB", status, re.MULTILINE))
+        whole = max(whole, int(numbers.get("VmHWM", 0)) // 1024)
+        own = max(own, int(numbers.get("RssAnon", 0)) // 1024)
+        if use and own:
+            process.terminate()
+            process.wait()
+        time.sleep(0.02)
+    if process.returncode and not use:
+        raise SystemExit(f"jaxret {arguments[0]} ended with status {process.returncode}")
+    return Peak(whole, own, time.perf_counter() - begin)
+
+
+def keep_queries(run: Path, some: Path) -> None:
+    """Write the rankings of the first RERANKED queries of a TREC run."""
+    ids = {f"q{number}" for number in range(RERANKED)}
+    with open(run) as every, open(some, "w") as kept:
+        kept.writelines(line for line in every if line.split()[0] in ids)
+
+
+def ask(port: int, queries: list[str]) -> Callable[[subprocess.Popen[bytes]], None]:
+    """Return a function that waits for a server and searches for some queries, one at a time."""
+
+    def use(process: subprocess.Popen[bytes]) -> None:
+        wait_for(port, process)
+        for query in queries:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            body = json.dumps({"queries": [query], "k": K})
+            connection.request("POST", "/search", body, {"content-type": "application/json"})
+            if (status := connection.getresponse().status) != 200:
+                raise SystemExit(f"the server answered with status {status}")
+
+    return use
+
+
+def peaks(folder: Path, passages: Iterable[Passage], shard_rows: int = SHARD_ROWS) -> Iterator[tuple[str, Peak]]:
+    """Yield the peak of each command of VERBS.
+
+    Args:
+        folder: a new one.
+        passages: of the corpus.
+        shard_rows: passages of a shard.
+    """
+    folder.mkdir(exist_ok=True)
+    data, run = folder / "data", f"--workdir={folder / 'run'}"
+    queries = write_data(data, passages)
+    write_models(folder, shard_rows)
+    port = free_port()
+    store, corpus = f"--store={folder / 'tokens'}", f"--corpus={data}"
+    searched, some = folder / "run" / "runs" / "data.trec", folder / "some.trec"
+    commands: dict[str, list[str]] = {
+        "encode": ["encode", run, corpus, store],
+        "search": ["search", run, f"--queries={data}", f"--k={K}"],
+        "mine": ["mine", f"--data={data}", corpus, f"--pool={folder / 'run'}", f"--out={folder / 'mined.jsonl'}"],
+        "rerank": [
+            "rerank", f"--model={folder / 'cross'}", f"--run={some}", f"--queries={data}", corpus, "--k=20",
+            f"--out={folder / 'reranked.trec'}",
+        ],
+        "serve": ["serve", str(folder / "run"), f"--port={port}"],
+    }  # fmt: skip
+    for verb, command in commands.items():
+        if verb == "rerank":
+            keep_queries(searched, some)
+        yield verb, measure(command, ask(port, queries[:20]) if verb == "serve" else None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", default="", help="BEIR folder, corpus.jsonl or psgs.tsv; default: drawn")
     parser.add_argument("--sizes", default="5000,50000")
-    parser.add_argument("--weights", default="random", choices=["random", "minilm"])
-    parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)  # the inner process
+    parser.add_argument("--folder", help="where there is room; default: that of temporary files")
     arguments = parser.parse_args()
-    if arguments.one:
-        with tempfile.TemporaryDirectory() as folder:
-            encode(arguments.corpus, Path(folder), arguments.one, arguments.weights)
-        return
-    for size in arguments.sizes.split(","):
-        command = [sys.executable, __file__, f"--corpus={arguments.corpus}", f"--weights={arguments.weights}"]
-        subprocess.run([*command, f"--one={size}"], check=True, cwd=REPOSITORY)
+    from jaxret.data.formats import read_corpus
+
+    print("| command | passages | peak, MiB | without mapped files, MiB | seconds |\n|:--|--:|--:|--:|--:|", flush=True)
+    for size in map(int, arguments.sizes.split(",")):
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            passages = islice(read_corpus(arguments.corpus), size) if arguments.corpus else drawn(size)
+            for verb, peak in peaks(Path(folder), passages):
+                print(f"| {verb} | {size:,} | {peak.whole:,} | {peak.own:,} | {peak.seconds:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.all import SCRIPTS, became_slower, describe_load
+from bench.profiles import imports, own_seconds
 from bench.rounds import calibrate, can_import
 from tests.pipeline import REPOSITORY
 
@@ -91,6 +93,30 @@ def test_a_missing_peer_is_left_out_with_its_pip_line(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.endswith(
         "left out: no_such_module cannot be imported (pip install -r requirements-bench.txt)\n"
     )
+
+
+def test_an_operation_has_its_own_time_without_those_within() -> None:
+    def event(name: str, start: int, duration: int) -> Any:
+        return SimpleNamespace(name=name, start_ns=start * 10**9, duration_ns=duration * 10**9)
+
+    events = [
+        event("while", 0, 10),
+        event("dot.1", 1, 4),
+        event("dot.2", 6, 2),
+        event("copy", 6, 1),
+        event("dot", 20, 1),
+    ]
+    assert own_seconds(events) == {"while": (1, 4.0), "dot": (3, 6.0), "copy": (1, 1.0)}
+
+
+def test_imports_are_added_by_package() -> None:
+    lines = "import time: self [us] | cumulative | imported package\nimport time:       100 |        300 |   jax.core\n"
+    lines += "import time:        50 |        400 | jax\nimport time:         7 |          7 |     numpy\nother\n"
+    packages = imports(lines)
+    assert {name: (count, round(seconds * 1e6)) for name, (count, seconds) in packages.items()} == {
+        "jax": (2, 150),
+        "numpy": (1, 7),
+    }
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,27 @@
+"""Peak memory of the commands at two small sizes of the corpus, measured as bench/memory.py does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.memory import VERBS, drawn, peaks
+
+SMALL, LARGE, SHARD_ROWS = 2_000, 20_000, 250  # both have more shards than `encode` holds at a time
+# MiB that a command may have more, without mapped files, for 18,000 passages more. Vectors of 64 numbers (4.4 MiB),
+# which a search holds twice, and ids (0.2 MiB) are few; a list of all records would be tens of MiB.
+MORE = {"encode": 40, "search": 40, "mine": 40, "rerank": 40, "serve": 40}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_hardly_grows_with_the_corpus(tmp_path: Path) -> None:
+    own = {
+        size: {verb: peak.own for verb, peak in peaks(tmp_path / str(size), drawn(size), SHARD_ROWS)}
+        for size in (SMALL, LARGE)
+    }
+    grown = {verb: own[LARGE][verb] - own[SMALL][verb] for verb in VERBS}
+    assert all(own[SMALL][verb] > 100 for verb in VERBS), own
+    assert {verb: more for verb, more in grown.items() if more > MORE[verb]} == {}, own
