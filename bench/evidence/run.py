@@ -77,9 +77,7 @@ def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: S
     log.parent.mkdir(exist_ok=True)
     print(f"{time.strftime('%F %T')} {path.name}", flush=True)
     with log.open("a") as file:
-        status = subprocess.run(
-            [*command, name, str(seed)], stdout=file, stderr=file, env=environment(work.folder)
-        ).returncode
+        status = subprocess.run([*command, name, str(seed)], stdout=file, stderr=file, env=environment(work)).returncode
     if work.result(name, seed).exists():
         return True
     lines = log.read_text(errors="replace").strip().splitlines()
@@ -88,12 +86,12 @@ def attempt(work: Work, name: str, seed: int, failed: dict[str, str], command: S
     return False
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(work: Work) -> dict[str, str]:
     """Environment of a step: a compilation cache, one thread for the math library, huge pages as in the Makefile."""
     settings = {
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(work.folder / "compiled"),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     return {**settings, **os.environ}
