@@ -6,7 +6,8 @@ Needs torch, transformers and peft. Both sides have the same weights (random one
 --model), adapters in all dense layers, and random tokens without padding: queries of 32 and their passages of --length
 tokens, means over tokens of length 1, in-batch negatives, clipped gradients, AdamW. torch is what one would write, with
 scaled_dot_product_attention and fused AdamW. Prints the medians, the median of the ratios of each round with its range,
-and how far the losses of all steps differ. Use --threads=1 where other jobs run.
+the same of processor seconds, and how far the losses of all steps differ. Where other jobs run, only processor seconds
+with --threads=1 say something.
 """
 
 from __future__ import annotations
@@ -169,25 +170,26 @@ def main() -> None:
         *ours, vocabulary = make_ours(arguments, adapters)
         theirs = make_theirs(arguments, adapters)
     cases, differences = ("forward pass", "training step"), []
-    seconds: dict[str, list[list[float]]] = {case: [] for case in cases}
+    seconds: dict[str, list[list[tuple[float, float]]]] = {case: [] for case in cases}
     for number in range(arguments.rounds + 1):  # the first is a warm-up
         results.calibrate()
         batch = make_batch(arguments, vocabulary, number)
         for case, *sides in zip(cases, ours, theirs, strict=True):
             took, losses = [], []
             for run in sides:
-                begin = time.perf_counter()
+                begin, busy = time.perf_counter(), time.process_time()
                 losses.append(run(batch))
-                took.append(time.perf_counter() - begin)
+                took.append((time.perf_counter() - begin, time.process_time() - busy))
             seconds[case].append(took)
             differences.append(abs(losses[0] - losses[1]) / max(losses[1], 1))
     for case, rows in seconds.items():
-        timed: Any = np.array(rows[1:])
+        timed: Any = np.array(rows[1:])  # [rounds, sides, wall and processor]
         shape = f"{case}, {arguments.layers} layers, {arguments.queries} pairs, {arguments.length} tokens"
-        results.add(shape, {"jaxret": timed[:, 0].tolist()}, {"torch": timed[:, 1].tolist()})
-        (mine, other), ratios = np.median(timed, axis=0), timed[:, 1] / timed[:, 0]
-        print(f"{case}: jaxret {mine:.3f} s, torch {other:.3f} s; torch / jaxret of the rounds: ", end="")
-        print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
+        results.add(shape, {"jaxret": timed[:, 0, 0].tolist()}, {"torch": timed[:, 1, 0].tolist()})
+        for what, times in zip(("seconds", "processor seconds"), np.moveaxis(timed, -1, 0), strict=True):
+            (mine, other), ratios = np.median(times, axis=0), times[:, 1] / times[:, 0]
+            print(f"{case}, {what}: jaxret {mine:.3f}, torch {other:.3f}; torch / jaxret of the rounds: ", end="")
+            print(f"median {np.median(ratios):.2f}, from {ratios.min():.2f} to {ratios.max():.2f}")
     load = os.getloadavg()[0]
     print(f"{arguments.threads} threads, load {load:.1f}; losses differ by at most {max(differences):.1e}")
     results.write()
