@@ -175,5 +175,5 @@ def test_errors_are_one_sentence(trained: Any, service: Service, monkeypatch: py
     service.fails = lambda step: True
     with pytest.raises(ValueError, match="json failed: ConnectionError: no answer"):
         track_run(run, ["json"], "jaxret")
-    with pytest.raises(FileNotFoundError, match="no run"):
+    with pytest.raises(FileNotFoundError, match="is not a run"):
         track_run(run / "nowhere", ["json"], "jaxret")

@@ -311,7 +311,7 @@ def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
         ({"lora.targets": ("q_proj",)}, "'q_proj', which matches no dense layer.*query.*all-linear"),
         ({"lora.targets": ("encoder.layer.0.output.dense",)}, "in 1 of 2 layers.*choose layers by lora.layers"),
         ({"lora.layers": (0, 2)}, r"lora.layers is \(0, 2\); the encoder has layers 1 to 2"),
-        ({"lora.targets": ("(",)}, "no regular expression"),
+        ({"lora.targets": ("(",)}, "is not a regular expression"),
     ],
 )
 def test_bad_settings_are_named(keys: dict[str, Any], message: str) -> None:
