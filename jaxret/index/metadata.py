@@ -28,6 +28,7 @@ from jaxret.index.encoded_corpus import EncodedCorpus, corpus_of
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, write_json
+from jaxret.storage.mapped_array import map_array
 from jaxret.types import Ragged
 
 _LONGEST = 256  # characters of a value: a longer one is a text, not a category
@@ -133,7 +134,7 @@ def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
             path = folder / f"{name}.npy"
             if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
                 return None
-            columns[name] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            columns[name] = map_array(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # made again
 

@@ -26,6 +26,7 @@ from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.runs.mismatch import ContractError, require_equal
 from jaxret.storage.atomic import StorageError, atomic_write, sha256_file, with_digest, write_json
 from jaxret.storage.file_state import FileState, file_state
+from jaxret.storage.mapped_array import map_array
 from jaxret.storage.temporary import TemporaryFolder
 
 _BLOCK = 2**24  # bytes of a file looked at for line ends at a time
@@ -137,7 +138,7 @@ class Passages:
                 return None
             if self._copied and made["sha256_copy"] != sha256_file(self._file.path):
                 return None
-            hashes, starts, ends = np.load(path, mmap_mode="r", allow_pickle=False)
+            hashes, starts, ends = map_array(path)
             return PassageOffsets(hashes, starts, ends, made["head"])
         except (OSError, ValueError, KeyError, TypeError):
             return None  # made again

@@ -5,26 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import resource
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.parallel.progress import with_progress
 from jaxret.storage.file_state import FileState, file_state
+from jaxret.storage.mapped_array import map_array
 from jaxret.storage.working_copy import fetch_files, stored_file
 from jaxret.types import Ragged, SparseRows, word_dtype
 
 FEW = 64  # shards, for which there is room
-
-# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then where two threads ask it at
-# once (SystemError: AST constructor recursion depth mismatch).
-_HEADERS = threading.Lock()
 
 
 class ShardSet:
@@ -203,10 +199,8 @@ def raise_file_limit(shards: int) -> None:
 
 
 def _map(path: Path) -> np.ndarray:
-    """Return a memory map: a header that promises more than the file holds allocates nothing."""
     try:
-        with _HEADERS:
-            return cast(np.ndarray, np.load(path, mmap_mode="r", allow_pickle=False))
+        return map_array(path)
     except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise OSError(f"{path}: this process may not have more files open; raise the limit (ulimit -n)") from error

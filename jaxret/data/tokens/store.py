@@ -39,6 +39,7 @@ from jaxret.storage.atomic import (
 )
 from jaxret.storage.cache import mark_used, trim_cache
 from jaxret.storage.leases import Lease, Leases
+from jaxret.storage.mapped_array import map_array
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged
 
@@ -192,19 +193,13 @@ class ColumnWriter:
             if _write_header(file, dtype, (rows, *shape)) != start:
                 raise AssertionError("numpy leaves room in the header for the number of rows")
         self.columns[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        return _mapped(path)
+        return map_array(path)
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, described)
     return file.tell()
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return np.asarray(
-        np.load(path, mmap_mode="r", allow_pickle=False)
-    )  # a plain array: slicing is faster than with np.memmap
 
 
 def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
@@ -235,7 +230,7 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
             if not whole:
                 raise StaleError(f"{folder}/{name}.npy is damaged")
     mark_used(folder)
-    return TokenStore(folder, facts, {name: _mapped(folder / f"{name}.npy") for name in columns})
+    return TokenStore(folder, facts, {name: map_array(folder / f"{name}.npy") for name in columns})
 
 
 def open_or_make_store(

@@ -1,0 +1,22 @@
+"""Arrays of .npy files, memory-mapped."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+
+# numpy reads a header with Python's own parser, which in Python 3.11 fails now and then if two threads use it at once
+# (SystemError: AST constructor recursion depth mismatch).
+_HEADERS = threading.Lock()
+
+
+def map_array(path: str | os.PathLike[str]) -> np.ndarray:
+    """Return the array of a .npy file, memory-mapped and read-only. A header that promises more than the file holds
+    allocates nothing.
+
+    Raises OSError if the file cannot be read, ValueError, TypeError, OverflowError or EOFError if it is damaged.
+    """
+    with _HEADERS:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # np.memmap is slower to index
