@@ -134,7 +134,7 @@ def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
             path = folder / f"{name}.npy"
             if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
                 return None
-            columns[name] = map_array(path)
+            columns[name] = np.asarray(map_array(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # made again
 

@@ -209,9 +209,13 @@ class Topology:
         return options
 
 
+ALIASES = {"mi300": "mi300x", "a100-80gb": "a100", "tpu7x": "v7", "v5litepod": "v5e"}
+
+
 def parse_topology(text: str) -> Topology:
     """Return the Topology of a text such as "v5e:4x4". Raises ValueError for unknown chips and impossible grids."""
     name, _, grid = text.lower().partition(":")
+    name = ALIASES.get(name, name)
     if name not in CHIPS:
         raise ValueError(f"--topology={text}: {name!r} is not a chip that is known here; there are {', '.join(CHIPS)}")
     chip = CHIPS[name]

@@ -19,4 +19,5 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray:
     Raises OSError if the file cannot be read, ValueError, TypeError, OverflowError or EOFError if it is damaged.
     """
     with _HEADERS:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # np.memmap is slower to index
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array

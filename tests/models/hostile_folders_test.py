@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from jaxret.data.tokens.expressions import check_expressions
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
 from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.encoders.sentence_transformers import read_sentence_transformers_keys
 from jaxret.storage.foreign_files import MOST_SETTINGS, open_tensors, read_tensors
-from tests.pipeline import run_measured, write_encoder, write_t5
+from tests.pipeline import run_measured, write_encoder, write_language_model, write_t5
+from tests.sentence_transformers import write_modules
 
 Damage = Callable[[Path], None]
 
@@ -134,6 +137,50 @@ def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) 
         open_both(folder)
     assert str(folder) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "message"),
+    [
+        ("tiny_qwen3", {"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "layer_types is"),
+        ("tiny_gemma3", {"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "layer_types is"),
+        ("tiny_qwen3", {"head_dim": 10**9}, "head_dim is 1,000,000,000, but model.safetensors beside it has 99 as its"),
+        ("tiny_llama", {"head_dim": 10**9}, "head_dim is 1,000,000,000, but model.safetensors beside it has 99 as its"),
+        ("tiny_qwen3", {"num_hidden_layers": "four"}, "num_hidden_layers is 'four'; it must be a whole number"),
+        ("tiny_llama", {"rope_parameters": {"rope_type": ["x"]}}, "a value is of a type that it cannot have"),
+        ("tiny_gemma3", {"layer_types": {"a": 1}}, "layer_types is {'a': 1}"),
+    ],
+)
+def test_the_config_of_a_language_model_is_refused_before_anything_is_built(
+    model: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = write_language_model(tmp_path / "model", model)
+    read_config(folder)
+    edit_json("config.json", **values)(folder)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=message) as raised:
+        read_config(folder)
+    assert tracemalloc.get_traced_memory()[1] < 50 * 10**6
+    tracemalloc.stop()
+    assert str(folder / "config.json") in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": "256"}, "max_seq_length, .* is '256'; a number of tokens"),
+        ("sentence_bert_config.json", {"query_length": [1]}, r"query_length is \[1\]; a number of tokens"),
+        ("1_Pooling/config.json", {"pooling_mode": 5}, "the pooling is 5; 'cls', 'mean' or 'lasttoken'"),
+        ("1_Pooling/config.json", {"pooling_mode": [["mean"]]}, "the pooling is "),
+    ],
+)
+def test_a_setting_of_another_type_is_named(file: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write_modules(tmp_path / "model")
+    read_sentence_transformers_keys(folder)
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    with pytest.raises(ValueError, match=message):
+        read_sentence_transformers_keys(folder)
 
 
 @pytest.mark.parametrize(

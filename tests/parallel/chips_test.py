@@ -77,3 +77,11 @@ def test_every_chip_is_complete() -> None:
 )
 def test_hosts_of_a_topology(text: str, hosts: int) -> None:
     assert parse_topology(text).hosts == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "same"), [("mi300:8", "mi300x:8"), ("A100-80GB:4", "a100:4"), ("tpu7x:2x2x1", "v7:2x2x1")]
+)
+def test_a_chip_has_the_names_of_its_makers(text: str, same: str) -> None:
+    assert parse_topology(text) == parse_topology(same)
+    assert parse_topology("a100-40gb:4") != parse_topology("a100:4")

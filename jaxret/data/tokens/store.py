@@ -193,7 +193,7 @@ class ColumnWriter:
             if _write_header(file, dtype, (rows, *shape)) != start:
                 raise AssertionError("numpy leaves room in the header for the number of rows")
         self.columns[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        return map_array(path)
+        return np.asarray(map_array(path))
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
@@ -230,7 +230,7 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
             if not whole:
                 raise StaleError(f"{folder}/{name}.npy is damaged")
     mark_used(folder)
-    return TokenStore(folder, facts, {name: map_array(folder / f"{name}.npy") for name in columns})
+    return TokenStore(folder, facts, {name: np.asarray(map_array(folder / f"{name}.npy")) for name in columns})
 
 
 def open_or_make_store(

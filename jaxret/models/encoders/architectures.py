@@ -49,9 +49,14 @@ def read_config(directory: str | Path) -> EncoderConfig:
         config = architecture.read(raw)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    except (TypeError, AttributeError) as error:  # a list for a number, and the like
+        raise ValueError(f"{path}: a value is of a type that it cannot have ({error})") from error
     if has_weights(Path(directory)):
         require_stored_sizes(config, architecture, path, weight_shapes(directory))
     return config
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")  # of configs; not all have the last
 
 
 def require_stored_sizes(
@@ -69,9 +74,9 @@ def require_stored_sizes(
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
     for field, most, what in (
         ("num_layers", len(shapes), "tensors"),
-        *((field, largest, "as its largest axis") for field in ("vocab_size", "hidden_size", "intermediate_size")),
+        *((field, largest, "as its largest axis") for field in SIZES),
     ):
-        if (value := getattr(config, field)) > most:
+        if (value := getattr(config, field, 0)) > most:
             key = architecture.keys[field].name
             raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors beside it has {most:,} {what}")
 

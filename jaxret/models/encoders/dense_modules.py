@@ -30,6 +30,8 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
       settings: keys of config.json -> the value where it is missing, and the allowed ones.
     """
     config = read_settings(folder / "config.json")
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / 'config.json'}: a JSON object is needed, found {type(config).__name__}")
     for key, (default, allowed) in settings.items():
         if config.get(key, default) not in allowed:
             value = config.get(key, default)

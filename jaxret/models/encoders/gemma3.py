@@ -51,9 +51,10 @@ def translate_gemma3(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _global_every(raw: Mapping[str, Any]) -> Any:
     """Return n, where every n-th layer is global; 0: none is."""
     every = raw.get("sliding_window_pattern", 6)
-    types, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
-    if types is None or type(layers) is not int:
+    types, count = raw.get("layer_types"), raw.get("num_hidden_layers")
+    if types is None or type(count) is not int:
         return every
+    layers = count if isinstance(types, list) and len(types) == count else 0
 
     def pattern(n: int) -> list[str]:
         return [FULL if n and (i + 1) % n == 0 else SLIDING for i in range(layers)]
@@ -61,7 +62,7 @@ def _global_every(raw: Mapping[str, Any]) -> Any:
     if type(every) is int and every >= 0 and types == pattern(every):
         return every
     own = types.index(FULL) + 1 if isinstance(types, list) and FULL in types else 0
-    if types != pattern(own):
+    if not layers or types != pattern(own):
         raise ValueError(
             f"layer_types is {types}; it must name each of the num_hidden_layers layers, every n-th {FULL!r}, the "
             f"others {SLIDING!r}"

@@ -70,11 +70,12 @@ def translate_qwen3(raw: Mapping[str, Any]) -> dict[str, Any]:
     window = (flat.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window") else 0
     flat |= {"sliding_window": window, "max_window_layers": flat.get("max_window_layers", 28)}
     types = raw.get("layer_types")
-    if types is None:
+    layers = raw.get("num_hidden_layers")
+    if types is None or type(layers) is not int:
         return flat
-    first = types.index(SLIDING) if isinstance(types, list) and SLIDING in types else raw.get("num_hidden_layers", 0)
-    expected = [SLIDING if i >= first else FULL for i in range(raw.get("num_hidden_layers", 0))]
-    if types != expected or (SLIDING in types and not window):
+    count = layers if isinstance(types, list) and len(types) == layers else 0
+    first = types.index(SLIDING) if count and SLIDING in types else count
+    if not count or types != [FULL] * first + [SLIDING] * (count - first) or (SLIDING in types and not window):
         raise ValueError(
             f"layer_types is {types}; it must name each of the num_hidden_layers layers, those from some layer on "
             f"{SLIDING!r}, if there is a window (use_sliding_window, sliding_window), the others {FULL!r}"

@@ -152,9 +152,9 @@ def _token(path: Path) -> tuple[str, bool]:
     """Return the head.token of the Pooling, and whether tokens of a prompt count in its mean."""
     raw = _read(path)
     chosen = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
-    modes = [chosen] if isinstance(chosen, str) else list(chosen)
+    modes = chosen if isinstance(chosen, list) else [chosen]
     tokens = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-    if len(modes) != 1 or modes[0] not in tokens:
+    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in tokens:
         names = "'cls', 'mean' or 'lasttoken'"
         raise ValueError(f"{path}: the pooling is {' and '.join(map(str, modes))}; {names} is implemented")
     in_mean = raw.get("include_prompt", True)
@@ -186,7 +186,13 @@ def _lengths(folder: Path) -> dict[str, int]:
             raise ValueError(f"{path}: {key} is {raw[key]!r}; only {right} is implemented")
     if (modality := raw.get("modality_config", {"text": _TEXT})) != {"text": _TEXT}:
         raise ValueError(f"{path}: modality_config is {modality!r}; only text, as its last hidden state, is read")
-    limit = raw.get("max_seq_length") or _read(folder / "tokenizer_config.json").get("model_max_length", sys.maxsize)
+    own = folder / "tokenizer_config.json"
+    limit = raw.get("max_seq_length") or _read(own).get("model_max_length") or sys.maxsize
+    stated = {f"max_seq_length, or model_max_length of {own.name}": limit}
+    stated |= {key: raw.get(key) or limit for key in (f"{side}_length" for side in LENGTHS)}
+    for key, value in stated.items():
+        if type(value) not in (int, float):
+            raise ValueError(f"{path}: {key} is {value!r}; a number of tokens is needed")
     longest = min(limit, read_config(folder).longest)
     lengths = {key: min(raw.get(f"{side}_length") or longest, longest) for side, key in LENGTHS.items()}
     for key, length in lengths.items():
