@@ -151,11 +151,18 @@ def became_slower(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def require_comparable(path: Path, here: dict[str, Any]) -> dict[str, Any]:
-    """Return earlier results. Raises SystemExit if they are of another processor: ratios to peers differ there."""
-    old = json.loads(path.read_text())
+    """Return earlier results. Raises SystemExit for another file, and for those of another processor: ratios to peers
+    differ there."""
+    try:
+        old: dict[str, Any] = json.loads(path.read_text())
+        of_old = {name: old[name] for name in ("cpu", "cores", "scripts", "versions")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(
+            f"error: --compare={path}: not results of bench/all.py ({error}); give a file of --out"
+        ) from None
     for name in ("cpu", "cores"):
-        if old[name] != here[name]:
-            raise SystemExit(f"--compare={path} has {name} {old[name]!r}, and this machine has {here[name]!r}")
+        if of_old[name] != here[name]:
+            raise SystemExit(f"error: --compare={path} has {name} {old[name]!r}, and this machine has {here[name]!r}")
     return old
 
 

@@ -75,6 +75,18 @@ def test_slower_means_beyond_the_quartiles_and_the_margin(old: list[float], new:
     assert bool(became_slower(results(old, ones), results(both, busy))) == slower
 
 
+@pytest.mark.parametrize("content", [None, "", "[]", '{"cpu": "x"}'])
+def test_a_file_of_something_else_is_refused_before_anything_runs(content: str | None, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    if content is not None:
+        old.write_text(content)
+    done = bench("--only=late", f"--out={tmp_path / 'new.json'}", f"--compare={old}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: --compare={old}: not results of bench/all.py (")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "new.json").exists()
+
+
 def test_a_busy_machine_is_reported() -> None:
     def sentence(*pairs: tuple[float, float]) -> str:
         return describe_load({"late": {"calibrations": pairs}})

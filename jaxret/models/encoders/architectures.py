@@ -31,6 +31,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "t5": t5.ARCHITECTURE,
     "xlm-roberta": xlm_roberta.ARCHITECTURE,
 }
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")  # of configs; not all have the last
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
@@ -56,9 +57,6 @@ def read_config(directory: str | Path) -> EncoderConfig:
     return config
 
 
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")  # of configs; not all have the last
-
-
 def require_stored_sizes(
     config: EncoderConfig, architecture: Architecture, path: Path, shapes: Mapping[str, Sequence[int]]
 ) -> None:
@@ -74,7 +72,7 @@ def require_stored_sizes(
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
     for field, most, what in (
         ("num_layers", len(shapes), "tensors"),
-        *((field, largest, "as its largest axis") for field in SIZES),
+        *((field, largest, "as its largest axis") for field in _SIZES),
     ):
         if (value := getattr(config, field, 0)) > most:
             key = architecture.keys[field].name
