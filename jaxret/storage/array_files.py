@@ -94,17 +94,6 @@ class ArrayFiles:
             raise ValueError(f"{missing[0]} is missing")
         return {name: self._arrays[name].shape for name in names}
 
-    def abstract(self, sharding: jax.sharding.Sharding) -> dict[str, Any]:
-        """Return shapes and types of all arrays, as a tree of dicts."""
-        tree: dict[str, Any] = {}
-        for name, array in self._arrays.items():
-            *parents, last = name.split("/")
-            node = tree
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-        return tree
-
     def load(self, abstract: Tree) -> Tree:
         """Return arrays with the shapes, types and shardings of an abstract tree; each device's part is read alone."""
 
@@ -115,6 +104,17 @@ class ArrayFiles:
             return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: self._read(name, index or ()))
 
         return jax.tree_util.tree_map_with_path(read, abstract)
+
+    def load_all(self, device: jax.Device) -> Tree:
+        """Return all arrays on a device, as a tree of dicts."""
+        sharding, tree = jax.sharding.SingleDeviceSharding(device), dict[str, Any]()
+        for name, array in self._arrays.items():
+            *parents, last = name.split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+        return self.load(tree)
 
     def _read(self, name: str, index: Index) -> np.ndarray:
         array = self._arrays[name]

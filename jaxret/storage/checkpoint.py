@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxret.parallel.events import emit
 from jaxret.parallel.mesh import path_name
-from jaxret.parallel.processes import any_process, gather_texts, wait_for_all
+from jaxret.parallel.processes import agreement, any_process, gather_texts, wait_for_all
 from jaxret.storage.array_files import ArrayFiles, ArrayWriter, has_array_files
 from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
 from jaxret.storage.bucket_folder import StoredFile
@@ -336,9 +336,10 @@ class Checkpoints:
         another shape, or fails verification.
         """
         abstract = {"params": params} if progress is None else {"params": params, "progress": progress}
-        self._require_step(step)
-        digests = self._saved_digests(step)
-        self._require_same_shapes(step, abstract, digests)
+        with agreement():
+            self._require_step(step)
+            digests = self._saved_digests(step)
+            self._require_same_shapes(step, abstract, digests)
         restored = self._load(step, abstract, digests)
         return restored["params"], restored.get("progress")
 
@@ -359,10 +360,9 @@ class Checkpoints:
 
     def _load_all(self, step: int) -> Tree:
         """Return all arrays of a step on one device. Raises CheckpointError naming those that fail verification."""
-        device_sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        with self._damages(step, "is damaged: its metadata cannot be read"):
-            abstract = self._files(step).abstract(device_sharding)
-        return self._load(step, abstract, self._saved_digests(step))
+        with self._damages(step, "cannot be read"):
+            restored = self._files(step).load_all(jax.local_devices()[0])
+        return self._verified(step, restored, self._saved_digests(step))
 
     def write_orbax(self, step: int, folder: Path) -> None:
         """Write a checkpoint to `folder`/`step` in Orbax's files, and read it back.
@@ -385,15 +385,18 @@ class Checkpoints:
 
     def _load(self, step: int, abstract: Tree, saved: Mapping[str, str]) -> Tree:
         """Return the arrays of a step. Raises CheckpointError naming arrays whose digests are not the saved ones."""
-        folder = self.directory / str(step)
-        with self._damages(step, "cannot be read"):
+        with self._damages(step, "cannot be read"), agreement():  # digests are computed by all processes, or by none
             restored = self._files(step).load(abstract)
-        digests = {name: None for name in saved if name.partition("/")[0] in abstract} | leaf_digests(restored)
+        return self._verified(step, restored, saved)
+
+    def _verified(self, step: int, restored: Tree, saved: Mapping[str, str]) -> Tree:
+        """Return items as they are. Raises CheckpointError naming arrays whose digests are not the saved ones."""
+        digests = {name: None for name in saved if name.partition("/")[0] in restored} | leaf_digests(restored)
         damaged = [name for name, value in digests.items() if saved.get(name) != value]
         if damaged:
             raise DamagedCheckpointError(
-                f"{folder} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ from what was saved; "
-                + REMEDY
+                f"{self.directory / str(step)} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ "
+                f"from what was saved; {REMEDY}"
             )
         return restored
 

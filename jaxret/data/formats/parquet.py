@@ -34,7 +34,8 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with module.ParquetFile(path) as file:
             metadata = file.metadata
-        with module.ParquetFile(path, read_dictionary=_require_plausible(metadata, path)) as file:
+        columns = _require_plausible(metadata, path)  # columns of JSON are texts, and no extension
+        with module.ParquetFile(path, read_dictionary=columns, arrow_extensions_enabled=False) as file:
             rows = _rows_per_batch(metadata)
             for group in range(metadata.num_row_groups):  # references in lists cannot be of two groups
                 for batch in file.iter_batches(rows, row_groups=[group]):
@@ -89,12 +90,13 @@ def _require_plausible(metadata: Any, path: Path) -> list[str]:
             if unpacked > _UNPACKED and unpacked > _RATIO * stored:
                 problem = f"{column.path_in_schema} unpacks from {stored:,} bytes to {unpacked:,}"
                 raise Location(path).error("too large", problem, "no text does; fetch the file from its origin")
-            if column.physical_type == "BYTE_ARRAY" and metadata.schema.column(number).logical_type.type in _TEXTS:
+            width = metadata.schema.column(number).length  # of FIXED_LEN_BYTE_ARRAY, whose references are not kept
+            if width * _ROWS > _BYTES:
+                problem = f"{column.path_in_schema} holds values of {width:,} bytes each"
+                raise Location(path).error("too large", problem, "no text does; fetch the file from its origin")
+            if column.physical_type == "BYTE_ARRAY" and metadata.schema.column(number).logical_type.type != "DECIMAL":
                 texts[column.path_in_schema] = None
     return list(texts)
-
-
-_TEXTS = ("STRING", "NONE")
 
 
 def _rows_per_batch(metadata: Any) -> int:

@@ -106,6 +106,37 @@ assert Corpus.open({str(path)!r}).scan().passages == 200
     assert used < 10**9
 
 
+def test_a_parquet_column_of_json_with_many_references(pyarrow: Any, tmp_path: Path) -> None:
+    """Eighty kilobytes: 400 references to four megabytes."""
+    parquet, path, kind = (
+        pytest.importorskip("pyarrow.parquet"),
+        tmp_path / "corpus.parquet",
+        pyarrow.json_(pyarrow.large_string()),
+    )
+    schema = pyarrow.schema({"_id": pyarrow.string(), "text": kind})
+    with parquet.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
+        storage = pyarrow.array(["x" * 4_000_000] * 400, pyarrow.large_string())
+        text = pyarrow.ExtensionArray.from_storage(kind, storage)
+        ids = [str(number) for number in range(400)]
+        writer.write_table(pyarrow.table([ids, text], schema=schema), row_group_size=400)
+    assert path.stat().st_size < 100_000
+    code = f"from jaxret.data.formats import Corpus; assert Corpus.open({str(path)!r}).scan().passages == 400"
+    done, used = run_measured("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert used < 10**9
+
+
+def test_a_parquet_column_of_long_values_of_one_length(pyarrow: Any, tmp_path: Path) -> None:
+    """Their references are not kept by the reader, so that a small file would become a large array."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    values = pyarrow.array([b"x" * 9_000_000], pyarrow.binary(9_000_000))
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200, pyarrow.int32()), values)
+    table = pyarrow.table({"_id": [str(number) for number in range(200)], "text": column})
+    parquet.write_table(table, tmp_path / "corpus.parquet", compression="zstd", store_schema=False)
+    with pytest.raises(DataError, match=r"corpus.parquet: text holds values of 9,000,000 bytes each; no text does"):
+        next(iter(read_parquet(tmp_path / "corpus.parquet")))
+
+
 def test_a_parquet_row_with_many_references(pyarrow: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     words = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2_000, pyarrow.int32()), ["x" * 100_000])
