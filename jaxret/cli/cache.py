@@ -3,7 +3,8 @@
 jaxret cache                    sizes and bounds
 jaxret cache --clear=tokens     delete the tokenised texts; they are made again when they are needed
 
-JAXRET_TOKENS_GB=100 sets another bound for tokenised texts; data.store keeps them elsewhere, without a bound.
+JAXRET_TOKENS_GB=100 sets another bound for tokenised texts; data.store keeps them elsewhere, without a bound. Texts
+that were used in the last 24 hours stay even above it: a process may be reading them.
 JAXRET_OBJECTS_GB=100 sets another bound for files of buckets, which are fetched again when they are needed.
 """
 
@@ -26,6 +27,9 @@ def main() -> None:
         entries, limit = cache_entries(cache_folder(kind)), cache_limit(kind)
         size = sum(entry.size for entry in entries)
         print(f"{cache_folder(kind)}: {len(entries):,} {title}, {size / 1e6:,.1f} MB of at most {limit / 1e9:,.1f} GB")
+        if size > limit:
+            stay = "; those used in the last 24 hours stay" if kind == "tokens" else ""
+            print(f"  above the bound: the next job that adds to them deletes the least recently used{stay}")
         emit("cache", kind=kind, folder=cache_folder(kind), entries=len(entries), bytes=size, limit=limit)
         if kind == "tokens":
             for entry in reversed(entries):

@@ -19,6 +19,9 @@ _NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale
 _TITLE_SEPARATOR = flags.DEFINE_string(
     "title_separator", "auto", "text between title and text of a passage, or [SEP]; auto: as the model implies"
 )
+_CORPUS = flags.DEFINE_string(
+    "corpus", "", "passages that the run is for: their first one is shown as the model reads it"
+)
 _DOWNLOAD = shared_flags.download()
 
 
@@ -26,7 +29,7 @@ def main(model: str) -> None:
     from jaxret.export.import_model import import_model
     from jaxret.parallel.events import emit
 
-    options = _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value
+    options = _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value, _CORPUS.value
     text = import_model(model, _WORKDIR.value, *options)
     print(text)
     emit("run", workdir=_WORKDIR.value, model=model, notes=text.splitlines())

@@ -150,16 +150,20 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
     return hashes
 
 
-def _describe_first(check: DataCheck, passage: Passage) -> str:
-    """Return a line on a passage: the end of its title and the beginning of its text, between which models differ."""
+def cut_for_display(passage: Passage) -> Passage:
+    """Return a passage with the end of its title and the beginning of its text, between which models differ."""
     title, text = passage.title.strip(), passage.text
     title = title if len(title) <= _SHOWN else f"...{title[-_SHOWN:]}"
-    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return replace(passage, title=title, text=text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def _describe_first(check: DataCheck, passage: Passage) -> str:
+    """Return a line on a passage."""
+    shown = cut_for_display(passage)
     if check.tokenizer is None:
-        parts = f"title {title!r}, text {text!r} (--tokenizer=MODEL joins them as the model does)"
-        return f"  the first, {passage.id!r}: {parts if title else f'text {text!r}'}"
-    joined = check.tokenizer.passage_as_read(replace(passage, title=title, text=text))
-    return f"  the first, {passage.id!r}, as the model reads it: {joined!r}"
+        parts = f"title {shown.title!r}, text {shown.text!r} (--tokenizer=MODEL joins them as the model does)"
+        return f"  the first, {passage.id!r}: {parts if shown.title else f'text {shown.text!r}'}"
+    return f"  the first, {passage.id!r}, as the model reads it: {check.tokenizer.passage_as_read(shown)!r}"
 
 
 def _by_line(error: DataError) -> tuple[int, str]:

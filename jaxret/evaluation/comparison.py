@@ -59,7 +59,7 @@ class SystemComparison:
         systems: names; the first system is the baseline.
         measures: names, such as "nDCG@10".
         scores: one for each system and measure.
-        tests: one for each system except the baseline and each measure.
+        tests: one for each system except the baseline and each measure with two queries or more.
         queries: measure -> number of queries that have a value.
         resamples: most sign vectors drawn by the randomisation test.
     """
@@ -124,8 +124,10 @@ class SystemComparison:
         parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self.describe_queries()}."]
         if any(len(one.runs) > 1 for one in self.scores):
             parts.append("±: standard deviation over runs.")
-        if not self.tests:
+        if len(self.systems) == 1:
             return [*parts, "One system: there is nothing to compare it with."]
+        if not self.tests:
+            return [*parts, "One query: there is nothing to test."]
         header = ["system", "measure", "difference", "95 %", "wins", "ties", "losses"]
         header += ["t-test", "Holm", "randomisation", "Holm", "over runs"]
         parts.append(f"Minus {self.systems[0]}, query by query:")
@@ -144,8 +146,12 @@ class SystemComparison:
         """Return "300 queries", or the counts with their measures where they differ."""
         counts = {count: [m for m in self.measures if self.queries[m] == count] for count in self.queries.values()}
         if len(counts) == 1:
-            return f"{next(iter(counts)):,} queries"
-        return "; ".join(f"{count:,} queries ({', '.join(names)})" for count, names in counts.items())
+            return _count_queries(next(iter(counts)))
+        return "; ".join(f"{_count_queries(count)} ({', '.join(names)})" for count, names in counts.items())
+
+
+def _count_queries(count: int) -> str:
+    return f"{count:,} {'query' if count == 1 else 'queries'}"
 
 
 def _cells(one: SystemTest) -> list[str]:
@@ -167,7 +173,7 @@ def format_p_value(value: float | None) -> str:
 def compare_systems(
     systems: Mapping[str, Sequence[Values]], measures: Sequence[str], seed: int = 0, resamples: int = 100_000
 ) -> SystemComparison:
-    """Compare every system with the first one.
+    """Compare every system with the first one; a measure with the values of one query has means, and no test.
 
     Args:
         systems: name -> the values of each of its runs.
@@ -180,12 +186,14 @@ def compare_systems(
     names = list(systems)
     for measure in measures:
         require_same_queries(systems, measure)
+    queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
     scores = score_systems(systems, measures)
     runs = {(one.system, one.measure): one.runs for one in scores}
     comparisons = [
         (name, measure, compare_over_queries(systems[names[0]], systems[name], measure, seed, resamples))
         for name in names[1:]
         for measure in measures
+        if queries[measure] > 1
     ]
     system_tests = with_holm(
         [
@@ -193,7 +201,6 @@ def compare_systems(
             for name, measure, comparison in comparisons
         ]
     )
-    queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
     return SystemComparison(tuple(names), tuple(measures), tuple(scores), tuple(system_tests), queries, resamples)
 
 

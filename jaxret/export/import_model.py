@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxret.configs import load_config
+from jaxret.data.dataset_check import cut_for_display
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.compare_original import compare_with_original
@@ -29,31 +31,42 @@ def import_model(
     download: bool = False,
     normalize: bool | None = None,
     title_separator: str = AUTO_SEPARATOR,
+    corpus: str = "",
 ) -> str:
     """Make a run; return sentences on how it reads a passage and on the difference of its vectors from the model's.
     After an error, a new folder does not exist.
 
     Args:
         model, workdir, token, download, normalize, title_separator: see `make_run`.
+        corpus: file or folder of passages, of which the first is shown as the model reads it; "": an example is.
     Raises:
-        ValueError: the vectors differ.
+        ValueError: the vectors differ, or the corpus has no passage.
         FileExistsError: the folder has other files than a run's.
     """
+    passage = _first_passage(corpus) if corpus else _EXAMPLE
     if Workdir(workdir).config.exists():
         directory = make_run(model, workdir, token, download, normalize, title_separator)
-        return _describe(open_run(workdir), directory)
+        return _describe(open_run(workdir), directory, passage)
     with new_folder(Path(workdir)) as folder, without_events():
         directory = make_run(model, folder, token, download, normalize, title_separator)
-        return _describe(open_run(folder), directory)
+        return _describe(open_run(folder), directory, passage)
 
 
-def _describe(run: Run, directory: Path) -> str:
-    read = run.tokenizer.passage_as_read(_EXAMPLE)
+def _first_passage(corpus: str) -> Passage:
+    """Return the first passage of a file or folder, long parts cut. Raises ValueError if there is none."""
+    for passage in Corpus.open(corpus).read():
+        return cut_for_display(passage)
+    raise ValueError(f"{corpus} has no passage")
+
+
+def _describe(run: Run, directory: Path, passage: Passage) -> str:
+    read = run.tokenizer.passage_as_read(passage)
+    described = "a passage with a title" if passage is _EXAMPLE else f"the first passage, {passage.id!r},"
     key = f"tokens.title_separator={run.tokenizer.title_separator!r}"
     words = {id: run.tokenizer.backend.id_to_token(id) for id in run.tokenizer.marker_ids}
     markers = " and ".join(f"{word!r} (id {id})" for id, word in words.items())
     return (
-        f"a passage with a title is read as {read!r} ({key})\n"
+        f"{described} is read as {read!r} ({key})\n"
         f"around every text: {markers}; its vector: head.token={run.config.head.token!r}\n"
         f"{compare_with_original(run, directory)}"
     )

@@ -97,6 +97,14 @@ def test_one_system_has_only_means() -> None:
     assert "nothing to compare it with" in text
 
 
+def test_one_query_has_means_and_no_test() -> None:
+    values = {"a": [{"RR@10": {"q": 0.5}}], "b": [{"RR@10": {"q": 1.0}}]}
+    compared = compare_systems(values, ["RR@10"])
+    assert (compared.score("a", "RR@10").mean, compared.score("b", "RR@10").mean) == (0.5, 1.0)
+    assert not compared.tests
+    assert compared.to_text().endswith("Means over 1 query.\n\nOne query: there is nothing to test.")
+
+
 def test_runs_on_other_queries_are_refused() -> None:
     other = {"R@5": {**run(5)["R@5"], "extra": 1.0}}
     for systems in ({"dual": SYSTEMS["dual"], "x": [run(5), other]}, {"x": [run(5), other]}):

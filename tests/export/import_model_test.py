@@ -127,6 +127,18 @@ def test_without_torch_a_message_is_printed(tmp_path: Path, monkeypatch: pytest.
     assert sentences[-1].startswith("not compared with the original: ")
 
 
+def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
+    corpus, folder = tmp_path / "corpus.jsonl", str(write_modules(tmp_path / "model"))
+    corpus.write_text(json.dumps({"_id": "p1", "title": "Stone", "text": "river " * 40}) + "\n")
+    text = import_model(folder, tmp_path / "run", corpus=str(corpus))
+    assert text.startswith(f"the first passage, 'p1', is read as 'Stone {('river ' * 40)[:60]}...' (tokens.title_sep")
+    corpus.write_text("")
+    with pytest.raises(ValueError, match=r"corpus\.jsonl"):
+        import_model(folder, tmp_path / "other", corpus=str(corpus))
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("write", "separator", "expected"),
     [

@@ -249,5 +249,5 @@ def _nearest(sample: FileSample, formats: list[Format]) -> Format | None:
     tables = [one for one in formats if (one.name in ("trec.run", "trec.qrels") if blanks else one.name != "trec.run")]
     sizes = {one.name: [n for n in one.columns if n > 1] for one in tables}
     distances = {name: min(abs(n - count) for n in columns) for name, columns in sizes.items() if columns}
-    nearest = min(distances, key=distances.__getitem__, default="")
+    nearest = min(distances, key=lambda name: (distances[name], name != "msmarco.texts"), default="")
     return FORMATS_BY_NAME[nearest] if nearest and distances[nearest] <= 1 else None

@@ -171,7 +171,13 @@ def _is_texts(sample: FileSample) -> bool:
         sample.container == "table"
         and sample.columns == 2
         and holds_for_most(sample.rows, lambda row: is_one_word(row, 0))
+        and not holds_for_most(sample.rows, lambda row: _looks_like_id(row[1]))
     )
+
+
+def _looks_like_id(field: str) -> bool:
+    """Whether it is one word with a digit: two columns of these pair queries with passages, and hold no text."""
+    return len(field.split()) == 1 and any(character.isdigit() for character in field)
 
 
 def looks_like_ranks(sample: FileSample) -> bool:

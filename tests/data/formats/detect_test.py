@@ -155,6 +155,17 @@ def test_ambiguous_content_is_read_as_the_requested_kind(tmp_path: Path) -> None
     assert str(detect_file(path)) == "MS MARCO collection or queries, 2 columns"
 
 
+@pytest.mark.parametrize("pairs", [("q1 | p1", "q2 | p2"), ("qid | pid", "1 | 7", "2 | 9"), ("1 | doc-8",)])
+def test_two_columns_of_ids_are_no_texts_without_the_name_of_the_format(pairs: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text(table(*pairs))
+    with pytest.raises(DataError, match=r"the nearest is MS MARCO collection .* \(msmarco\.texts:PATH forces it\)"):
+        list(read_corpus(path))
+    assert [passage.text for passage in read_corpus(f"msmarco.texts:{path}")][-1] == pairs[-1].split()[-1]
+    path.write_text(table("1 | Rome", "2 | Apollo 11", "3 | NGC-224"))
+    assert len(list(read_corpus(path))) == 3, "a few names with digits are names"
+
+
 @pytest.mark.parametrize(
     ("text", "title"),
     [
