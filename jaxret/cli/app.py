@@ -200,6 +200,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         print(flags.FLAGS.get_help())
         return
     positional = parse_flags(module, arguments)
+    require_utf8([*arguments, os.getcwd()])
     silence_libraries()  # after parsing, where absl sets its log level
     enable_compilation_cache()
     if _QUIET.value:
@@ -217,6 +218,16 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         _publish()
         raise
     _publish()
+
+
+def require_utf8(arguments: Iterable[str]) -> None:
+    """Raise ValueError for an argument with bytes that are not UTF-8, which Python hands on as halves of surrogate
+    pairs: paths are recorded in JSON, and tokenizers take no others. Questions are checked where they are read."""
+    for argument in arguments:
+        byte = next((ord(character) - 0xDC00 for character in argument if "\udc80" <= character <= "\udcff"), 0)
+        if byte and not argument.startswith(("--query=", "--passage=")):
+            shown = os.fsencode(argument).decode(errors="backslashreplace")
+            raise ValueError(f"{shown} holds byte 0x{byte:02x}, which is not UTF-8; rename the file or folder")
 
 
 class _AddressStream:

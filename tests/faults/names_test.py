@@ -10,9 +10,10 @@ import pytest
 
 from jaxret.cli.verbs import VERBS
 from tests.faults.conftest import Tiny, Trials
-from tests.faults.scripts import run
+from tests.faults.scripts import refusal, run
 
 NAMES = ["run[1]", "seed=[1,2]", "a*b?", "two\nlines", "{0} %s ünï'\"", "x" * 255]
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
 LONGEST = 3900  # bytes of a path; Linux takes 4,095
 # Verbs without a folder, of runs with several vectors, with processes of their own, or with packages elsewhere.
 NOT_TRIED = {"cache", "plan", "demo", "diversity", "serve", "mteb", "track"}
@@ -97,6 +98,18 @@ def test_every_verb_is_covered(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_names(name: str, tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
     try_every_verb(tiny, tmp_path / name, trials)
+
+
+@pytest.mark.faults(27)
+def test_names_that_are_not_utf8(tiny: Tiny, tmp_path: Path, trials: Trials) -> None:
+    """Every verb refuses them, and writes nothing."""
+    folder = tmp_path / NOT_UTF8
+    folder.mkdir()
+    for name, arguments in commands(tiny, folder, folder / "data").items():
+        before = sorted(folder.rglob("*"))
+        done = run("jaxret/__main__.py", *verb_words(name), *arguments)
+        clean = "which is not UTF-8; rename the file or folder" in refusal(done) and sorted(folder.rglob("*")) == before
+        trials.count(clean, f"{name}: {done.output}", detected=True)
 
 
 @pytest.mark.faults(27)
