@@ -11,12 +11,13 @@ import pytest
 from jaxret.cli.verbs import VERBS
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import refusal, run
+from tests.serving.servers import running
 
 NAMES = ["run[1]", "seed=[1,2]", "a*b?", "two\nlines", "{0} %s ünï'\"", "x" * 255]
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
 LONGEST = 3900  # bytes of a path; Linux takes 4,095
 # Verbs without a folder, of runs with several vectors, with processes of their own, or with packages elsewhere.
-NOT_TRIED = {"cache", "plan", "demo", "diversity", "serve", "mteb", "track"}
+NOT_TRIED = {"cache", "plan", "demo", "diversity", "mteb", "track"}
 
 
 def commands(tiny: Tiny, folder: Path, data: Path) -> dict[str, list[str]]:
@@ -84,12 +85,16 @@ def try_every_verb(tiny: Tiny, folder: Path, trials: Trials) -> None:
     for name, arguments in commands(tiny, folder, data).items():
         done = run("jaxret/__main__.py", *verb_words(name), *arguments)
         trials.count(done.returncode == 0, f"{name} in {folder.name[:20]!r}: {done.output}")
+    with running(folder.parent / "stderr", str(folder / "run"), "--batch=4") as server:
+        status, answer = server.ask("/search", {"queries": "river stone", "k": 2})
+        trials.count(status == 200 and len(answer["results"][0]) == 2, f"serve in {folder.name[:20]!r}: {answer}")
     steps = {path.name for path in (folder / "run" / "checkpoints").iterdir()}
     trials.count("5" in steps and len(steps) <= 2, f"checkpoints {steps}")
 
 
 def test_every_verb_is_covered(tiny: Tiny, tmp_path: Path) -> None:
     tried = {" ".join(verb_words(name)) for name in commands(tiny, tmp_path, tiny.data)}
+    tried.add("serve")  # a process of its own
     assert tried | NOT_TRIED == set(VERBS)
     assert not tried & NOT_TRIED
 
