@@ -61,6 +61,8 @@ WORDS = [
     "castle",
 ]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+# Environment of a process with one device; without the flags of conftest.py it would compile for a minute.
+ONE_DEVICE = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"}
 CLOCKS = (*TIMED, "data_wait")  # of metrics.jsonl: no two runs have the same
 QUERY_LENGTH, PASSAGE_LENGTH = 12, 24  # tokens; tiny_bert has 40 positions
 

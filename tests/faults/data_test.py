@@ -29,7 +29,7 @@ from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, sha256_file, with_digest, write_json
 from tests.faults.conftest import Tiny, Trials
 from tests.faults.scripts import refusal, run, why
-from tests.pipeline import REPOSITORY, WORDS, command, environment
+from tests.pipeline import ONE_DEVICE, REPOSITORY, WORDS, command, environment
 
 
 @pytest.fixture(scope="module")
@@ -225,11 +225,10 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 def peak(folder: Path, *arguments: str) -> tuple[int, str, int]:
     """(exit status, what it told, largest resident memory in MiB) of encode.py, started as a shell does."""
-    more = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, folder / "peak", *command("encode.py", *arguments)],
         cwd=REPOSITORY,
-        env=environment() | more,
+        env=environment() | ONE_DEVICE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.pipeline import REPOSITORY, environment
-
-ONE_DEVICE = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"  # the last one counts
+from tests.pipeline import ONE_DEVICE, REPOSITORY, environment
 
 
 @functools.cache
 def _zygote(preload: str = "") -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    own = {"OPENBLAS_NUM_THREADS": "1", "XLA_FLAGS": ONE_DEVICE}  # a process with threads must not fork
+    own = {"OPENBLAS_NUM_THREADS": "1", **ONE_DEVICE}  # a process with threads must not fork
     own |= {"LD_PRELOAD": preload} if preload else {}
     subprocess.Popen(
         [sys.executable, Path(__file__).with_name("zygote.py"), str(theirs.fileno())],

@@ -23,7 +23,16 @@ from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json
 from jaxret.training.loop import train
-from tests.pipeline import REPOSITORY, environment, flat_config, free_address, tiny_config, write_data, write_encoder
+from tests.pipeline import (
+    ONE_DEVICE,
+    REPOSITORY,
+    environment,
+    flat_config,
+    free_address,
+    tiny_config,
+    write_data,
+    write_encoder,
+)
 
 LAUNCH = REPOSITORY / "launch"
 SHELL = sorted(LAUNCH.glob("*.sh"))
@@ -68,7 +77,7 @@ def runs(tmp_path: Path) -> Runs:
         "HOME": str(tmp_path),
         "HOSTS": str(HOSTS),
         "JAX_COORDINATOR_PORT": port,
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",  # the last one counts
+        **ONE_DEVICE,
         "SLURM_SUBMIT_DIR": str(REPOSITORY),
         "PYTHON": sys.executable,
         "PLATFORM": "cpu",

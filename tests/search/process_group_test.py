@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,12 +20,11 @@ from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.update import append_corpus, delete_passages
 from jaxret.storage.atomic import read_json
-from tests.pipeline import REPOSITORY, environment, free_address, untrained_run, write_data, write_encoder
+from tests.pipeline import ONE_DEVICE, REPOSITORY, environment, free_address, untrained_run, write_data, write_encoder
 from tests.storage.buckets import finish as finish_one
 from tests.storage.buckets import gcs_server
 from tests.storage.buckets import start as start_client
 
-ONE_DEVICE = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}  # the last one counts
 ROWS = 10  # of a shard
 # Name -> k and options. A passage of the first part has a twin in the second one, which ties with it.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxret.storage.checkpoint import Checkpoints
-from tests.pipeline import free_address, train_arguments, write_data, write_encoder
+from tests.pipeline import ONE_DEVICE, free_address, train_arguments, write_data, write_encoder
 from tests.storage.buckets import Server, finish, gcs_server, start
 from tests.storage.fake_gcs import FakeGcs
 
@@ -55,7 +55,7 @@ print("digest", tree_digest(open_run(workdir, "last").params))
 
 @pytest.mark.slow
 def test_two_processes_train_in_a_bucket_as_on_a_disk(gcs: Server, tmp_path: Path) -> None:
-    server, clients = gcs[0], {**gcs[1], "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    server, clients = gcs[0], gcs[1] | ONE_DEVICE
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
 
     def arguments(workdir: str | Path, steps: int, address: str, number: int) -> list[str]:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline import free_address, train_arguments, write_data, write_encoder
+from tests.pipeline import ONE_DEVICE, free_address, train_arguments, write_data, write_encoder
 from tests.storage.buckets import finish, start
-
-CLIENTS = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 
 
 @pytest.mark.slow
@@ -24,7 +22,7 @@ def test_all_processes_go_on_from_one_checkpoint(tmp_path: Path) -> None:
         keys: dict[str, Any] = {"train__steps": 4, "train__checkpoint_every": 2, "mesh__fsdp": 2, **best}
         keys |= {"mesh__coordinator": free_address(), "mesh__num_processes": 2}
         flags = [train_arguments(encoder, data, workdir, **keys, mesh__process_id=number) for number in range(2)]
-        return [finish(job) for job in [start("train.py", CLIENTS, *each) for each in flags]]
+        return [finish(job) for job in [start("train.py", ONE_DEVICE, *each) for each in flags]]
 
     train()
     checkpoints = workdir / "checkpoints"
