@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
-import os
 import sys
 import time
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from tests.storage.buckets import finish, start
 @pytest.mark.slow
 def test_all_processes_go_on_from_one_checkpoint(tmp_path: Path) -> None:
     encoder, data, workdir = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"), tmp_path / "run"
-    best = {"data__dev": str(data), "validation__best": "metric"}
+    best = {"data__dev": str(data), "validation__metric": "average_rank", "validation__best": "metric"}
 
     def train() -> list[str]:
         keys: dict[str, Any] = {"train__steps": 4, "train__checkpoint_every": 2, "mesh__fsdp": 2, **best}
