@@ -165,8 +165,14 @@ finally:
     assert done.returncode == 0, done.stderr
     *answer, modules, calls = done.stdout.splitlines()
     assert "silver" in "".join(answer) or "river" in "".join(answer), "it has searched"
-    unused = {"datasets", "grain", "ir_measures", "matplotlib", "optax", "pyarrow", "scipy", "tensorflow_datasets"}
-    unused |= {"torch", "transformers", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton"}
+    unused = {"datasets", "grain", "ir_measures", "matplotlib", "optax", "orbax", "pyarrow", "scipy"}
+    unused |= {
+        "tensorflow_datasets",
+        "torch",
+        "transformers",
+        "jax.experimental.pallas.tpu",
+        "jax.experimental.pallas.triton",
+    }
     assert unused & set(modules.split()) == set()
     # Once in each of the two initialisations, which give the parameters' shapes, and once in the encoder's program for
     # its loop, once for its last layer. The digests are compared once.
