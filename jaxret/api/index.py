@@ -28,6 +28,7 @@ from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.update import append_corpus, delete_ids
+from jaxret.parallel.forks import require_unforked
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import atomic_write, sha256_bytes
@@ -155,6 +156,7 @@ class Index:
             DataError: (a ValueError) a bad record.
             ContractError: (a ValueError) another corpus has that name.
         """
+        require_unforked()
         require_kind("retriever", retriever, Retriever, "a Retriever")
         require_kind("name", name, str, "a text")
         require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")

@@ -158,6 +158,8 @@ class Retriever:
             require_kind("a key of changes", key, str, "a text")
         require_flag("progress", progress)
         require_kind("callback", callback, Callable | None, "a function of a step and metrics")
+        if isinstance(config, ConfigDict) and (missing := sorted(set(load_config("base")) - set(config))):
+            raise ValueError(f"config lacks {', '.join(missing[:3])} and so on: change one that get_config() returns")
         name = "this config" if isinstance(config, ConfigDict) else os.fspath(config)
         given_config = config if isinstance(config, ConfigDict) else load_config(name)
         settings = change_config(given_config, changes or {}, name)

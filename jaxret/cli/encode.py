@@ -55,7 +55,7 @@ def main() -> None:
         raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")
     if _DELETE.value and (_CORPUS.value or _APPEND.value):
         raise ValueError("--delete deletes, and nothing else: leave --corpus and --append out, and run them after it")
-    if _DELETE.value and not Path(_DELETE.value).is_file():
+    if _DELETE.value and not Path(_DELETE.value).exists():
         raise ValueError(
             f"--delete={_DELETE.value}: there is no such file; give a file with ids of passages, one a line"
         )

@@ -19,9 +19,7 @@ _NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale
 _TITLE_SEPARATOR = flags.DEFINE_string(
     "title_separator", "auto", "text between title and text of a passage, or [SEP]; auto: as the model implies"
 )
-_CORPUS = flags.DEFINE_string(
-    "corpus", "", "passages that the run is for: their first one is shown as the model reads it"
-)
+_CORPUS = shared_flags.corpus("an example; its first passage is shown as the model reads it")
 _DOWNLOAD = shared_flags.download()
 
 

@@ -32,7 +32,12 @@ _CHUNK = 2**20  # bytes read at a time
 
 def find_file(folder: Path, name: str) -> Path | None:
     """Return `folder/name`, `folder/name.gz` or `folder/name.zst`, the first that exists; None if none does."""
-    return next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)
+    return next((path for suffix in SUFFIXES if _is_readable(path := folder / f"{name}{suffix}")), None)
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether a path is a file, or a pipe, which `read_chunks` refuses by name."""
+    return path.is_file() or path.is_fifo()
 
 
 def require_file(folder: Path, name: str) -> Path:

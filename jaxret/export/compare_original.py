@@ -50,7 +50,12 @@ def compare_with_original(run: Run, directory: Path) -> str:
     embed = run.with_dimension(0).embedder()  # both libraries cut whole vectors; ours scales them again
     sides: tuple[Side, ...] = ("query", "passage")
     for side in sides:
-        ours, theirs = embed(tokens[side], side).flat, original_vectors(run, directory, library, texts, side)
+        ours = embed(tokens[side], side).flat
+        try:
+            theirs = original_vectors(run, directory, library, texts, side)
+        except Exception as error:  # the libraries raise many types
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ValueError(f"{directory}: {library} cannot encode with it, to compare vectors ({reason})") from error
         if ours.shape != theirs.shape:
             raise ValueError(f"{side} texts have {len(ours)} vectors here, {len(theirs)} in {library}: another model")
         largest = max(largest, float(np.abs(ours - theirs).max()))

@@ -70,10 +70,10 @@ class Passages:
         """Keep a corpus that was verified, with the states of its files."""
         self.corpus = corpus
         self._index: PassageOffsets | None = None
-        self._states = {path: file_state(path) for path in corpus.files}
+        self._states = {path: file_state(path, changed=True) for path in corpus.files}
 
     def _states_now(self) -> dict[Path, FileState]:
-        return {path: file_state(path) for path in self._states}
+        return {path: file_state(path, changed=True) for path in self._states}
 
     def read(self, ids: Collection[str]) -> dict[str, Passage]:
         """Return the passages with these ids that exist and have a text, by id. One thread reads at a time."""
@@ -105,7 +105,8 @@ class Passages:
             if self._copied and not self._copy():
                 return {p.id: p for p in self.corpus.read(Policy("skip")) if p.id in ids}
             self._index = self._make_offsets()
-        self._states.setdefault(self._file.path, file_state(self._file.path))  # the copy, verified or made just now
+        # The copy, verified or made just now.
+        self._states.setdefault(self._file.path, file_state(self._file.path, changed=True))
         return self._read_at(self._index, ids)
 
     def _read_at(self, index: PassageOffsets, ids: Collection[str]) -> dict[str, Passage]:

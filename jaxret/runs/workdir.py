@@ -14,6 +14,8 @@ from pathlib import Path
 from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.working_copy import local_path, shown_path
 
+_LONGEST_NAME = 200  # bytes of a corpus's or data set's name; most disks take 255, and files of the name are longer
+
 
 @dataclass(frozen=True)
 class Workdir:
@@ -153,4 +155,6 @@ def require_plain_name(description: str, name: str) -> str:
     """Return `name` if it cannot leave the folder that it is put in; otherwise raise ValueError with `description`."""
     if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
         raise ValueError(f"{description} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
+    if (size := len(os.fsencode(name))) > _LONGEST_NAME:
+        raise ValueError(f"{description} has {size} bytes; files are named after it: {_LONGEST_NAME} are allowed")
     return name

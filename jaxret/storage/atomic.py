@@ -174,6 +174,12 @@ def write_json(path: str | os.PathLike[str], value: Any, work: Path | None = Non
         file.write("\n")
 
 
+def require_no_pipe(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError for a named pipe, on which a reader would wait for a writer."""
+    if Path(path).is_fifo():
+        raise ValueError(f"{path} is a pipe; a file is needed here")
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read JSON; any defect is a ValueError that names the file, and the line if it is known."""
 
@@ -184,6 +190,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
             raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is there twice")
         return tree
 
+    require_no_pipe(path)
     data = Path(path).read_bytes()
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=unique)
@@ -237,6 +244,7 @@ def sha256_bytes(data: bytes) -> str:
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file's bytes in hex, reading in blocks."""
+    require_no_pipe(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -7,11 +7,16 @@ from typing import NamedTuple
 
 
 class FileState(NamedTuple):
-    """Size, time of the last change and inode of a file; all 0 where there is none."""
+    """Size, time of the last change and inode of a file; all 0 where there is none.
+
+    `changed` is the time of the last change that no program can put back, which a change of name or rights moves, too;
+    0: not asked for.
+    """
 
     size: int
     modified: int  # ns
     inode: int
+    changed: int = 0  # ns
 
     def difference(self, now: FileState) -> str:
         """Return how the file differs now, as the end of a sentence; "" if it does not."""
@@ -29,10 +34,10 @@ class FileState(NamedTuple):
 MISSING = FileState(0, 0, 0)
 
 
-def file_state(path: Path) -> FileState:
-    """Return the state of a file now."""
+def file_state(path: Path, changed: bool = False) -> FileState:
+    """Return the state of a file now; with `changed` the time that no program can put back, too."""
     try:
         stat = path.stat()
     except FileNotFoundError:
         return MISSING
-    return FileState(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return FileState(stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns if changed else 0)

@@ -77,6 +77,21 @@ def as_float8(data: bytes) -> bytes:
     return data.replace(b'"dtype":"F32"', b'"dtype":"F8_E4M3"', 1)
 
 
+def surround(count: int) -> Damage:
+    """Return a function that lets tokenizer.json put so many tokens in front of a text."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        rules = json.loads(path.read_text())
+        piece = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
+        rules["post_processor"]["single"] = [piece] * count + rules["post_processor"]["single"]
+        rules["post_processor"]["special_tokens"]["[CLS]"]["ids"] = [2] * count
+        rules["post_processor"]["special_tokens"]["[CLS]"]["tokens"] = ["[CLS]"] * count
+        path.write_text(json.dumps(rules))
+
+    return change
+
+
 WEIGHTS = "model.safetensors"
 TENFOLD = normalizers.Replace("a", "a" * 10)
 CASES: dict[str, tuple[Damage, str]] = {
@@ -110,6 +125,30 @@ CASES: dict[str, tuple[Damage, str]] = {
     "an expression that grows with the third power": (
         normalise(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(".*.*(?<=0)"), "x")),
         r"tokenizer.json: the regular expression '\.\*\.\*\(\?<=0\)' goes back and forth without end",
+    ),
+    "twenty thousand tokens around a text": (
+        surround(20_000),
+        r"tokenizer.json puts [\d,]+ tokens around texts; 256 are allowed",
+    ),
+    "a billion labels": (
+        edit_json("config.json", num_labels=10**9),
+        r"config.json: num_labels is 1000000000; it must be a whole number from 0 to 100,000",
+    ),
+    "labels without numbers": (
+        edit_json("config.json", id2label={"a": "x"}),
+        r"config.json: id2label is .*; it must be an object with numbers as keys",
+    ),
+    "padding that is no word": (
+        edit_json("config.json", pad_token_id=10**12),
+        r"config.json: pad_token_id is 1000000000000; it must be an id below vocab_size, 99",
+    ),
+    "many positions": (
+        edit_json("config.json", max_position_embeddings=10**12),
+        r"config.json: max_position_embeddings is 1,000,000,000,000, but model.safetensors beside it has 99 as its",
+    ),
+    "many types": (
+        edit_json("config.json", type_vocab_size=10**12),
+        r"config.json: type_vocab_size is 1,000,000,000,000",
     ),
     "padding": (pad(10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),
     "padding to a multiple": (pad(0, 10**9), r"tokenizer.json pads texts to 1,000,000,000 tokens"),

@@ -56,11 +56,19 @@ def replaced_with_its_old_time(path: Path) -> None:
     path.with_name("new" + path.suffix).rename(path)
 
 
+def rewritten_with_its_old_time(path: Path) -> None:
+    """The same file with other bytes, as `rsync --inplace --times` leaves it."""
+    stat = path.stat()
+    write(path, lambda p: p.text.replace("text", "TEXT"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "edited": lambda path: write(path, lambda p: p.text.replace("text", "TEXT")),
     "longer": lambda path: write(path, lambda p: p.text + " and more"),
     "cut": lambda path: os.truncate(path, 0 if path.suffix == ".json" else path.stat().st_size // 2),
     "replaced": replaced_with_its_old_time,
+    "rewritten": rewritten_with_its_old_time,
 }
 
 

@@ -67,7 +67,8 @@ def _parse_judgement(line: str, location: Location) -> Judgement:
         problem = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
         raise location.error("wrong columns", problem, 'write "query TAB passage TAB score" or "query 0 passage score"')
     if not is_integer(score):
-        problem = f"score {shorten(score)} is not an integer"
+        reason = "has too many digits" if score.strip().isdecimal() else "is not an integer"
+        problem = f"score {shorten(score)} {reason}"
         raise location.error("bad score", problem, "a judgement's score is a whole number, above 0 if relevant")
     return Judgement(
         require_id(query_id, "query id", location),
@@ -241,7 +242,7 @@ def _is_qrels(sample: FileSample) -> bool:
 
 
 def _is_run(sample: FileSample) -> bool:
-    return _most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0" and is_integer(row[3]))
+    return _most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0")
 
 
 def _is_scored(sample: FileSample) -> bool:

@@ -24,6 +24,7 @@ TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", *_SETTINGS, "spiece.model")
 # Characters that a tokenizer may make of one. Unicode's longest compatibility form has 18; a file can say any number.
 MOST_GROWTH = 100
 _LONGEST = 2**16  # tokens that a tokenizer may pad to
+_MOST_ADDED = 256  # tokens that a tokenizer may put around a text
 # Converts T5's spiece.model to tokenizer.json; needs sentencepiece, which is not a dependency of this package.
 SPIECE_REMEDY = (
     "; spiece.model is, and this makes tokenizer.json of it: pip install sentencepiece && python -c "
@@ -51,6 +52,8 @@ def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
             f"{directory}/tokenizer.json: its rules may make {growth:,.0f} characters of one, and {MOST_GROWTH} are "
             "allowed: no text could be read with it"
         )
+    if (added := max(map(backend.num_special_tokens_to_add, (False, True)))) > _MOST_ADDED:  # around one text, and two
+        raise ValueError(f"{directory}/tokenizer.json puts {added:,} tokens around texts; {_MOST_ADDED} are allowed")
     padding = backend.padding or {}  # not used here, but by transformers, which vectors are compared with
     if (length := max(padding.get(key) or 0 for key in ("length", "pad_to_multiple_of"))) > _LONGEST:
         raise ValueError(f"{directory}/tokenizer.json pads texts to {length:,} tokens; {_LONGEST:,} is far enough")

@@ -31,7 +31,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "t5": t5.ARCHITECTURE,
     "xlm-roberta": xlm_roberta.ARCHITECTURE,
 }
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")  # of configs; not all have the last
+# Of configs; not all have the last three.
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size", "max_positions", "type_vocab_size")
+_MOST_LABELS = 100_000  # of a classifier, which is not read here; transformers makes a table of them
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
@@ -52,9 +54,28 @@ def read_config(directory: str | Path) -> EncoderConfig:
         raise ValueError(f"{path}: {error}") from None
     except (TypeError, AttributeError) as error:  # a list for a number, and the like
         raise ValueError(f"{path}: a value is of a type that it cannot have ({error})") from error
+    require_usable_by_transformers(raw, config, path)
     if has_weights(Path(directory)):
         require_stored_sizes(config, architecture, path, weight_shapes(directory))
     return config
+
+
+def require_usable_by_transformers(raw: Mapping[str, Any], config: EncoderConfig, path: Path) -> None:
+    """Raise ValueError for a value that is not used here, and with which transformers, whose vectors are compared with,
+    would take gigabytes or end in an obscure error.
+
+    Args:
+        raw: content of config.json.
+        config: read from it.
+        path: of config.json, for the error.
+    """
+    number, labels, pad = raw.get("num_labels", 2), raw.get("id2label") or {}, raw.get("pad_token_id")
+    if type(number) is not int or not 0 <= number <= _MOST_LABELS:
+        raise ValueError(f"{path}: num_labels is {number!r}; it must be a whole number from 0 to {_MOST_LABELS:,}")
+    if not isinstance(labels, dict) or not all(str(key).isdecimal() for key in labels):
+        raise ValueError(f"{path}: id2label is {str(labels)[:60]!r}; it must be an object with numbers as keys")
+    if pad is not None and not (type(pad) is int and -config.vocab_size <= pad < config.vocab_size):
+        raise ValueError(f"{path}: pad_token_id is {pad!r}; it must be an id below vocab_size, {config.vocab_size:,}")
 
 
 def require_stored_sizes(

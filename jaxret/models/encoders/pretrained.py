@@ -70,7 +70,7 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
     """
     directory = encoder_folder(find_model(name, download))
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
-        if not (has_weights(directory) if file == "model.safetensors" else (directory / file).is_file()):
+        if not (has_weights(directory) if file == "model.safetensors" else (directory / file).exists()):
             files = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"
             if file == "model.safetensors" and not (name.startswith("package:") or Path(name).is_dir()):
