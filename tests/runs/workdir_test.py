@@ -60,4 +60,6 @@ def test_names_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None
     for place in (workdir.embeddings, workdir.rankings, workdir.evaluation):
         with pytest.raises(ValueError, match=r"the name of a (corpus|data set) is .*; it must not be empty"):
             place(name)
+    with pytest.raises(ValueError, match="the name of a corpus has 201 bytes; files are named after it: 200 are"):
+        workdir.embeddings("ü" * 100 + "x")
     assert workdir.embeddings("a..b").parent == tmp_path / "embeddings", "control"

@@ -97,6 +97,13 @@ def test_every_error_names_the_file(tmp_path: Path, data: bytes, message: str) -
     assert "\n" not in str(refused.value)
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_json, sha256_file):
+        with pytest.raises(ValueError, match="/pipe is a pipe; a file is needed here"):
+            read(tmp_path / "pipe")
+
+
 def test_file_and_rename_are_flushed_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, done = tmp_path / "x", []
     fsync, replace = os.fsync, os.replace

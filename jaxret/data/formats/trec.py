@@ -67,8 +67,7 @@ def _parse_judgement(line: str, location: Location) -> Judgement:
         problem = f"this line has {len(columns)} columns between tabs and {len(words)} words: {line[:60]!r}"
         raise location.error("wrong columns", problem, 'write "query TAB passage TAB score" or "query 0 passage score"')
     if not is_integer(score):
-        reason = "has too many digits" if score.strip().isdecimal() else "is not an integer"
-        problem = f"score {shorten(score)} {reason}"
+        problem = f"score {shorten(score)} is not an integer"
         raise location.error("bad score", problem, "a judgement's score is a whole number, above 0 if relevant")
     return Judgement(
         require_id(query_id, "query id", location),

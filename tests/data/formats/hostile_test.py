@@ -45,6 +45,8 @@ FOUND = {"question": "a", "answers": ["x"], "ctxs": [{"id": "1", "score": HUGE}]
         (read_judgements, [{"query_id": "1", "doc_ids": ["2"], "labels": [HUGE]}], "a:1: 'labels' holds 1000"),
         (read_judgements, [{"query_id": "1", "doc_ids": ["2"], "labels": [1e300]}], "a:1: score 1000.* is too large"),
         (read_run, ["q1 Q0 p0 1 2.5 t", f"q1 Q0 p1 {LONG} 2.5 t"], "a:2: rank '1111.* is not an integer"),
+        (read_run, [f"q1 Q0 p0 {LONG} 2.5 t"], "a:1: rank '1111.* is not an integer"),
+        (read_run, ["q1 Q0 p0 1_0 2.5 t"], "a:1: rank '1_0' is not an integer"),
         (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1e400 t"], "a:2: score '1e400' is not a finite number"),
         (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 1_0 t"], "a:2: score '1_0' is not a finite number"),
         (read_run, ["q1 Q0 p0 1 2.5 t", "q1 Q0 p1 2 \u0661 t"], "a:2: score '\u0661' is not a finite number"),
@@ -80,6 +82,9 @@ def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
     for read in (read_corpus, read_judgements, detect_file):
         with pytest.raises(DataError, match=rf"{name}: this is a pipe, and data is read more than once; write it to"):
             read(tmp_path / name)
+    if name == "corpus.jsonl":
+        with pytest.raises(DataError, match=rf"{name}: this is a pipe"):  # by its folder, too
+            list(read_corpus(tmp_path))
 
 
 @pytest.fixture
