@@ -367,6 +367,7 @@ WRONG_ARGUMENTS = {
     "R.from_model(run, title_separator=None)": "title_separator is None; it must be a text",
     "R.from_model(run, download='yes')": "download is 'yes'; it must be True or False",
     "R.train(3, run)": "config is 3; it must be a name, a path or a ConfigDict",
+    "R.train(ConfigDict({'a': 1}), run)": "config lacks data, encode, encoder and so on: change what jaxret.configs.",
     "R.train('mlr', None)": "workdir is None; it must be a path",
     "R.train('mlr', run, 5)": 'changes is 5; it must be a dict of keys and values, as {"train.steps": 10}',
     "R.train('mlr', run, {5: 1})": "a key of changes is 5; it must be a text",
@@ -417,6 +418,7 @@ WRONG_ARGUMENTS = {
 PROGRAM = """
 import json, sys
 from jaxret import EncodeOptions as E, Index as I, Passage as P, Retriever as R, SearchOptions as S
+from ml_collections import ConfigDict
 run = sys.argv[1]
 r = R.open(run, 0)
 i = I.open(r)

@@ -159,7 +159,8 @@ class Retriever:
         require_flag("progress", progress)
         require_kind("callback", callback, Callable | None, "a function of a step and metrics")
         if isinstance(config, ConfigDict) and (missing := sorted(set(load_config("base")) - set(config))):
-            raise ValueError(f"config lacks {', '.join(missing[:3])} and so on: change one that get_config() returns")
+            keys = ", ".join(missing[:3])
+            raise ValueError(f"config lacks {keys} and so on: change what jaxret.configs.load_config(NAME) returns")
         name = "this config" if isinstance(config, ConfigDict) else os.fspath(config)
         given_config = config if isinstance(config, ConfigDict) else load_config(name)
         settings = change_config(given_config, changes or {}, name)

@@ -32,7 +32,7 @@ VERBS = (
     *("beir", "sweep", "recipe", "export", "open", "report", "plot", "probe", "copy"),
     *("data chunk", "data convert", "data split", "data build", "keywords"),
 )
-RACED = ("mine", "rerank", "compare", "fuse", "report", "copy")
+RACED = ("mine", "rerank", "compare", "fuse", "report", "copy", "plot", "data chunk", "data split", "keywords")
 RACES = 10  # of what is not cheap
 
 

@@ -92,6 +92,18 @@ def surround(count: int) -> Damage:
     return change
 
 
+def undefine(token: str) -> Damage:
+    """Return a function that removes a token from those that tokenizer.json may put around texts."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        rules = json.loads(path.read_text())
+        del rules["post_processor"]["special_tokens"][token]
+        path.write_text(json.dumps(rules))
+
+    return change
+
+
 WEIGHTS = "model.safetensors"
 TENFOLD = normalizers.Replace("a", "a" * 10)
 CASES: dict[str, tuple[Damage, str]] = {
@@ -129,6 +141,10 @@ CASES: dict[str, tuple[Damage, str]] = {
     "twenty thousand tokens around a text": (
         surround(20_000),
         r"tokenizer.json puts [\d,]+ tokens around texts; 256 are allowed",
+    ),
+    "an undefined token around a text": (
+        undefine("[CLS]"),
+        r"tokenizer.json: post_processor puts '\[CLS\]' around texts, which its special_tokens lack",
     ),
     "a billion labels": (
         edit_json("config.json", num_labels=10**9),

@@ -52,12 +52,24 @@ def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
             f"{directory}/tokenizer.json: its rules may make {growth:,.0f} characters of one, and {MOST_GROWTH} are "
             "allowed: no text could be read with it"
         )
+    if backend.post_processor is not None:
+        _require_complete_templates(json.loads(backend.post_processor.__getstate__()), directory / "tokenizer.json")
     if (added := max(map(backend.num_special_tokens_to_add, (False, True)))) > _MOST_ADDED:  # around one text, and two
         raise ValueError(f"{directory}/tokenizer.json puts {added:,} tokens around texts; {_MOST_ADDED} are allowed")
     padding = backend.padding or {}  # not used here, but by transformers, which vectors are compared with
     if (length := max(padding.get(key) or 0 for key in ("length", "pad_to_multiple_of"))) > _LONGEST:
         raise ValueError(f"{directory}/tokenizer.json pads texts to {length:,} tokens; {_LONGEST:,} is far enough")
     return backend, special
+
+
+def _require_complete_templates(rule: dict[str, Any], path: Path) -> None:
+    """Raise ValueError if a post-processor puts a token around texts that it does not define; using it would panic."""
+    for part in rule.get("processors") or []:  # of a Sequence
+        _require_complete_templates(part, path)
+    pieces = [*(rule.get("single") or []), *(rule.get("pair") or [])] if rule["type"] == "TemplateProcessing" else []
+    for token in (piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece):
+        if token not in rule["special_tokens"]:
+            raise ValueError(f"{path}: post_processor puts {token!r} around texts, which its special_tokens lack")
 
 
 def rules_growth(backend: Any) -> float:
