@@ -367,7 +367,8 @@ WRONG_ARGUMENTS = {
     "R.from_model(run, title_separator=None)": "title_separator is None; it must be a text",
     "R.from_model(run, download='yes')": "download is 'yes'; it must be True or False",
     "R.train(3, run)": "config is 3; it must be a name, a path or a ConfigDict",
-    "R.train(ConfigDict({'a': 1}), run)": "config lacks data, encode, encoder and so on: change what jaxret.configs.",
+    "R.train(ConfigDict({'a': 1}), run)": "config lacks data, encode, encoder and so on: change what "
+    "jaxret.configs.load_config(NAME) returns",
     "R.train('mlr', None)": "workdir is None; it must be a path",
     "R.train('mlr', run, 5)": 'changes is 5; it must be a dict of keys and values, as {"train.steps": 10}',
     "R.train('mlr', run, {5: 1})": "a key of changes is 5; it must be a text",
