@@ -57,7 +57,7 @@ def replaced_with_its_old_time(path: Path) -> None:
 
 
 def rewritten_with_its_old_time(path: Path) -> None:
-    """The same file with other bytes, as `rsync --inplace --times` leaves it."""
+    """Other bytes in this file, as `rsync --inplace --times` leaves it."""
     stat = path.stat()
     write(path, lambda p: p.text.replace("text", "TEXT"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
