@@ -16,6 +16,7 @@ import numpy as np
 from jaxret.data.errors import Location
 from jaxret.data.formats import Policy, hash_id
 from jaxret.data.lines import decode_line, read_lines
+from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.store import StringsBuilder
 from jaxret.index.encode import EncodeResult, encode_source
 from jaxret.index.encode_options import EncodeOptions
@@ -156,7 +157,7 @@ def delete_ids(folder: Path, where_of: Mapping[str, object]) -> tuple[int, int]:
             parts.append(part.with_deleted(rows))
         if unknown:
             missing = [key for key in where_of if key in unknown]
-            names = ", ".join(map(repr, missing[:_SHOWN])) + ", ..." * (len(missing) > _SHOWN)
+            names = ", ".join(map(shorten, missing[:_SHOWN])) + ", ..." * (len(missing) > _SHOWN)
             raise ValueError(
                 f"{where_of[missing[0]]}: {len(missing):,} of {len(where_of):,} ids are of no passage in {folder}: "
                 f"{names}; correct them or leave them out (nothing was deleted)"

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save
 
+from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
 from jaxret.models.cross_encoder import build_cross_encoder_model
@@ -460,6 +461,6 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
         if step is None:
             raise CheckpointError(f"{workdir} has no checkpoint yet; jaxret train --workdir={workdir} continues it")
         return step
-    if not name.isdecimal():
-        raise CheckpointError(f"checkpoint is {name!r}; it must be best, last, or a step")
+    if not name.isdecimal() or len(name) > 18:
+        raise CheckpointError(f"checkpoint is {shorten(name)}; it must be best, last, or a step")
     return int(name)
