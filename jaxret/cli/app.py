@@ -200,7 +200,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         print(flags.FLAGS.get_help())
         return
     positional = parse_flags(module, arguments)
-    require_utf8([*arguments, os.getcwd()])
+    require_utf8([*arguments, _working_directory()])
     silence_libraries()  # after parsing, where absl sets its log level
     enable_compilation_cache()
     if _QUIET.value:
@@ -218,6 +218,14 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         _publish()
         raise
     _publish()
+
+
+def _working_directory() -> str:
+    """Return the working directory; "" if it was deleted, which matters to relative paths alone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def require_utf8(arguments: Iterable[str]) -> None:

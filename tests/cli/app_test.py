@@ -379,3 +379,14 @@ def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
     assert done.returncode == 0
     assert ("Could not create directory" in done.stderr) is bool(debug), done.stderr
+
+
+def test_a_working_directory_that_was_deleted_does_not_matter(tmp_path: Path) -> None:
+    """Only relative paths need one."""
+    program = "import os, runpy, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); sys.argv[1:] = ['cache']; "
+    program += "runpy.run_module('jaxret', run_name='__main__')"
+    variables = environment() | {"PYTHONPATH": str(REPOSITORY)}
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", program, str(tmp_path / "gone")]
+    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
