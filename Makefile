@@ -29,7 +29,7 @@ test-exhaustive: $(VENV)/.ready-dev ## what is long: every family and encoder; e
 	$(PYTEST) -m exhaustive --dist load $(ARGS)
 
 test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, full disks, ...; a table of each
-	$(PYTEST) tests/faults --dist load $(ARGS)
+	$(PYTEST) -m faults --dist load $(ARGS)
 
 test-fast: $(VENV)/.ready-dev ## the tests not marked slow
 	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)

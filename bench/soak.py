@@ -672,7 +672,7 @@ def soak(folder: Path, clients: int, seconds: float, pause: float, kills: int) -
             tasks.append(lambda client=client: client.run(jobs.end, pause))  # type: ignore[misc]
         together(tasks)
         server.send_signal(signal.SIGTERM)
-        record.count("server ends when it is told to", 0.0, "" if server.wait(60) == 0 else "error", "jaxret serve")
+        record.count("server ends when it is stopped", 0.0, "" if server.wait(60) == 0 else "error", "jaxret serve")
     finally:
         for process in (server, holder):
             process.kill()

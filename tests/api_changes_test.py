@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,11 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     (tmp_path / "more.jsonl").write_text(json.dumps({"_id": "x", "text": "silver garden"}) + "\n")
     append_corpus(run, tmp_path / "more.jsonl", folder, progress=False)
     assert index.is_stale()
-    assert index.search(QUESTIONS, 9) == before, "the passages of before, and their texts"
+    with pytest.warns(UserWarning, match=rf"{folder} was changed after this index was opened: refresh\(\) opens"):
+        assert index.search(QUESTIONS, 9) == before, "the passages of before, and their texts"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert index.search(QUESTIONS, 9) == before, "control: once"
     assert index.refresh()
     assert index.search(QUESTIONS, 9)[1][0].id == "x"
     assert not index.is_stale()
@@ -94,6 +99,9 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     assert index.refresh()
     assert index.search(QUESTIONS, 9) == before
     encode_corpus(run, folder / next(folder.glob("passages-*.jsonl")).name, "passages", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert index.search(QUESTIONS, 9) == before
     assert not index.is_stale(), "the same command again changes nothing"
     with pytest.raises(ValueError, match="has no passage to search: all were deleted"):
         index.delete(str(number) for number in range(6))

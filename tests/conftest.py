@@ -71,6 +71,7 @@ install_import_hook("jaxret", f"{checked.__module__}.{checked.__name__}")
 gc.set_threshold(200_000, 50, 100)  # tracing makes millions of objects that stay: a seventh of the time went into them
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+pytest_plugins = ["tests.fault_table"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

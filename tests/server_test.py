@@ -81,6 +81,7 @@ def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("searches", "openings"), [(60, 6), pytest.param(20_000, 100, marks=pytest.mark.exhaustive)])
 def test_searches_and_openings_leak_no_resources(searches: int, openings: int, run: Path) -> None:

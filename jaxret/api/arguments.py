@@ -35,9 +35,20 @@ def require_flag(name: str, value: Any, optional: bool = False) -> None:
         raise ValueError(f"{name} is {_shown(value)}; it must be True or False{' or None' * optional}")
 
 
-def require_path(name: str, value: Any, expected: str = "a path") -> None:
-    """Raise ValueError unless a value is a text or a path."""
+def require_path(name: str, value: Any, expected: str = "a path", empty: bool = False) -> None:
+    """Raise ValueError unless a value is a text or a path in UTF-8.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        expected: what the value must be, for the error.
+        empty: an empty text is allowed.
+    """
     require_kind(name, value, str | os.PathLike, expected)
+    text = os.fspath(value)
+    require_kind(name, text, str, expected)
+    if not (text or empty) or "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{name} is {_shown(text)}; it must be {expected}, in UTF-8{' and not empty' * (not empty)}")
 
 
 def whole_number(name: str, value: Any, expected: str = "a whole number") -> int:
@@ -65,13 +76,13 @@ def checked_questions(texts: Sequence[str]) -> list[str]:
     return [checked(number, text) for number, text in enumerate(listed_texts(texts, str, "queries"))]
 
 
-def checked_passages(texts: Iterable[str | Passage], first: int = 0) -> Iterator[Passage]:
-    """Yield the passages; texts alone get numbers from `first` as their ids."""
-    for number, text in enumerate(listed_texts(texts, str | Passage, "passages")):
+def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) -> Iterator[Passage]:
+    """Yield the passages of the argument `name`; texts alone get numbers from `first` as their ids."""
+    for number, text in enumerate(listed_texts(texts, str | Passage, name)):
         passage = Passage(str(first + number), text) if isinstance(text, str) else text
-        for name in ("id", "text", "title"):
-            require_kind(f"passages[{number}].{name}", getattr(passage, name), str, "a text")
-        yield check_passage(passage, Location(Path(f"passages[{number}]")))
+        for key in ("id", "text", "title"):
+            require_kind(f"{name}[{number}].{key}", getattr(passage, key), str, "a text")
+        yield check_passage(passage, Location(Path(f"{name}[{number}]")))
 
 
 def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
-from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoded_corpus import corpus_state, open_encoded
 from jaxret.index.update import append_corpus, delete_ids
 from jaxret.parallel.forks import require_unforked
 from jaxret.search.search_options import SearchOptions
@@ -97,11 +98,12 @@ class Index:
 
     def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
         require_kind("retriever", retriever, Retriever, "a Retriever")
-        require_path("corpus", corpus, "the name or the path of a corpus")
+        require_path("corpus", corpus, "the name or the path of a corpus", empty=True)
         require_kind("options", options, SearchOptions, "a SearchOptions")
         # Absolute: texts and shards are read later, where the working directory may be another.
-        folder = corpus_folder(retriever.run.workdir, os.fspath(corpus)).absolute()
+        folder = corpus_folder(retriever.run.workdir, os.fspath(corpus), "corpus=NAME").absolute()
         self.retriever, self._options = retriever, options
+        self._state = corpus_state(folder)
         self._searcher = Searcher(retriever.run, folder, options, many=True)
 
     @classmethod
@@ -165,7 +167,8 @@ class Index:
         if not isinstance(corpus, str | os.PathLike):
             require_kind("corpus", corpus, Iterable, "a path, or a list of passages")
             name = name or "passages"
-            corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus))
+            corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus, "corpus"))
+        require_path("corpus", corpus, "a path, or a list of passages")
         encoded = encode_corpus(retriever.run, os.fspath(corpus), name, encoding, progress)
         return cls(retriever, encoded.folder.name, options)
 
@@ -180,6 +183,7 @@ class Index:
         Of equal scores the one that comes first in the corpus is first. texts=False leaves titles and texts empty, and
         does not need the corpus.
 
+        Warns, once for each change, if passages were appended, deleted or encoded again since the index was opened.
         Raises ValueError for a question that is blank or no text, for k < 1 and for more passages than are candidates,
         FileNotFoundError if the corpus is no longer where it was, ContractError (a ValueError) if it was changed.
         """
@@ -188,6 +192,7 @@ class Index:
         questions = [Query(str(number), text) for number, text in enumerate(checked_questions(queries))]
         if not questions:
             return SearchHits([], [])
+        self._warn_if_stale()
         outcome = searcher.search(questions, k)
         rankings = [outcome.rankings[query.id] for query in questions]
         ids = {key for ranking in rankings for key, _ in ranking}
@@ -226,13 +231,15 @@ class Index:
 
         Raises ValueError for an id that the corpus has already, and for an approximate index, which takes none.
         """
+        require_unforked()
         require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")
         require_flag("progress", progress)
         self._require_no_index()
         folder = self._searcher.folder
         if not isinstance(passages, str | os.PathLike):
             encoded = int(open_encoded(folder, verify=False).firsts[-1])
-            passages = _written(folder, checked_passages(passages, encoded))
+            passages = _written(folder, checked_passages(passages, "passages", encoded))
+        require_path("passages", passages, "a path, or a list of passages")
         append_corpus(self.retriever.run, os.fspath(passages), folder, encoding, progress)
         self.refresh()
 
@@ -241,6 +248,7 @@ class Index:
 
         Raises ValueError for an id that the corpus never had; then nothing is deleted.
         """
+        require_unforked()
         self._require_no_index()
         where = {key: f"ids[{number}]" for number, key in enumerate(listed_texts(ids, str, "ids"))}
         deleted, _ = delete_ids(self._searcher.folder, where)
@@ -249,7 +257,7 @@ class Index:
 
     def is_stale(self) -> bool:
         """Return whether passages were appended, deleted or encoded again, by anybody, since this index was opened. A
-        search does not see them before `refresh`."""
+        search warns, and does not see them before `refresh`."""
         return self._searcher.is_stale()
 
     def refresh(self) -> bool:
@@ -257,8 +265,17 @@ class Index:
         with the previous passages. Raises what `open` raises; the index is then as it was."""
         if not self.is_stale():
             return False
+        state = corpus_state(self._searcher.folder)
         self._searcher = Searcher(self.retriever.run, self._searcher.folder, self._options, many=True)
+        self._state = state
         return True
+
+    def _warn_if_stale(self) -> None:
+        if (state := corpus_state(self._searcher.folder)) != self._state:
+            self._state = state
+            if self.is_stale():
+                message = f"{self._searcher.folder} was changed after this index was opened: refresh() opens it again"
+                warnings.warn(message, stacklevel=3)
 
     def rows(self, block: int = 1024) -> Iterator[tuple[list[str], Vectors]]:
         """Yield the ids and vectors of at most `block` passages at a time, in the order of the corpus, from disk.

@@ -179,7 +179,7 @@ class Retriever:
         The score of a passage is the highest product of one of them with the query's. Raises ValueError for a passage
         that is not text.
         """
-        vectors = self._embed(self.run.tokenizer.passages(list(checked_passages(passages))), "passage")
+        vectors = self._embed(self.run.tokenizer.passages(list(checked_passages(passages, "passages"))), "passage")
         return list(vectors) if self.run.model.vectors_per_passage is None else vectors.stacked()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -135,8 +135,8 @@ def _cut(run: Run, stored: Path, folder: Path, options: EncodeOptions, progress:
     """Cut the vectors in the folder `stored`, and return counts; see `encode_corpus`."""
     if options.shard_rows or options.shard_mb:
         raise ValueError(
-            f"--dimension={options.dimension} cuts the shards of {stored.name} one by one, and they keep their rows: "
-            "leave --shard_rows and --shard_mb out"
+            f"dimension={options.dimension} cuts the shards of {stored.name} one by one, and they keep their rows: "
+            "leave shard_rows and shard_mb out"
         )
     job_log(progress)(
         f"the first {options.dimension} numbers of the vectors in {stored}, none of which is encoded again"
@@ -374,7 +374,7 @@ def most_words(run: Run, options: EncodeOptions) -> int:
         raise ValueError(f"encode.words is {most}; it must be at least 0, for all words that have a weight")
     if most and not run.model.sparse:
         head = run.config.head.name
-        raise ValueError(f"--words={most}: the vectors of head {head!r} are not weights of words; leave it out")
+        raise ValueError(f"words={most}: the vectors of head {head!r} are not weights of words; leave it out")
     return most
 
 

@@ -18,6 +18,7 @@ from jaxret.index.row_subset import RaggedRowSubset, RowSubset
 from jaxret.index.shard_set import ShardSet, open_shards, raise_file_limit, read_shards
 from jaxret.index.shards import ARRAYS, ShardError
 from jaxret.storage.atomic import sha256_file
+from jaxret.storage.file_state import FileState, file_state
 from jaxret.types import Ragged, SparseRows
 
 
@@ -170,10 +171,19 @@ class EncodedCorpus:
         return missing
 
 
+_VERSION_FILES = ("manifest.json", "parts.json")  # that list the vectors
+
+
+def corpus_state(folder: Path) -> list[FileState]:
+    """Return the states of the files that list the vectors of an encoded corpus: cheaper than `corpus_version`, and
+    other ones where a file was written again with the same content."""
+    return [file_state(folder / name) for name in _VERSION_FILES]
+
+
 def corpus_version(folder: Path) -> list[str]:
     """Return digests of the files that list the vectors of an encoded corpus; "" for missing files."""
     versions = []
-    for name in ("manifest.json", "parts.json"):
+    for name in _VERSION_FILES:
         try:
             versions.append(sha256_file(folder / name))
         except FileNotFoundError:

@@ -62,7 +62,7 @@ def append_corpus(
     shards = open_shards(folder, verify=False)
     if options.dimension not in (0, shards.dimension):
         raise ValueError(
-            f"--dimension={options.dimension}: the vectors in {folder} have {shards.dimension} numbers, as many as "
+            f"dimension={options.dimension}: the vectors in {folder} have {shards.dimension} numbers, as many as "
             "those of appended passages must have; leave it out"
         )
     if not shards.sparse and shards.dimension <= run.model.whole.dimension:

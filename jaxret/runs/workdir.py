@@ -155,6 +155,10 @@ def require_plain_name(description: str, name: str) -> str:
     """Return `name` if it cannot leave the folder that it is put in; otherwise raise ValueError with `description`."""
     if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
         raise ValueError(f"{description} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{description} is {name!r}, which is not UTF-8; names are recorded in JSON") from None
     if (size := len(os.fsencode(name))) > _LONGEST_NAME:
         raise ValueError(f"{description} has {size} bytes; files are named after it: {_LONGEST_NAME} are allowed")
     return name

@@ -73,7 +73,7 @@ def sparse_backend(name: str = "auto") -> SparseBackend:
         return ScipyLists(reason) if jax.default_backend() == "cpu" else XlaLists(reason)
     backends: dict[str, Callable[[str], SparseBackend]] = {"scipy": ScipyLists, "xla": XlaLists}
     if name not in backends:
-        raise ValueError(f"--backend={name}: sparse vectors are searched by auto, {' or '.join(backends)}")
+        raise ValueError(f"backend={name}: sparse vectors are searched by auto, {' or '.join(backends)}")
     return backends[name]("as requested")
 
 

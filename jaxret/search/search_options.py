@@ -50,17 +50,17 @@ class SearchOptions:
         if self.candidates and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):
-            raise ValueError("--backend and --precision are of exact search: leave them or the index out")
+            raise ValueError("backend and precision are of exact search: leave them or the index out")
         if self.index and self.filters:
-            raise ValueError("--filter needs exact search: leave the index out, which was built of all passages")
+            raise ValueError("filters need exact search: leave the index out, which was built of all passages")
         if self.max_passage and (self.candidates or self.index):
-            raise ValueError("--max_passage needs exact search: leave --candidates and --index out")
+            raise ValueError("max_passage needs exact search: leave candidates and index out")
         if self.several and (self.candidates or self.index):
             raise ValueError(
-                "several processes search exactly: leave --candidates and --index, or --coordinator and --engine, out"
+                "several processes search exactly: leave candidates and index, or coordinator and engine, out"
             )
         if self.index_parameters and not self.index:
-            raise ValueError("--index_parameters are of an approximate index: give --index=NAME too")
+            raise ValueError("index_parameters are of an approximate index: give index=NAME too")
 
     @property
     def several(self) -> bool:

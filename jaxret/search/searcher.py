@@ -71,7 +71,7 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     Args:
         workdir: folder of the run.
         name: name or path; "" for the only one.
-        flag: the flag that chooses one of several, for the error.
+        flag: the flag or argument that chooses one of several, for the error.
 
     Raises FileNotFoundError, and ValueError where there are several.
     """
@@ -222,7 +222,7 @@ class Searcher:
         self.backend = select_backend(options.backend, self.shards.ragged, options.precision)
         if options.index and self.shards.cut[0]:
             raise ValueError(
-                f"--dimension={options.dimension}: the index {options.index} has the vectors as they are stored; leave "
+                f"dimension={options.dimension}: the index {options.index} has the vectors as they are stored; leave "
                 "one of the two out, or make a corpus of that size (jaxret encode --dimension) and build its index"
             )
         self.index = open_faiss_index(self.shards, options.index, options.index_parameters) if options.index else None
@@ -291,9 +291,9 @@ class Searcher:
 
     def _require_parts(self) -> None:
         if self.generator or self.index:
-            raise ValueError("a part of a corpus is searched exactly; leave --candidates and --index out")
+            raise ValueError("a part of a corpus is searched exactly; leave candidates and index out")
         if self.group.count != 1:
-            raise ValueError("a part of a corpus is searched in one process; leave --coordinator and --engine out")
+            raise ValueError("a part of a corpus is searched in one process; leave coordinator and engine out")
 
     def _approximate(self, k: int) -> dict[str, Any] | None:
         """Return how a search for k passages finds candidates, as JSON; None if it is exact."""

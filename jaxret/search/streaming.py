@@ -50,7 +50,7 @@ def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free:
     if room // each < min(total, FEWEST):
         raise ValueError(
             f"the devices have {free or 0:,} bytes left for vectors of {each:,} bytes: end other programs on them, or "
-            "search with --backend=faiss-cpu"
+            "search with backend=faiss-cpu"
         )
     return math.ceil(total / math.ceil(total / (room // each)))  # all alike: one program
 

@@ -94,9 +94,9 @@ def test_single_questions_and_python(run: Run, capsys: pytest.CaptureFixture[str
 
 def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path) -> None:
     folder = corpus_folder(run.workdir)
-    with pytest.raises(ValueError, match="--filter needs exact search"):
+    with pytest.raises(ValueError, match="filters need exact search"):
         Searcher(run, folder, SearchOptions(index="ivf", filters=("kind:a",)))
-    with pytest.raises(ValueError, match="--backend and --precision are of exact search"):
+    with pytest.raises(ValueError, match="backend and precision are of exact search"):
         jaxret.Index.open(jaxret.Retriever.open(run.workdir), options=jaxret.SearchOptions(backend="xla", index="ivf"))
     with pytest.raises(ValueError, match="missing: this file does not exist"):
         index_corpus(run.workdir, IndexOptions("SQ8", queries=str(tmp_path / "missing")), run=run, progress=False)

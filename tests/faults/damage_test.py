@@ -21,7 +21,8 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.checkpoint import leaf_digests
 from jaxret.training import loop
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import vectors
 from tests.faults.scripts import refusal, run
 

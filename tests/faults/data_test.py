@@ -27,7 +27,8 @@ from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, sha256_file, with_digest, write_json
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.scripts import refusal, run, why
 from tests.pipeline import ONE_DEVICE, REPOSITORY, WORDS, command, environment
 

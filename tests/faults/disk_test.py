@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers, trained, vectors
 from tests.faults.scripts import Script, refusal, run
 

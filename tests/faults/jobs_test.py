@@ -18,7 +18,8 @@ import pytest
 
 from jaxret.index.shard_set import open_shards
 from jaxret.training.loop import train
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers, trained, vectors
 from tests.faults.scripts import Script, refusal, run, start, why
 from tests.pipeline import contents, free_address, write_data

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from jaxret.index.encoded_corpus import open_encoded
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.scripts import Script, start
 from tests.pipeline import CLOCKS, WORDS, contents, free_address
 

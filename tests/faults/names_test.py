@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxret.cli.verbs import VERBS
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.scripts import refusal, run
 from tests.serving.servers import running
 

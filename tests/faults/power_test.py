@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import Alone, leftovers, trained, trained_alone, training  # noqa: F401
 from tests.faults.names_test import commands, verb_words
 from tests.faults.scripts import start

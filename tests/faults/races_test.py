@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from jaxret.index.encoded_corpus import open_encoded
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers
 from tests.faults.names_test import commands, verb_words
 from tests.faults.scripts import Script, refusal, run, start

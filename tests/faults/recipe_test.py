@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers
 from tests.faults.scripts import Script, start
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults.conftest import Tiny, Trials
+from tests.fault_table import Trials
+from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers
 from tests.faults.names_test import commands, verb_words
 from tests.faults.power_test import EPHEMERAL, operations, shim, shimmed, unflushed  # noqa: F401

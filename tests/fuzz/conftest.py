@@ -1,4 +1,5 @@
-"""Generated input: few cases in every run of the tests, the same ones each time; many and new ones by `make fuzz`."""
+"""Generated input: few cases in every run of the tests, the same ones each time; new ones in CI (JAXRET_FUZZ=new),
+many and new ones by `make fuzz`."""
 
 import os
 
@@ -9,5 +10,6 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck
 settings.register_profile(
     "few", max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=CHECKS
 )
+settings.register_profile("new", max_examples=100, deadline=None, suppress_health_check=CHECKS, print_blob=True)
 settings.register_profile("many", max_examples=1500, deadline=None, suppress_health_check=CHECKS)
 settings.load_profile(os.environ.get("JAXRET_FUZZ", "few"))

@@ -87,3 +87,25 @@ def test_a_folder_with_another_value_is_read_or_refused(
     finally:
         file.write_text(before)
     assert message is None or ("\n" not in message and message != "")
+
+
+@hypothesis.given(data=st.data())
+def test_weights_with_another_header_are_read_or_refused(data: st.DataObject, folders: dict[str, Path]) -> None:
+    """Any JSON value at any key of the header of a safetensors file, which says where tensors are; or damaged bytes."""
+    file = folders["bert"] / "model.safetensors"
+    before = file.read_bytes()
+    size = int.from_bytes(before[:8], "little")
+    if data.draw(st.booleans()):
+        tree = json.loads(before[8 : 8 + size])
+        at = data.draw(st.sampled_from(list(places(tree))))
+        header = json.dumps(changed(tree, at, data.draw(st.just(DELETED) | VALUES))).encode()
+        damaged = len(header).to_bytes(8, "little") + header + before[8 + size :]
+    else:
+        start = data.draw(st.integers(0, size + 100))
+        damaged = before[:start] + data.draw(st.binary(max_size=20)) + before[start + data.draw(st.integers(0, 20)) :]
+    try:
+        file.write_bytes(damaged)
+        message = refusal(lambda: load_pretrained(folders["bert"]), ValueError)
+    finally:
+        file.write_bytes(before)
+    assert message is None or (str(file.parent) in message and "\n" not in message)

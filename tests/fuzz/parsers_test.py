@@ -79,7 +79,7 @@ LONG = "1" * 5_000  # digits; Python reads 4,300
         (parse_measure, f"nDCG@{LONG}", "^unknown measure 'nDCG@1111"),
         (parse_measure, f"RR(rel={LONG})@10", r"^unknown measure 'RR\(rel=1111"),
         (lambda text: choose_measures([text], 10), f"Accuracy@{LONG}", "^unknown measure 'Accuracy@1111"),
-        (parse_candidates, f"mean:{LONG}", "^--candidates is 'mean:1111"),
+        (parse_candidates, f"mean:{LONG}", "^candidates is 'mean:1111"),
         (lambda text: parse_sizes([text]), LONG, "^--dimension: '1111"),
         (lambda text: parse_settings(text, SEARCH_SETTINGS), f"query_cut={LONG}", "query_cut=NUMBER is expected"),
     ],

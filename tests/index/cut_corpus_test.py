@@ -127,7 +127,7 @@ def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
     assert np.array_equal(all_vectors(open_encoded(again.folder)), appended)
     assert open_encoded(again.folder).corpus == open_encoded(run.workdir.embeddings("first")).corpus
     assert rankings(run, f"again-{SIZE}", root) == rankings(run, "first", root, SIZE)
-    with pytest.raises(ValueError, match=r"--dimension=3: the vectors in .* have 5 numbers"):
+    with pytest.raises(ValueError, match=r"dimension=3: the vectors in .* have 5 numbers"):
         append_corpus(run, root / "more.jsonl", folder, EncodeOptions(dimension=3), progress=False)
 
 

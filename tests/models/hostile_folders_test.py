@@ -182,6 +182,7 @@ def open_both(folder: Path) -> None:
     TextTokenizer.load(folder, 8, 8)
 
 
+@pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     damage, message = CASES[name]
@@ -194,6 +195,7 @@ def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize(
     ("model", "values", "message"),
     [
@@ -220,6 +222,7 @@ def test_the_config_of_a_language_model_is_refused_before_anything_is_built(
     assert str(folder / "config.json") in str(raised.value)
 
 
+@pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
@@ -238,6 +241,7 @@ def test_a_setting_of_another_type_is_named(file: str, values: dict[str, Any], m
         read_sentence_transformers_keys(folder)
 
 
+@pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.exhaustive) for name in CASES]
 )

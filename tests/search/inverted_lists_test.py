@@ -138,7 +138,7 @@ def test_long_passages_are_loaded_in_small_blocks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(ValueError, match="--backend=faiss-cpu: sparse vectors are searched by auto, scipy or xla"):
+    with pytest.raises(ValueError, match="backend=faiss-cpu: sparse vectors are searched by auto, scipy or xla"):
         sparse_backend("faiss-cpu")
 
 

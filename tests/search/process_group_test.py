@@ -293,11 +293,11 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--query=a", "--index=x"], "several processes search exactly: leave --candidates and --index, or"),
+        (["--query=a", "--index=x"], "several processes search exactly: leave candidates and index, or"),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in [
-                (["--query=a", "--candidates=mean:9"], "several processes search exactly: leave --candidates and"),
+                (["--query=a", "--candidates=mean:9"], "several processes search exactly: leave candidates and"),
                 (["--interactive"], "--interactive answers in one process: leave --coordinator out"),
                 (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: leave them, or"),
                 (["--queries=q", "--latency_passages=9"], "--latency and --latency_passages time one process: leave"),

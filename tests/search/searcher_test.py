@@ -347,7 +347,7 @@ def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) 
     search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), options, SearchOptions(max_passage=True))
     written = read_json(run.workdir / "eval" / "data.test.max-passage.json")
     assert written["provenance"]["search"]["max_passage"] is True
-    with pytest.raises(ValueError, match="--max_passage needs exact search"):
+    with pytest.raises(ValueError, match="max_passage needs exact search"):
         SearchOptions(max_passage=True, candidates="mean:10")
 
 

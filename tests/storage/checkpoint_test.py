@@ -474,6 +474,7 @@ def saves_and_restores(folder: Path, count: int) -> None:
     assert after[1] <= before[1] + 2, f"{after[1] - before[1]} threads more after {count - warm} restores"
 
 
+@pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize("name", [pytest.param("run", marks=pytest.mark.exhaustive), "run[1]"])
 def test_saving_often_leaves_no_descriptor_and_no_thread(name: str, tmp_path: Path) -> None:
@@ -481,6 +482,7 @@ def test_saving_often_leaves_no_descriptor_and_no_thread(name: str, tmp_path: Pa
 
 
 @pytest.mark.exhaustive
+@pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_saving_500_times_leaves_no_descriptor_and_no_thread(tmp_path: Path) -> None:
     saves_and_restores(tmp_path, 500)

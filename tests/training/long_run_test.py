@@ -14,6 +14,7 @@ from jaxret.training.loop import train
 from tests.pipeline import resources, tiny_config, write_data, write_encoder
 
 
+@pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("steps", "keeps"),

@@ -39,7 +39,7 @@ class CandidateSpec(NamedTuple):
     def require(self, k: int) -> None:
         """Raise ValueError if k passages are more than are proposed."""
         if self.passages < k:
-            raise ValueError(f"--candidates={self} proposes fewer passages than the {k} that are requested")
+            raise ValueError(f"candidates={self} proposes fewer passages than the {k} that are requested")
 
 
 def parse_candidates(text: str) -> CandidateSpec:
@@ -48,7 +48,7 @@ def parse_candidates(text: str) -> CandidateSpec:
     if front not in PROXIES or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
         examples = ", ".join(f"{name}:1000" for name in PROXIES)
         raise ValueError(
-            f"--candidates is {text!r:.60}; it must be a front and how many passages it proposes: {examples}"
+            f"candidates is {text!r:.60}; it must be a front and how many passages it proposes: {examples}"
         )
     return CandidateSpec(front, int(count))
 
@@ -114,7 +114,7 @@ class CandidateGenerator:
             many: there will be many searches.
         """
         if not corpus.ragged and next(iter(corpus))[1].shape[1] == 1:
-            raise ValueError(f"--candidates={spec} is for passages of several vectors; here each has one: leave it out")
+            raise ValueError(f"candidates={spec} is for passages of several vectors; here each has one: leave it out")
         seen = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
         return cls(spec, seen, hold_in_memory(seen) if many else seen, backend)
 

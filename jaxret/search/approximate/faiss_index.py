@@ -133,7 +133,7 @@ def open_faiss_index(corpus: EncodedCorpus, name: str, parameters: str = "") -> 
     try:
         parse_parameters(index.index, parameters)
     except ValueError as error:
-        raise ValueError(f"--index_parameters={error}") from error
+        raise ValueError(f"index_parameters={error}") from error
     return replace(index, parameters=parameters or manifest["recall"]["parameters"], measured=manifest["recall"])
 
 

@@ -82,7 +82,7 @@ def open_index_manifest(corpus: EncodedCorpus, name: str) -> tuple[Path, dict[st
         raise ValueError(
             f"{folder} is an index of other vectors ({was:,} passages) than the corpus has now ({now:,}; appended, "
             f"deleted or encoded again): {BUILD} --factory={manifest['factory']} --name={name}, or search "
-            "exactly, without --index"
+            "exactly, without an index"
         )
     if manifest.get("recall") is None:
         raise ValueError(f"{folder} was built, but its recall was not measured: run the same jaxret index again")

@@ -139,7 +139,7 @@ def open_seismic_index(corpus: EncodedCorpus, name: str, parameters: str = "") -
     try:
         parse_settings(parameters, SEARCH_SETTINGS)
     except ValueError as error:
-        raise ValueError(f"--index_parameters={error}") from error
+        raise ValueError(f"index_parameters={error}") from error
     recall = manifest["recall"]
     index = load_seismic_index(folder, manifest)
     return replace(index, parameters=parameters or recall["parameters"], measured=recall)

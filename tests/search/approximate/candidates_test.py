@@ -125,7 +125,7 @@ def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
 
 @pytest.mark.parametrize("text", ["mean", "mean:", "mean:0", "mean:-3", "middle:10", "10", "mean:1e3"])
 def test_an_unknown_proxy(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--candidates is '.*'; it must be .*: mean:1000, muvera:1000"):
+    with pytest.raises(ValueError, match=r"candidates is '.*'; it must be .*: mean:1000, muvera:1000"):
         parse_candidates(text)
 
 
@@ -171,7 +171,7 @@ def test_a_run_is_searched_and_recall_is_saved(tmp_path: Path, capsys: pytest.Ca
     assert str(told_of).count("'candidates': 'mean:6'") == 1
     (before,) = (path for path in results.parent.glob("*.json") if "mean" not in path.name)
     assert "'exact': True" in str(json.loads(before.read_text())), "the exact result stays"
-    with pytest.raises(ValueError, match="--candidates=mean:4 proposes fewer passages than the 5"):
+    with pytest.raises(ValueError, match="candidates=mean:4 proposes fewer passages than the 5"):
         searched(candidates="mean:4")
     searcher = Searcher(run, corpus_folder(run.workdir), SearchOptions(candidates="mean:1000"))
     assert searcher.search([Query("q", "silver river")], 1).approximate == {"candidates": "mean:1000"}, "never exact"

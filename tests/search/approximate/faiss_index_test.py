@@ -170,7 +170,7 @@ def test_unknown_parameters_of_an_index(corpus: EncodedCorpus) -> None:
         "nprobe=12345678901234567890123": "not 'nprobe=12345678901234567890123'",
         "nprobe=4;max_codes=3": "not 'nprobe=4;max_codes=3'",
     }.items():
-        with pytest.raises(ValueError, match=f"^--index_parameters={text}: .*{message}"):
+        with pytest.raises(ValueError, match=f"^index_parameters={text}: .*{message}"):
             open_faiss_index(corpus, folder.name, text)
     with pytest.raises(ValueError, match=r"^--parameters=efSearch=9: this index has no parameter"):
         built(corpus, "IVF8,Flat", parameters=("efSearch=9",))
@@ -208,9 +208,7 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
         open_faiss_index(changed, "SQ4")
     with pytest.raises(ValueError, match="the name of an index is"):
         open_faiss_index(changed, "../mine")
-    with pytest.raises(
-        ValueError, match=r"--index_parameters=nprobe=4: this index has no parameter 'nprobe'; it has k_"
-    ):
+    with pytest.raises(ValueError, match=r"index_parameters=nprobe=4: this index has no parameter 'nprobe'; it has k_"):
         open_faiss_index(changed, "mine", "nprobe=4")
 
 
