@@ -47,6 +47,7 @@ INJECTIONS = {
     35: "forked children, pickles",
     36: "thousands of equal vectors",
     37: "wrong types from Python",
+    38: "kill -9 at a request to a bucket",
 }
 
 
