@@ -35,7 +35,8 @@ def states(gcs: Server, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) ->
     """The objects of a run in a bucket that has two checkpoints of its training, that is trained, and that has encoded
     its corpus."""
     server, clients = gcs
-    data, states = [f"--workdir={RUN}", f"--corpus={tiny.data}", "--shard_rows=8"], {"empty": {}}
+    data = [f"--workdir={RUN}", f"--corpus={tiny.data}", "--shard_rows=8"]
+    states: dict[str, Objects] = {}
     for name, *arguments in (
         ("half", "train.py", *training(tiny, 2)),
         ("trained", "train.py", *training(tiny, 4)),
