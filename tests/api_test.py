@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -375,6 +376,10 @@ WRONG_ARGUMENTS = {
     "R.train('mlr', run, progress=None)": "progress is None; it must be True or False",
     "R.train('mlr', run, callback='f')": "callback is 'f'; it must be a function of a step and metrics",
     "r.encode_queries(None)": "queries is None; it must be a list of texts",
+    "r.encode_queries(np.array(3))": "queries is array(3); it must be a list of texts",
+    "R.open('x' * 5000)": "workdir has 5,000 bytes; 4,095 are allowed",
+    "R.open('')": "workdir is ''; it must be a path, in UTF-8 and not empty",
+    "I.open(r, '\\0')": "corpus is '\\x00'; it must be the name or the path of a corpus, in UTF-8",
     "r.encode_queries([None])": "queries[0] is None; it must be a text",
     "r.encode_queries({'a': 1})": "queries must be a list of texts, not one dict: put it in [ ]",
     "r.encode_passages(3)": "passages is 3; it must be a list of texts",
@@ -413,6 +418,7 @@ WRONG_ARGUMENTS = {
     "S(backend=3)": "backend is 3; it must be a text",
     "S(filters='a:b')": "filters is 'a:b'; it must be a tuple of texts",
     "E(shard_rows=2.5)": "shard_rows is 2.5; it must be a whole number",
+    "json.dumps([E(shard_rows=np.int64(3)).shard_rows, E(lease=np.float32(9)).lease])": "no error",
     "E(lease='long')": "lease is 'long'; it must be a number",
     "E(lease=float('nan'))": "lease is nan; it must be a finite number",
 }
@@ -420,6 +426,7 @@ PROGRAM = """
 import json, sys
 from jaxret import EncodeOptions as E, Index as I, Passage as P, Retriever as R, SearchOptions as S
 from ml_collections import ConfigDict
+import numpy as np
 run = sys.argv[1]
 r = R.open(run, 0)
 i = I.open(r)
@@ -479,3 +486,27 @@ def test_a_notebook_shows_hits_as_tables(index: jaxret.Index) -> None:
     copy = pickle.loads(pickle.dumps(results))
     assert (copy, copy._repr_html_()) == (results, shown)
     assert index.search([])._repr_html_() == ""
+
+
+def test_another_working_directory_changes_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is another run of the same relative path, too."""
+    monkeypatch.chdir(root)
+    retriever = jaxret.Retriever.open("run")
+    assert repr(retriever).startswith("Retriever('run', step "), "relative to where it is shown"
+    expected = retriever.encode_queries(QUESTIONS)
+    shutil.copytree(root / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    again = pickle.loads(pickle.dumps(retriever))
+    assert again.run.workdir.path == root / "run"
+    assert (again.encode_queries(QUESTIONS) == expected).all()
+    jaxret.Index.build(retriever, ["river"], "elsewhere", progress=False)
+    assert (root / "run" / "embeddings" / "elsewhere").is_dir()
+    assert not (tmp_path / "run" / "embeddings" / "elsewhere").exists()
+    shutil.rmtree(root / "run" / "embeddings" / "elsewhere")
+
+
+def test_configs_are_read_where_warnings_are_errors(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=r"data\.train is empty"):
+            jaxret.Retriever.train("mlr", tmp_path / "run")

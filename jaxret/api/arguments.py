@@ -13,6 +13,7 @@ from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
 _TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
+_LONGEST_PATH = 4_095  # bytes that systems take
 PathLike = str | os.PathLike[str]
 
 
@@ -49,6 +50,8 @@ def require_path(name: str, value: Any, expected: str = "a path", empty: bool = 
     require_kind(name, text, str, expected)
     if not (text or empty) or "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(f"{name} is {_shown(text)}; it must be {expected}, in UTF-8{' and not empty' * (not empty)}")
+    if len(text.encode()) > _LONGEST_PATH:
+        raise ValueError(f"{name} has {len(text.encode()):,} bytes; {_LONGEST_PATH:,} are allowed")
 
 
 def whole_number(name: str, value: Any, expected: str = "a whole number") -> int:
@@ -90,6 +93,10 @@ def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
     if isinstance(texts, str | bytes | Passage | Mapping):
         raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
     require_kind(name, texts, Iterable, "a list of texts")
+    try:
+        texts = iter(texts)
+    except TypeError as error:  # an array of NumPy without axes
+        raise ValueError(f"{name} is {_shown(texts)}; it must be a list of texts") from error
     for number, text in enumerate(texts):
         require_kind(f"{name}[{number}]", text, kind, "a text")
         yield text

@@ -110,7 +110,8 @@ class Index:
     def open(
         cls, source: Retriever | PathLike, corpus: PathLike = "", options: SearchOptions = SearchOptions()
     ) -> Index:
-        """Open a corpus that was encoded, by `build` or by `jaxret encode`. Every file is compared with its digest.
+        """Open a corpus that was encoded, by `build` or by `jaxret encode`. Every file of vectors is compared with its
+        digest; the texts' file, which is elsewhere, with its size and time, and by its digest if these differ.
 
         On accelerators the corpus stays on all of them if it fits (of an exact search).
 

@@ -72,7 +72,8 @@ class Retriever:
             raise FileNotFoundError(
                 f"{workdir} is not a run; Retriever.from_model opens a model that was not trained here"
             )
-        return cls(open_run(workdir, checkpoint, query_length, passage_length))
+        # Absolute: files are read and written later, where the working directory may be another.
+        return cls(open_run(Workdir(workdir).path.absolute(), checkpoint, query_length, passage_length))
 
     @classmethod
     def from_model(
@@ -116,7 +117,7 @@ class Retriever:
         folder = temporary.path if temporary else Path(workdir or "")
         try:
             make_run(os.fspath(source), folder, token, download, normalize, title_separator, progress=False)
-            return cls(open_run(folder), temporary)
+            return cls(open_run(folder.absolute()), temporary)
         except BaseException:
             if temporary:
                 temporary.remove()
@@ -152,6 +153,8 @@ class Retriever:
         It raises what `jaxret.training.loop.train` raises, too.
         """
         require_kind("config", config, str | os.PathLike | ConfigDict, "a name, a path or a ConfigDict")
+        if not isinstance(config, ConfigDict):
+            require_path("config", config, "a name, a path or a ConfigDict")
         require_path("workdir", workdir)
         require_kind("changes", changes, Mapping | None, 'a dict of keys and values, as {"train.steps": 10}')
         for key in changes or {}:
@@ -188,12 +191,13 @@ class Retriever:
             raise TypeError(
                 f"{self!r} is temporary, its folder goes with it: give from_model a workdir to pickle a retriever"
             )
-        tokenizer, workdir = self.run.tokenizer, os.path.abspath(self.run.workdir.path)
+        tokenizer, workdir = self.run.tokenizer, str(self.run.workdir)
         step = str(self.run.checkpoint["step"])
         return _reopen, (workdir, step, tokenizer.query_length, tokenizer.passage_length)
 
     def __repr__(self) -> str:
-        return f"Retriever({str(self.run.workdir)!r}, step {self.run.checkpoint['step']})"
+        folder, here = str(self.run.workdir), f"{Path.cwd()}{os.sep}"
+        return f"Retriever({folder.removeprefix(here)!r}, step {self.run.checkpoint['step']})"
 
 
 def _reopen(workdir: str, checkpoint: str, query_length: int, passage_length: int) -> Retriever:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -54,7 +55,10 @@ def load_config(config: str) -> ConfigDict:
     path, colon, suffix = locate_config(config).partition(":")
     shown = config.partition(":")[0]
     try:
-        return ConfigFileFlagParser("config").parse(f"{path}{colon}{suffix}")
+        with warnings.catch_warnings():
+            # ml_collections loads the file so; where warnings are errors it would be one of the file.
+            warnings.filterwarnings("ignore", message="the load_module", category=DeprecationWarning)
+            return ConfigFileFlagParser("config").parse(f"{path}{colon}{suffix}")
     except Exception as error:  # the file may raise anything
         message = re.sub(r"^[A-Za-z]+Error: ", "", str(error).strip().splitlines()[-1])
         if re.search(r"get_config\(\) takes 0 positional arguments", message):

@@ -32,7 +32,7 @@ def option(
 
 def check_options(options: Any) -> None:
     """Raise ValueError for a field of a dataclass of another type than its annotation's, or that is not one of its
-    choices, or below its lower bound, or a number that is not finite."""
+    choices, or below its lower bound, or a number that is not finite. Numbers of NumPy become Python's."""
     hints = get_type_hints(type(options))
     for each in fields(options):
         value, metadata = getattr(options, each.name), each.metadata
@@ -40,6 +40,9 @@ def check_options(options: Any) -> None:
             raise ValueError(f"{each.name} is a number of more than 18 digits")
         if not _fits(value, hints[each.name]):
             raise ValueError(f"{each.name} is {value!r:.60}; it must be {_describe_type(hints[each.name])}")
+        if isinstance(value, Real) and not isinstance(value, int | float):  # numpy's numbers are not written to JSON
+            value = int(value) if isinstance(value, Integral) else float(value)
+            object.__setattr__(options, each.name, value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{each.name} is {value}; it must be a finite number")
         if choices := metadata.get("choices"):

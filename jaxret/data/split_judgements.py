@@ -74,10 +74,12 @@ def write_judgement_sets(
             raise ValueError(
                 f"{name} would be empty: the judged queries of {qrels} have {which} training query in {train}"
             )
-    for path, entries in zip(paths, sets):
-        with atomic_write(path) as file:
+    with atomic_write(paths[0]) as first, atomic_write(paths[1]) as second:
+        for file, entries in zip((first, second), sets):
             file.write("query-id\tcorpus-id\tscore\n")
             file.writelines(f"{j.query_id}\t{j.passage_id}\t{j.relevance}\n" for j in entries)
+        for path in paths:  # a job that is killed leaves a file less, not one of an earlier split beside a new one
+            path.unlink(missing_ok=True)
     counts = [f"{len({j.query_id for j in entries}):,}" for entries in sets]
     emit("split", files=dict(zip(SETS, paths)), queries=[len({j.query_id for j in entries}) for entries in sets])
     print(f"{counts[0]} queries without training queries for their relevant passages: {paths[0]}")

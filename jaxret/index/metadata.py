@@ -63,7 +63,7 @@ def matching_rows(corpus: EncodedCorpus, filters: Sequence[str]) -> np.ndarray:
     for text in filters:
         name, value = _split(text, names, corpus.folder)
         if not any(len(table[name].having(value)) for table in tables if name in table):
-            raise ValueError(f"filter {text}: no passage has that value; {_describe_values(name, tables)}")
+            raise ValueError(f"filter {text!r:.99}: no passage has that value; {_describe_values(name, tables)}")
         values_of.setdefault(name, []).append(value)
     return np.concatenate(
         [
@@ -92,10 +92,12 @@ def _split(text: str, names: Sequence[str], folder: Path) -> tuple[str, str]:
         return field, text[len(field) + 1 :]
     name, colon, _ = text.partition(":")
     if not colon:
-        raise ValueError(f"filter {text}: FIELD:VALUE is expected")
+        raise ValueError(f"filter {text!r:.99}: FIELD:VALUE is expected")
     if not names:
-        raise ValueError(f"filter {text}: the passages of {folder} have no metadata, but id, title and text alone")
-    raise ValueError(f"filter {text}: no passage has a field {name!r}; the fields are {', '.join(names)}")
+        raise ValueError(
+            f"filter {text!r:.99}: the passages of {folder} have no metadata, but id, title and text alone"
+        )
+    raise ValueError(f"filter {text!r:.99}: no passage has a field {name!r:.60}; the fields are {', '.join(names)}")
 
 
 def _describe_values(name: str, tables: Sequence[Mapping[str, Field]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -54,7 +54,7 @@ class Passages:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open(unchanged_corpus(folder))
+        self._open(trusted=True)
         self._file = self.corpus.file  # of lines that can be pointed into
         self._copied = (
             not self._file.in_lines or self._file.format.passages is None or bool(detect_compression(self._file.path))
@@ -66,14 +66,13 @@ class Passages:
         self._reading = Lock()  # there is one place for these, and threads may share an index
         self._refused: tuple[dict[Path, FileState], ContractError] | None = None  # changed files, which are read once
 
-    def _open(self, corpus: Corpus) -> None:
-        """Keep a corpus that was verified, with the states of its files."""
-        self.corpus = corpus
+    def _open(self, trusted: bool) -> None:
+        """Verify the corpus and keep it, with the states that its files had before."""
+        self.corpus, self._states = _verified_corpus(self.folder, trusted)
         self._index: PassageOffsets | None = None
-        self._states = {path: file_state(path, changed=True) for path in corpus.files}
 
     def _states_now(self) -> dict[Path, FileState]:
-        return {path: file_state(path, changed=True) for path in self._states}
+        return _states_of(self._states)
 
     def read(self, ids: Collection[str]) -> dict[str, Passage]:
         """Return the passages with these ids that exist and have a text, by id. One thread reads at a time."""
@@ -92,7 +91,7 @@ class Passages:
         if self._refused and self._refused[0] == now:
             raise self._refused[1].with_traceback(None)
         try:
-            self._open(unchanged_corpus(self.folder, trusted=False))
+            self._open(trusted=False)
         except ContractError as error:
             self._refused = now, error
             raise
@@ -182,6 +181,16 @@ class Passages:
 def unchanged_corpus(folder: Path, trusted: bool = True) -> Corpus:
     """Return the corpus that was encoded into `folder`, whose sizes and times are `trusted` where they are those of the
     encoding. Raises as opening `Passages` does."""
+    return _verified_corpus(folder, trusted)[0]
+
+
+def _states_of(paths: Iterable[Path]) -> dict[Path, FileState]:
+    return {path: file_state(path, changed=True) for path in paths}
+
+
+def _verified_corpus(folder: Path, trusted: bool) -> tuple[Corpus, dict[Path, FileState]]:
+    """Return what `unchanged_corpus` returns, and the states of its files before they were read: one that is replaced
+    meanwhile has another state afterwards."""
     written = folder / "corpus.json"
     note = read_shard_json(written)
     if not isinstance(note.get("path"), str) or "\0" in note["path"]:
@@ -190,6 +199,7 @@ def unchanged_corpus(folder: Path, trusted: bool = True) -> Corpus:
     if not source_exists(path):
         raise FileNotFoundError(f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown")
     corpus = Corpus.open(path)
+    states = _states_of(corpus.files)
     if not trusted or corpus.stat() != {
         key: note.get(key) for key in ("bytes", "modified")
     }:  # copied, perhaps: look closer
@@ -197,7 +207,7 @@ def unchanged_corpus(folder: Path, trusted: bool = True) -> Corpus:
         expected = read_shard_json(manifest).get("fingerprint", {}).get("corpus", {}).get("sha256")
         sha256, remedy = corpus.scan(Policy("skip")).sha256, "Encode it again, or put back what was encoded."
         require_equal({"sha256": expected}, {"sha256": sha256}, str(manifest), str(path), remedy)
-    return corpus
+    return corpus, states
 
 
 def location_prefix(corpus: Corpus, passage_id: str) -> str:

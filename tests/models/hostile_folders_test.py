@@ -241,6 +241,21 @@ def test_a_setting_of_another_type_is_named(file: str, values: dict[str, Any], m
         read_sentence_transformers_keys(folder)
 
 
+def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenised(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path)
+    with pytest.raises(ValueError, match=r"tokens\.passage_prompt has 3,000,000 characters; 65,536 are allowed"):
+        TextTokenizer.load(folder, 8, 8, passage_prompt="x" * 3_000_000)
+
+
+@pytest.mark.parametrize("path", ["../../etc", "/etc", "0_Transformer/../.."])
+def test_modules_are_in_the_folder(path: str, tmp_path: Path) -> None:
+    folder = write_modules(tmp_path / "model")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": path}, *modules[1:]]))
+    with pytest.raises(ValueError, match=rf"modules.json: path is '{path}'; it must be a folder in {folder}"):
+        read_sentence_transformers_keys(folder)
+
+
 @pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.exhaustive) for name in CASES]

@@ -94,6 +94,30 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
         texts.read(["p3"])
 
 
+def test_a_corpus_that_is_replaced_while_it_is_compared(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is that of the old file, and its state that of the new one."""
+    path = tmp_path / "corpus.jsonl"
+    write(path)
+    texts = Passages(encode_corpus(run, path, "replaced", progress=False).folder)
+    assert texts.read(["p1"]) == {"p1": TEXTS[1]}
+    write(tmp_path / "new.jsonl", lambda p: p.text.upper())
+    scan = type(texts.corpus).scan
+
+    def replace_after(*arguments: object) -> object:
+        done = scan(*arguments)  # type: ignore[arg-type]
+        if (tmp_path / "new.jsonl").exists():
+            os.replace(tmp_path / "new.jsonl", path)
+        return done
+
+    monkeypatch.setattr(type(texts.corpus), "scan", replace_after)
+    os.utime(path)
+    for _ in range(2):
+        with pytest.raises(ContractError):
+            texts.read(["p1"])
+
+
 def test_a_changed_corpus_file_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "corpus.jsonl"
     write(path)

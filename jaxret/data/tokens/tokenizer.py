@@ -24,6 +24,7 @@ AUTO_SEPARATOR = "auto"  # as a config's title_separator: what the model's direc
 # Texts in front of a text and between its parts: side -> field of TextTokenizer -> default value.
 JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
 
+_MOST_PROMPT = 65_536  # characters
 TASK = "{task}"  # in a query's prompt: the place of its instruction
 
 # The Rust tokenizer needs about 100 bytes per character, and a text may be much longer than its limit in tokens. So
@@ -140,6 +141,8 @@ class TextTokenizer:
             length, prompt = getattr(self, f"{side}_length"), self.prompt(side)
             if length < 3:
                 raise ValueError(f"tokens.{side}_length is {length}; it must hold [CLS], a token and [SEP]: at least 3")
+            if len(prompt) > _MOST_PROMPT:
+                raise ValueError(f"tokens.{side}_prompt has {len(prompt):,} characters; {_MOST_PROMPT:,} are allowed")
             size = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
             if self.expand_queries and self.mask_id is None:
                 raise ValueError("queries are to be filled with [MASK], which this tokenizer does not have")

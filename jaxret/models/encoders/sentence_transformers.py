@@ -70,6 +70,9 @@ def read_modules(root: Path) -> list[ModuleEntry]:
         lines = [(str(line["type"]), str(line["path"])) for line in read_settings(path)]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a list of modules with type and path is needed ({error!r})") from error
+    for _, folder in lines:
+        if Path(folder).is_absolute() or ".." in Path(folder).parts or "\0" in folder:
+            raise ValueError(f"{path}: path is {folder!r:.80}; it must be a folder in {root}")
     entries = [ModuleEntry(type.rpartition(".")[2], root / folder) for type, folder in lines]
     expected = ("Transformer", "Pooling", "Dense", "Normalize")
     if is_pylate(root):
