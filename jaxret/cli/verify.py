@@ -3,8 +3,8 @@
 jaxret verify runs/mlr              a run: its files, every array of its checkpoints, its encoded corpora
 jaxret verify DIR                   an encoded corpus, an approximate index, or a store of tokens
 
-Nothing is changed. Exit status 1 if anything is damaged. A warning names intact vectors that are probably a mistake:
-vectors that all point the same way, and corpora that different checkpoints encoded.
+Nothing is changed. Exit status 1 if anything is damaged. A warning names what is intact and probably a mistake:
+vectors that all point the same way, corpora that different checkpoints encoded, indexes older than their corpus.
 """
 
 ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a store of tokens"}

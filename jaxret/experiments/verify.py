@@ -43,8 +43,11 @@ class Verification(NamedTuple):
 
 
 def verify_folder(folder: str | Path) -> Iterator[Verification]:
-    """Verify the items of a folder one by one. Raises ValueError for a folder of no kind that can be verified."""
+    """Verify the items of a folder one by one. Raises FileNotFoundError where there is no folder, ValueError for one of
+    no kind that can be verified."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; give that of a run, of an encoded corpus or of an index")
     if copy := copy_of(folder):
         for name, problem in bucket_problems(copy.folder):
             yield Verification(f"{copy.address}/{name}", problem)
@@ -58,7 +61,7 @@ def verify_folder(folder: str | Path) -> Iterator[Verification]:
     elif _is_corpus(folder):
         yield from _corpus(folder)
     elif folder.absolute().parent.name == "indexes":
-        yield _verify(folder / "manifest.json", lambda: _approximate(folder.absolute()))
+        yield _approximate(folder.absolute())
     elif (folder / "manifest.json").exists():
         yield from _columns(folder)
     else:
@@ -139,7 +142,7 @@ def _corpus(folder: Path) -> Iterator[Verification]:
     for name in [part.name for part in parts] or [""]:
         yield from _shards(folder / name)
     for manifest in sorted(folder.glob("indexes/*/manifest.json")):
-        yield _verify(manifest, lambda: _approximate(manifest.parent))  # noqa: B023
+        yield _approximate(manifest.parent)
 
 
 def _shards(folder: Path) -> Iterator[Verification]:
@@ -169,11 +172,18 @@ def _same_model(sidecar: Path, manifest: Manifest) -> None:
         raise ShardError(f"{sidecar}: made from something else than the manifest says; run encode again")
 
 
-def _approximate(folder: Path) -> None:
-    manifest = read_index_manifest(folder)
-    check_index_file(folder, manifest)
-    if manifest["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
-        raise ShardError(f"{folder} is an index of other vectors than the corpus has now; build it again")
+def _approximate(folder: Path) -> Verification:
+    """Verify an approximate index. One that was built before its corpus changed is intact; no search takes it."""
+    outdated = ""
+
+    def check() -> None:
+        nonlocal outdated
+        manifest = read_index_manifest(folder)
+        check_index_file(folder, manifest)
+        if manifest["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
+            outdated = f"{folder} is an index of other vectors than the corpus has now; build it again"
+
+    return _verify(folder / "manifest.json", check)._replace(warning=outdated)
 
 
 def _index(folder: Path) -> None:
