@@ -313,5 +313,5 @@ def test_devices_without_enough_memory_are_an_error() -> None:
     each = streaming.row_bytes((1, 16), precision.FLOAT32)
     few = 100 * each * streaming.AT_A_TIME
     assert streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, few) <= 100
-    with pytest.raises(ValueError, match=r"have 64 bytes left for vectors of .* bytes: .*--backend=faiss-cpu"):
+    with pytest.raises(ValueError, match=r"have 64 bytes left for vectors of .* bytes: .*backend=faiss-cpu"):
         streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, 64)
