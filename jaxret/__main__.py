@@ -45,8 +45,8 @@ def split_verb(arguments: Sequence[str]) -> tuple[str, list[str]]:
         raise ValueError(f"a verb is missing: jaxret VERB, one of {', '.join(VERBS)} (-h explains them)")
     group = [verb for verb in VERBS if verb.startswith(f"{arguments[0]} ")]
     requested = " ".join(arguments[: 2 if group else 1])
-    every = f": it is {' or '.join(group)}" if group else ""
-    hint = suggest_name(requested, group or VERBS) or every
+    choices = f": it is {' or '.join(group)}" if group else ""
+    hint = suggest_name(requested, group or VERBS) or choices
     raise ValueError(f"{requested!r} is not a verb{hint} (jaxret -h lists them)")
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxret.configs.options import TOO_LARGE
 from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
-_TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
 _LONGEST_PATH = 4_095  # bytes that systems take
 PathLike = str | os.PathLike[str]
 
@@ -62,7 +62,7 @@ def whole_number(name: str, value: Any, expected: str = "a whole number") -> int
         number = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} is {_shown(value)}; it must be {expected}") from None
-    if abs(number) >= _TOO_LARGE:
+    if abs(number) >= TOO_LARGE:
         raise ValueError(f"{name} is {_shown(value)}; it must have at most 18 digits")
     return number
 

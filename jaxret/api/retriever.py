@@ -117,7 +117,7 @@ class Retriever:
         folder = temporary.path if temporary else Path(workdir or "")
         try:
             make_run(os.fspath(source), folder, token, download, normalize, title_separator, progress=False)
-            return cls(open_run(folder.absolute()), temporary)
+            return cls(open_run(Workdir(folder).path.absolute()), temporary)
         except BaseException:
             if temporary:
                 temporary.remove()
@@ -152,7 +152,6 @@ class Retriever:
 
         It raises what `jaxret.training.loop.train` raises, too.
         """
-        require_kind("config", config, str | os.PathLike | ConfigDict, "a name, a path or a ConfigDict")
         if not isinstance(config, ConfigDict):
             require_path("config", config, "a name, a path or a ConfigDict")
         require_path("workdir", workdir)

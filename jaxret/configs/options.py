@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
-_TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
+TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
 
 
 def option(
@@ -36,7 +36,7 @@ def check_options(options: Any) -> None:
     hints = get_type_hints(type(options))
     for each in fields(options):
         value, metadata = getattr(options, each.name), each.metadata
-        if isinstance(value, int) and abs(value) >= _TOO_LARGE:  # Python does not even write one of 5,000 digits
+        if isinstance(value, int) and abs(value) >= TOO_LARGE:  # Python does not even write one of 5,000 digits
             raise ValueError(f"{each.name} is a number of more than 18 digits")
         if not _fits(value, hints[each.name]):
             raise ValueError(f"{each.name} is {value!r:.60}; it must be {_describe_type(hints[each.name])}")

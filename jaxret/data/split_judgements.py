@@ -78,6 +78,7 @@ def write_judgement_sets(
         for file, entries in zip((first, second), sets):
             file.write("query-id\tcorpus-id\tscore\n")
             file.writelines(f"{j.query_id}\t{j.passage_id}\t{j.relevance}\n" for j in entries)
+            file.flush()  # a full disk is an error while the old files exist
         for path in paths:  # a job that is killed leaves a file less, not one of an earlier split beside a new one
             path.unlink(missing_ok=True)
     counts = [f"{len({j.query_id for j in entries}):,}" for entries in sets]

@@ -175,8 +175,8 @@ _VERSION_FILES = ("manifest.json", "parts.json")  # that list the vectors
 
 
 def corpus_state(folder: Path) -> list[FileState]:
-    """Return the states of the files that list the vectors of an encoded corpus: cheaper than `corpus_version`, and
-    other ones where a file was written again with the same content."""
+    """Return the states of the files that list the vectors of an encoded corpus. They are read faster than
+    `corpus_version`, and differ also after a file was written again with the same content."""
     return [file_state(folder / name) for name in _VERSION_FILES]
 
 

@@ -126,3 +126,22 @@ def test_a_run_in_a_bucket_equals_a_run_on_a_disk(gcs: Server, tmp_path: Path) -
 
     assert measures(fetched) == measures(local)
     assert not any("/groups/" in name or "/leases/" in name for _, name in gcs[0].objects), "no trace of the jobs"
+
+
+FROM_PYTHON = """
+import os, pickle, sys
+import jaxret
+retriever = jaxret.Retriever.from_model(sys.argv[1], "gs://bucket/runs/python", token="mean")
+os.chdir(sys.argv[2])
+vectors = retriever.encode_queries(["river stone"])
+again = pickle.loads(pickle.dumps(retriever))
+opened = jaxret.Retriever.open("gs://bucket/runs/python")
+print(repr(retriever), all((one.encode_queries(["river stone"]) == vectors).all() for one in (again, opened)))
+"""
+
+
+def test_a_run_is_made_and_opened_from_python(gcs: Server, tmp_path: Path) -> None:
+    """Whatever the working directory is."""
+    encoder = write_encoder(tmp_path / "encoder")
+    output = finish(start("-c", gcs[1], FROM_PYTHON, str(encoder), str(tmp_path)))
+    assert output.splitlines()[-1] == "Retriever('gs://bucket/runs/python', step 0) True"

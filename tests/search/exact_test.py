@@ -56,6 +56,18 @@ def blocks(documents: np.ndarray, size: int) -> list[np.ndarray]:
     return [documents[start : start + size] for start in range(0, len(documents), size)]
 
 
+def record_depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which every look at a corpus adds how many candidates it asks for."""
+    depths: list[int] = []
+    look = exact.find_candidates
+    monkeypatch.setattr(
+        exact,
+        "find_candidates",
+        lambda *a: (depths.append(a[2]), look(*a))[1],  # type: ignore[func-returns-value]
+    )
+    return depths
+
+
 def assert_same_bits(result: SearchResult, expected: tuple[np.ndarray, np.ndarray]) -> None:
     assert (result.scores.dtype.name, result.rows.dtype.name) == ("float32", "int64")
     np.testing.assert_array_equal(result.rows, expected[1])
@@ -320,13 +332,7 @@ def test_equal_vectors_need_no_further_rounds(
 ) -> None:
     """Depths are those of random vectors: a tie needs no deeper look, however many passages have it."""
     backend = select_backend(name, precision=precision, lists=ragged) if name in BACKENDS else MAKERS[name]()
-    depths: list[int] = []
-    look = exact.find_candidates
-    monkeypatch.setattr(
-        exact,
-        "find_candidates",
-        lambda *a: (depths.append(a[2]), look(*a))[1],  # type: ignore[func-returns-value]
-    )
+    depths = record_depths(monkeypatch)
     count = 1200
     documents: np.ndarray = np.repeat(gaussian(1, 1, 32), count, axis=0)
     documents[[700, 1199]] *= 2  # for some queries the best, for the others the worst
