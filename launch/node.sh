@@ -3,6 +3,10 @@
 #
 #   DATA=/data/msmarco WORKDIR=runs/mlr launch/node.sh [more flags of train.py]
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the lines at the top of this file
+    exit
+fi
 export PLATFORM=${PLATFORM:-gpu} COORDINATOR=
 step=$(dirname "${BASH_SOURCE[0]}")/step.sh
 

@@ -12,6 +12,10 @@
 #                  repository
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the lines at the top of this file
+    exit
+fi
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage="launch/step.sh train|encode|search [flags]"

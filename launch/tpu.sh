@@ -8,6 +8,10 @@
 #   CONFIG, CHECKPOINT_EVERY, TIMEOUT  as for launch/step.sh
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the lines at the top of this file
+    exit
+fi
 if [[ $# == 0 ]]; then
     echo "usage: launch/tpu.sh install|train|encode|search [flags]" >&2
     exit 1

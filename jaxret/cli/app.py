@@ -193,7 +193,7 @@ def run_command(module: ModuleType, arguments: list[str]) -> None:
 
 
 def _run_command(module: ModuleType, arguments: list[str]) -> None:
-    if HELP.intersection(arguments):
+    if HELP.intersection(argument.partition("=")[0] for argument in arguments):
         print(help_text(module))
         return
     if "--helpfull" in arguments:
@@ -298,7 +298,9 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
             f"--{error.flagname} is not a flag{suggest_name(error.flagname, names, '--')} (--help lists them)"
         ) from error
     except flags.Error as error:
-        raise ValueError(f"{_wrong_value(str(error))} (--help lists the flags)") from error
+        first = arguments[0] if arguments and not _arguments(module) else "-"
+        example = "" if first.startswith("-") else f"; every argument is a flag, as --NAME={first}"
+        raise ValueError(f"{_wrong_value(str(error))}{example} (--help lists the flags)") from error
     positional = list(_arguments(module))
     missing = [name for name in positional[len(values) :] if not name.startswith("[")]
     if missing:
@@ -326,7 +328,7 @@ def _with_config(arguments: list[str]) -> list[str]:
             raise ValueError(f"--config.{keys[0]} needs a config to change: --config=NAME or --config=FILE.py")
         return arguments
     config = config_arguments[-1].partition("=")[2]
-    require_keys(load_config(config), keys, config)
+    require_keys(load_config(config), keys, config, "--config.")
     return [f"--config={locate_config(config)}", *(argument for argument in joined if argument not in config_arguments)]
 
 

@@ -42,7 +42,8 @@ def locate_config(config: str) -> str:
         if path.suffix == ".py" and path.is_file():
             return f"{path}{colon}{suffix}"
     names = [f"configs/{one}.py" if name.startswith("configs/") else one for one in config_names()]
-    suggestion = suggest_name(name, [*names, *map(str, Path(name).parent.glob("*.py"))])
+    same_name = re.sub(r"\.(ya?ml|json|toml|cfg|ini)$", "", name)  # of other libraries' configs
+    suggestion = suggest_name(same_name, [*names, *map(str, Path(name).parent.glob("*.py"))])
     raise ValueError(
         f"--config={config}: there is no file {name!r} that ends in .py, and no config of that name is shipped"
         + (suggestion or f" ({', '.join(one for one in names if '/' not in one)}, ...)")
@@ -96,14 +97,15 @@ def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -
     return result
 
 
-def require_keys(config: ConfigDict, keys: Iterable[str], source: str) -> None:
-    """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config of `source`."""
+def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: str = "") -> None:
+    """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config of `source`; the message has
+    them with `prefix`, as they were written."""
     valid_keys = list(all_keys(config))
     for key in keys:
         if any(name.startswith(f"{key}.") for name in valid_keys):
-            raise ValueError(f"--config.{key} is a group of keys: set one of them, as --config.{key}.KEY=VALUE")
+            raise ValueError(f"{prefix}{key} is a group of keys: set one of them, as {prefix}{key}.KEY=VALUE")
         if key not in valid_keys:
-            raise ValueError(f"--config.{key}: {source} has no such key{suggest_name(key, valid_keys)}")
+            raise ValueError(f"{prefix}{key}: {source} has no such key{suggest_name(key, valid_keys)}")
 
 
 def all_keys(tree: Any, prefix: str = "") -> Iterator[str]:

@@ -83,6 +83,8 @@ _NAMES: dict[str, str] = {
     "mesh.fsdp": "deepspeed zero",
     "mesh.platform": "device devices",
     "platform": "device devices accelerator",
+    "factory": "type kind indextype indexfactory factorystring indexname",
+    "to": "format target type",
     "out": "output outputpath outputfile saverankingto outfile o",
     "workdir": "output outputfile saverankingto outfile out outputdir outdir savedir saveto outputpath outputfolder rundir checkpointdir logdir modeldir run model modelnameorpath modelpath",
     "k": "n topk topn hits numresults limit retrievaltopk nresults depth",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxret.data.compression import detect_compression
+from jaxret.data.errors import DataError
 from jaxret.data.formats import (
     Corpus,
     Policy,
@@ -21,6 +22,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.data.formats.format import DataFile
+from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Passage
 from jaxret.index.shards import ShardError, read_shard_json
 from jaxret.runs.mismatch import ContractError, require_equal
@@ -48,8 +50,8 @@ class Passages:
     (compressed, parquet, a JSON array, training records) is copied there first, a line each: `passages.jsonl`. Where
     the folder cannot be written, the index is in memory, and a corpus that needs a copy is read through each time.
 
-    Opening, and each reading, raises FileNotFoundError if the corpus was moved, ContractError if it was changed, and
-    ShardError if corpus.json is damaged.
+    Opening, and each reading, raises FileNotFoundError if the corpus was moved, ContractError if it was changed,
+    DataError if it is no corpus any more, and ShardError if corpus.json is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -192,17 +194,24 @@ def _verified_corpus(folder: Path, trusted: bool) -> tuple[Corpus, dict[Path, Fi
     """Return what `unchanged_corpus` returns, and the states of its files before they were read: one that is replaced
     meanwhile has another state afterwards."""
     written = folder / "corpus.json"
+    if not written.exists():
+        raise ShardError(f"{written}, which says where the texts are, does not exist; run encode again")
     note = read_shard_json(written)
     if not isinstance(note.get("path"), str) or "\0" in note["path"]:
         raise ShardError(f"{written}: path is {note.get('path')!r}, no place of a corpus; run encode again")
     path = note["path"]
-    if not source_exists(path):
-        raise FileNotFoundError(f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown")
-    corpus = Corpus.open(path)
-    states = _states_of(corpus.files)
-    if not trusted or corpus.stat() != {
-        key: note.get(key) for key in ("bytes", "modified")
-    }:  # copied, perhaps: look closer
+    try:
+        if not source_exists(path):
+            raise missing_file_error(Path(path))
+        corpus = Corpus.open(path)
+        states, stat = _states_of(corpus.files), corpus.stat()
+    except DataError as error:
+        if error.reason != "missing file":
+            raise
+        raise FileNotFoundError(
+            f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown"
+        ) from error
+    if not trusted or stat != {key: note.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
         manifest = folder / "manifest.json"
         expected = read_shard_json(manifest).get("fingerprint", {}).get("corpus", {}).get("sha256")
         sha256, remedy = corpus.scan(Policy("skip")).sha256, "Encode it again, or put back what was encoded."

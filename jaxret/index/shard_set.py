@@ -92,10 +92,7 @@ class ShardSet:
         unique_ids: list[str] = []
         for shard, part in self._by_shard(unique):
             self._require_unchanged(shard)
-            text = shard.ids(self.folder).read_bytes()
-            ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-            starts = np.concatenate([[0], ends[:-1] + 1])
-            unique_ids += [text[starts[row] : ends[row]].decode("utf-8") for row in unique[part] - shard.start]
+            unique_ids += _read_ids(shard.ids(self.folder), shard, unique[part] - shard.start)
         return [unique_ids[i] for i in inverse]
 
     def describe(self, row: int) -> str:
@@ -196,6 +193,19 @@ def raise_file_limit(shards: int) -> None:
     limit = soft + shards if hard == resource.RLIM_INFINITY else min(soft + shards, hard)
     with contextlib.suppress(OSError, ValueError):  # macOS has another limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _read_ids(path: Path, shard: Shard, rows: np.ndarray) -> list[str]:
+    """Return the passage ids of some rows of a shard."""
+    text = path.read_bytes()
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    if len(ends) != shard.rows:
+        raise ShardError(f"{path} ({shard}): has {len(ends):,} lines for {shard.rows:,} rows; run encode again")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    try:
+        return [text[starts[row] : ends[row]].decode("utf-8") for row in rows]
+    except UnicodeDecodeError as error:
+        raise ShardError(f"{path} ({shard}): is not UTF-8; run encode again") from error
 
 
 def _map(path: Path) -> np.ndarray:

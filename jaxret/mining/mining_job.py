@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from jaxret.configs.synonyms import suggest_name
 from jaxret.data.errors import Policy
 from jaxret.data.formats import (
     Corpus,
@@ -176,7 +177,10 @@ def require_settings(job: MiningJob) -> None:
     runs = [pool for pool in job.pools if is_run_folder(pool)]
     for pool in job.pools:
         if pool not in (BM25_NAME, *runs) and (not source_exists(pool) or Path(pool).is_dir()):
-            raise ValueError(f"pool {pool!r} is neither {BM25_NAME} nor the folder of a run nor a file of rankings")
+            raise ValueError(
+                f"pool {pool!r} is neither {BM25_NAME} nor the folder of a run nor a file of rankings"
+                + suggest_name(pool, [BM25_NAME])
+            )
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
     for file in job.concat:
@@ -341,6 +345,7 @@ def write_examples(
         for example in rows:
             example = with_unique_id(example, texts)
             file.write(json.dumps(make_tevatron_record(example, every_positive), ensure_ascii=False) + "\n")
+        parents_path(path).unlink(missing_ok=True)  # of the file that is replaced now; a job killed here leaves none
 
 
 def with_unique_id(example: Example, texts: dict[str, int]) -> Example:

@@ -122,6 +122,15 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("encode.py", ("--workdir=hdfs://b/w", "--corpus=x"), "hdfs://b/w: hdfs:// is not read or written"),
         ("-m", ("jaxret", "data", "check", "abfs://b/w"), "abfs://b/w: abfs:// is not read or written"),
         ("-m", ("jaxret", "recipe", *MINILM), "--config.data.train must be given"),
+        ("-m", ("jaxret", "index", "--workdir=w", "--type=HNSW"), "--type is not a flag; did you mean --factory?"),
+        ("-m", ("jaxret", "export", "--workdir=w", "--format=hf"), "--format is not a flag; did you mean --to?"),
+        (
+            "-m",
+            ("jaxret", "search", "run", "--query=x"),
+            "--workdir must be given; every argument is a flag, as --NAME=run",
+        ),
+        ("train.py", ("--config=mlr.yaml", "--workdir=w"), "no config of that name is shipped; did you mean mlr?"),
+        ("train.py", ("--config=mlr", "--config.a=1", "--workdir=w"), "--config.a: mlr has no such key"),
     ],
 )
 def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], message: str) -> None:
@@ -142,7 +151,7 @@ def test_a_split_that_chooses_nothing_is_refused(tmp_path: Path) -> None:
         assert done.stderr.endswith(f"give --qrels={data} too\n")
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("flag", ["-h", "--help", "--help="])
 @pytest.mark.parametrize("script", ["train.py", "encode.py", "search.py"])
 def test_help_is_the_docstring_and_the_flags(script: str, flag: str) -> None:
     done = run_script(script, "--workdir=x", flag)

@@ -1,17 +1,24 @@
-"""kill -9 in every step of a recipe, of two stages and of rounds: the same command goes on, and with the same table."""
+"""kill -9 in every step of a recipe, of two stages and of rounds, and of a row of a paper: the same command goes on,
+and ends with the same table."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.experiments.reproduce.reproduce_test import small_squad  # noqa: F401
 from tests.fault_table import Trials
 from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers
 from tests.faults.scripts import Script, start
+from tests.pipeline import environment, write_encoder
 
 STEPS = ("mine", "score", "train", "encode", "search")
 TWO_STAGES = """from jaxret.configs.base import get_config, two_stages
@@ -68,3 +75,56 @@ def test_every_step_of_a_recipe_is_killed(recipe: str, files: int, tiny: Tiny, t
     last = begin(tiny, folder, recipe)
     ended = last.wait() == 0
     trials.count(ended and made(folder) == expected and not leftovers(folder), f"{last.output} {leftovers(folder)}")
+
+
+@pytest.mark.faults(25)
+def test_every_command_of_a_row_is_killed(small_squad: Path, trials: Trials) -> None:  # noqa: F811
+    """A row that splits passages has six commands: each is killed, with `reproduce` itself, at any time of its first
+    second."""
+    keys = {
+        "encoder.checkpoint": write_encoder(small_squad / "encoder"),
+        "encoder.dtype": "float32",
+        "train.batch_size": 8,
+        "train.steps": 2,
+        "train.epochs": 0,
+        "tokens.query_length": 8,
+        "tokens.passage_length": 16,
+    }
+
+    def begin(runs: Path) -> subprocess.Popen[str]:
+        row = ["mvr/5/four-splits", f"--data={small_squad / 'data'}", f"--workdir={runs}", "--run"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "jaxret", "reproduce", *row, *(f"--set={key}={keys[key]}" for key in keys)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # whose processes are killed together
+        )
+
+    def results(runs: Path) -> dict[str, bytes]:
+        patterns = ("*.jsonl", "*.trec", "vectors-*")
+        files = [path for pattern in patterns for path in runs.rglob(pattern) if path.name != "metrics.jsonl"]
+        return {str(path.relative_to(runs)): path.read_bytes() for path in files}
+
+    def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+        output = process.communicate(timeout=300)[0]
+        return process.returncode, output
+
+    alone, killed = small_squad / "alone", small_squad / "killed"
+    status, output = end(begin(alone))
+    assert status == 0, output
+    table, count, expected = output.splitlines()[-3:], output.count("== jaxret "), results(alone)
+    assert (count, len(expected)) == (6, 5), expected.keys()
+    random = np.random.default_rng(0)
+    for number in range(count):
+        process = begin(killed)
+        assert process.stdout
+        commands = (line for line in process.stdout if line.startswith("== jaxret "))
+        reached = [next(commands, "") for _ in range(number + 1)]
+        time.sleep(random.uniform(0, 1))
+        os.killpg(process.pid, signal.SIGKILL)
+        trials.count(all(reached) and end(process)[0] == -signal.SIGKILL, f"killed in {reached}")
+    status, output = end(begin(killed))
+    same = (output.splitlines()[-3:], results(killed)) == (table, expected)
+    trials.count(status == 0 and same and not leftovers(killed), f"{output} {leftovers(killed)}")

@@ -90,6 +90,19 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"
 
 
+def test_a_file_never_lies_beside_the_record_of_another(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ends between the file and its record leaves none, so that no program takes the file for another."""
+    out = tmp_path / "a.jsonl"
+    mine_negatives(job(root, out), progress=False)
+    assert parents_path(out).exists()
+    monkeypatch.setattr(mining_job, "audit_mined_file", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mine_negatives(job(root, out, settings=replace(TOP, depth=4)), progress=False)
+    assert not parents_path(out).exists()
+
+
 def test_scores_equal_those_of_the_run(root: Path, tmp_path: Path) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
     run = read_run(root / "run.trec")

@@ -21,6 +21,7 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.sentence_transformers import read_sentence_transformers_keys
+from jaxret.models.encoders.weight_files import weight_shapes
 from jaxret.storage.foreign_files import MOST_SETTINGS, open_tensors, read_tensors
 from tests.pipeline import run_measured, write_encoder, write_language_model, write_t5
 from tests.sentence_transformers import write_modules
@@ -280,6 +281,15 @@ def test_a_pipe_in_a_model_folder_does_not_wait(tmp_path: Path) -> None:
     os.mkfifo(folder / "tokenizer.json")
     with pytest.raises(ValueError, match=r"tokenizer.json is not a file"):
         load_backend(folder)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path), Path.mkdir])
+def test_weights_that_are_not_a_file(make: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    make(folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model.safetensors is not a file"):
+        weight_shapes(folder)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,34 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
         texts.read(["p3"])
+    (folder / "corpus.json").unlink()
+    with pytest.raises(ShardError, match=r"corpus\.json, which says where the texts are, does not exist"):
+        texts.read(["p3"])
+
+
+def test_a_folder_of_texts_without_its_corpus(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "data" / "corpus.jsonl"
+    path.parent.mkdir()
+    write(path)
+    texts = Passages(encode_corpus(run, path.parent, "folder", progress=False).folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
+        texts.read(["p3"])
+
+
+def test_ids_that_were_overwritten_at_the_same_time(run: Run, tmp_path: Path) -> None:
+    """Size and time are what they were, as after `touch -r`."""
+    path = tmp_path / "corpus.jsonl"
+    write(path)
+    encoded = open_encoded(encode_corpus(run, path, "ids", progress=False).folder)
+    (ids,) = encoded.folder.glob("ids-*")
+    whole, times = ids.read_bytes(), ids.stat()
+    assert encoded.ids([3]) == ["p3"]
+    for content, message in ((bytes(len(whole)), "has 0 lines for 20 rows"), (whole.replace(b"p", b"\xff"), "UTF-8")):
+        ids.write_bytes(content)
+        os.utime(ids, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(ShardError, match=rf"{ids.name} .*{message}"):
+            encoded.ids([3])
 
 
 def test_a_corpus_that_is_replaced_while_it_is_compared(

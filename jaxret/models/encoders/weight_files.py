@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,10 +58,13 @@ def weight_files(directory: str | Path) -> dict[str, Path]:
 
     Raises:
       FileNotFoundError: there are no weights, or a part is missing.
-      ValueError: the index is damaged.
+      ValueError: the index is damaged, or is not a file.
     """
     directory = Path(directory)
     whole, index = directory / WHOLE, directory / INDEX
+    for path in (whole, index):
+        if os.path.lexists(path) and not path.is_file():
+            raise ValueError(f"{path} is not a file")  # a pipe, or a link that leads nowhere
     if whole.is_file():
         with open_tensors(whole) as file:
             return dict.fromkeys(file.keys(), whole)

@@ -53,7 +53,7 @@ def values(folder: Path) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--grid=loss.temperatur=1,2",), "--config.loss.temperatur: the config has no such key; did you mean"),
+        (("--grid=loss.temperatur=1,2",), "loss.temperatur: the config has no such key; did you mean"),
         pytest.param(
             ("--grid=train.batch_size=4,8",),
             "train.batch_size is in --grid and set by --config.train.batch_size",
