@@ -98,8 +98,14 @@ def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -
 
 
 def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: str = "") -> None:
-    """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config of `source`; the message has
-    them with `prefix`, as they were written."""
+    """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config.
+
+    Args:
+        config: the config.
+        keys: with the groups around them: "optimizer.learning_rate".
+        source: name of the config, for the message.
+        prefix: of the keys in the message: "--config." on a command line.
+    """
     valid_keys = list(all_keys(config))
     for key in keys:
         if any(name.startswith(f"{key}.") for name in valid_keys):
