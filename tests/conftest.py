@@ -74,9 +74,18 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 pytest_plugins = ["tests.fault_table"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reads marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest go first, so that no worker waits for the other's last one."""
+    """Files that take longest go first, so that no worker waits for the other's last one. Of a table the first case is
+    in `make test`, and the others are slow."""
     items.sort(key=lambda item: "training" not in item.path.parts)
+    begun: set[str] = set()
+    for item in items:
+        if item.get_closest_marker("table") and not item.get_closest_marker("exhaustive"):
+            table = item.nodeid.partition("[")[0]
+            if table in begun:
+                item.add_marker("slow")
+            begun.add(table)
 
 
 @pytest.fixture(scope="module", autouse=True)

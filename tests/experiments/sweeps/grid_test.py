@@ -37,7 +37,7 @@ def test_values_have_the_types_of_the_config(entry: str, values: tuple[Any, ...]
         ([], [], "--grid=KEY=VALUE,VALUE must be given, or several --seeds"),
         (["data.subset"], [], "--grid=data.subset must be KEY=VALUE,VALUE"),
         (["data.subsett=1,2"], [], r"data.subsett: the config has no such key; did you mean data.subset\?"),
-        (["data=1,2"], [], "--config.data is a group of keys"),
+        (["data=1,2"], [], "^data is a group of keys"),
         (["data.subset=1,x"], [], "'x' is not a value of data.subset, which is a whole number"),
         (["head.mlr.chosen=(1,2"], [], r"'\(1' is not a value of head.mlr.chosen, which is a list, as in \(10,12\)"),
         (["data.subset=1,2", "data.subset=3"], [], "--grid has data.subset twice"),
