@@ -13,7 +13,7 @@ PIP := $(RUN) pip -qq --disable-pip-version-check install
 PYTEST := $(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: accelerator bench help demo test test-exhaustive test-faults test-fast fuzz test-plan check docs format lock clean
+.PHONY: accelerator bench help demo test test-slow test-exhaustive test-faults fuzz test-plan check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,17 +22,17 @@ help: ## list the targets
 demo: $(VENV)/.ready ## train, encode, search and evaluate on the built-in text: minutes on two cores
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(RUN) jaxret demo --workdir=runs/demo
 
-test: $(VENV)/.ready-dev ## the test suite, in minutes
-	$(PYTEST) -m "not exhaustive" $(ARGS)
+test: $(VENV)/.ready-dev ## the test suite, in at most ten minutes on two cores
+	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
+
+test-slow: $(VENV)/.ready-dev ## what takes seconds each: training runs, several processes, other cases of tables
+	$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
 test-exhaustive: $(VENV)/.ready-dev ## what is long: every family and encoder; every recipe; two hosts; every fault
 	$(PYTEST) -m exhaustive --dist load $(ARGS)
 
 test-faults: $(VENV)/.ready-dev ## what must not lose anything: kills, flips, full disks, ...; a table of each
 	$(PYTEST) -m faults --dist load $(ARGS)
-
-test-fast: $(VENV)/.ready-dev ## the tests not marked slow
-	$(PYTEST) -m "not slow and not exhaustive" $(ARGS)
 
 fuzz: $(VENV)/.ready-dev ## generated files and texts, many and new ones each time (JAXRET_FUZZ=few: those of make test)
 	JAXRET_FUZZ=$${JAXRET_FUZZ:-many} $(PYTEST) tests/fuzz $(ARGS)

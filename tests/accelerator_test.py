@@ -50,6 +50,7 @@ def test_memory_is_compared_with_the_plan(total: float, at_least: bool, verdict:
     assert not list(judge_memory(planned(), None))
 
 
+@pytest.mark.slow
 def test_a_failed_or_hanging_part_is_reported_as_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(accelerator.LIMITS, "encode", 0.05)
     (row,) = run_part("encode", tmp_path, small=True)

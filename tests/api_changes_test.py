@@ -47,6 +47,7 @@ def texts(count: int, word: str) -> list[str]:
     return [f"{word} number {number} of the river" for number in range(count)]
 
 
+@pytest.mark.slow
 def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     """The result is that of an index of the same passages which was built at once."""
     retriever = opened(tmp_path / "run")
@@ -76,6 +77,7 @@ def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_pat
     assert len(index) == 9
 
 
+@pytest.mark.slow
 def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     retriever = opened(tmp_path / "run")
     index, run = Index.build(retriever, texts(6, "stone"), progress=False), retriever.run
@@ -109,6 +111,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     assert index.search(QUESTIONS, 9, texts=False)
 
 
+@pytest.mark.slow
 def test_refresh_during_searches_of_other_threads(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     """Every result is that of a state of the corpus."""
     index = Index.build(opened(tmp_path / "run"), texts(6, "stone"), progress=False)
@@ -185,6 +188,7 @@ def test_rows_are_ids_and_vectors(family: str, opened: Callable[..., Retriever],
             np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_append_and_delete_are_refused_with_an_approximate_index(
     opened: Callable[..., Retriever], tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path
         jax.monitoring.unregister_event_duration_listener(compilations)
 
 
+@pytest.mark.slow
 def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Path) -> None:
     """Kept beside the vectors, encoded once; other texts under the same name change nothing that is there."""
     shutil.copytree(root / "run", tmp_path / "run")
@@ -201,6 +202,7 @@ del temporary
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_raises_and_removes_no_files(root: Path) -> None:
     """It would wait for JAX's threads for ever; and with it went the temporary files of its parent."""
     program = [sys.executable, "-c", FORKED, str(root / "run")]
@@ -234,6 +236,7 @@ def test_a_temporary_retriever_cannot_be_pickled(retriever: jaxret.Retriever) ->
         pickle.dumps(temporary)
 
 
+@pytest.mark.slow
 def test_the_callback_gets_every_line_of_the_log(root: Path, tmp_path: Path) -> None:
     """An error in it ends the training; the same call goes on from the last checkpoint."""
     config, calls = tiny_config(root / "encoder", root / "data"), list[dict[str, float]]()

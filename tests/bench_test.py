@@ -29,6 +29,7 @@ def results(ours: list[float], peer: list[float]) -> dict[str, Any]:
     return {"scripts": {"late": {"cases": [case], "calibrations": []}}}
 
 
+@pytest.mark.slow
 def test_one_run_writes_every_round_and_a_slower_number_is_reported(tmp_path: Path) -> None:
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     done = bench("--only=late", f"--out={new}")

@@ -65,6 +65,7 @@ def test_markdown_is_escaped_outside_of_code(generate: ModuleType) -> None:
     assert generate.escape("a_b `c_d` [CLS]") == r"a\_b `c_d` \[CLS\]"
 
 
+@pytest.mark.slow
 def test_the_page_of_modules_has_every_module(generate: ModuleType) -> None:
     page = generate.modules()
     modules = [path for path in (REPOSITORY / "jaxret").rglob("*.py") if path.name != "__init__.py"]

@@ -118,6 +118,7 @@ DAILY = ("mlr", "self_contrastive", "t5", False)  # a pooling, another encoder, 
 LONG = ("dual_encoder", "me_bert", "aggretriever_without_mlm", "splade")  # what others show too
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("family", "pooling", "encoder", "tied"),
     [pytest.param(*case, marks=[pytest.mark.exhaustive] if case[0] in LONG else []) for case in FIRST],
@@ -126,6 +127,7 @@ def test_every_family(family: str, pooling: str, encoder: str, tied: bool) -> No
     train_encode_search(family, pooling, encoder, tied)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "pooling", "encoder", "tied"),
     [pytest.param(*case, marks=[] if case == DAILY else pytest.mark.exhaustive) for case in TABLE],

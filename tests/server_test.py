@@ -43,6 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 QUESTIONS = ["river stone music", "silver garden", "paper light forest", "winter market"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     """32 threads, several k, filters, backends, exact and approximate: the parameters of a search travel with it."""
@@ -81,6 +82,7 @@ def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("searches", "openings"), [(60, 6), pytest.param(20_000, 100, marks=pytest.mark.exhaustive)])
@@ -118,6 +120,7 @@ def test_searches_and_openings_leak_no_resources(searches: int, openings: int, r
     assert len(kept) == 2
 
 
+@pytest.mark.slow
 def test_opening_an_index_leaks_no_objects(run: Path) -> None:
     """Python's blocks of memory, nearly the same number every time. TensorStore keeps a few for each array that Orbax
     reads; JAX would keep what it traces. Control: what an opening holds while it is open."""

@@ -23,6 +23,7 @@ from tests.pipeline import REPOSITORY, command, environment, run_script, untrain
 MINILM = ("--config=configs/minilm.py", "--workdir=w")
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
@@ -142,6 +143,7 @@ def test_a_mistake_is_one_sentence(script: str, arguments: tuple[str, ...], mess
     assert not done.stdout
 
 
+@pytest.mark.slow
 def test_a_split_that_chooses_nothing_is_refused(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", train=4, dev=2)
     for split in ("train", "dev"):
@@ -244,6 +246,7 @@ def test_signals(number: int, status: int, message: str) -> None:
     assert (process.returncode, errors) == (status, message)
 
 
+@pytest.mark.slow
 def test_a_process_does_not_wait_for_a_dead_peer_at_exit() -> None:
     """JAX would, when Python ends: what is registered for then does not run."""
     gone = "UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:33690"
@@ -304,6 +307,7 @@ def test_warnings_of_jax_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             logging.getLogger(name).setLevel(level)
 
 
+@pytest.mark.slow
 def test_a_missing_platform_is_an_error(tmp_path: Path) -> None:
     untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), "")
     done = subprocess.run(
@@ -318,6 +322,7 @@ def test_a_missing_platform_is_an_error(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("script", "arguments", "setting"),
     [
@@ -378,6 +383,7 @@ def test_location_of_the_compilation_cache(variables: Callable[..., dict[str, st
     assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, "no room for it: compile as ever"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
     """Here that it cannot write where it was asked to."""

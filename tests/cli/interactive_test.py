@@ -87,6 +87,7 @@ def test_later_questions_compile_nothing_and_read_few_bytes(run: Run) -> None:
     assert compiled() == searches > 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_line_and_the_end_of_input_ends_all(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
     assert run(*search, XDG_CACHE_HOME=str(tmp_path / "file"))[1:] == ["0", "0", *answer]
 
 
+@pytest.mark.slow
 def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
     """Modules that take long to import, and traces of the encoder, are most of a question's time in a new process."""
     run = open_run(root / "run")

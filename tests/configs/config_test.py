@@ -91,6 +91,7 @@ class Reads:
         patch.setattr(ConfigDict, "to_dict", copying)
 
 
+@pytest.mark.slow
 def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("jaxret.cli.train")
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")

@@ -36,6 +36,7 @@ def test_windows_overlap_and_keep_white_space() -> None:
     assert split_text("one", ChunkOptions(words=3, overlap=2)) == ["one"]
 
 
+@pytest.mark.slow
 @hypothesis.given(st.text(), st.integers(1, 9), st.booleans())
 def test_the_words_of_a_text_are_those_of_its_chunks(text: str, count: int, equal: bool) -> None:
     chunks = split_text(text, ChunkOptions(equal=count) if equal else ChunkOptions(words=count))
@@ -137,6 +138,7 @@ def test_a_corpus_and_training_records_are_split(tmp_path: Path) -> None:
     assert example.negatives == (Passage("2#0", "old sea"), Passage("2#1", "map"))
 
 
+@pytest.mark.slow
 def test_unsplittable_input_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"_id": "p1", "text": "red fox"}\n')
     (tmp_path / "empty.jsonl").write_text("")

@@ -62,6 +62,7 @@ print(time.process_time() - begin, peak() - before)
     return "\n".join(said), seconds, peak
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("name", "code", "start", "filler"),
     [
@@ -83,6 +84,7 @@ def test_an_endless_line_is_an_error(tmp_path: Path, name: str, code: str, start
     assert seconds < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["corpus.jsonl.gz", pytest.param("psgs.tsv.gz", marks=LONG)])
 def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
     path = write_gzip(tmp_path / name, (b"\n" * (8 * MIB), 8), b"not a record")
@@ -92,6 +94,7 @@ def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:
     assert peak < AIR
 
 
+@pytest.mark.slow
 def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder")
     words = b"river stone " * (MIB // 12)
@@ -106,6 +109,7 @@ def test_texts_of_a_million_words_one_after_the_other(tmp_path: Path) -> None:
     assert peak < 850
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("name", "code", "start", "end"),
     [
@@ -205,6 +209,7 @@ def test_a_json_array_is_read_value_by_value(
         assert list(values) == []
 
 
+@pytest.mark.slow
 def test_a_json_file_is_streamed(tmp_path: Path) -> None:
     record = json.dumps({"question": "river", "positive_ctxs": [{"text": "x" * MIB}]}).encode() + b",\n"
     path = write_gzip(tmp_path / "train.json.gz", b"[", (record, 400), record[:-2], b"]")

@@ -109,6 +109,7 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
         read_columns([str(tmp_path)], results)
 
 
+@pytest.mark.slow
 def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by the same command, which does no set twice; and from the files of `jaxret bm25`, one command a forum."""
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), sets / "scifact")
@@ -149,6 +150,7 @@ def test_wrong_folders_and_sets(sets: Path, tmp_path: Path, capsys: pytest.Captu
     assert "left out: cqadupstack has no judgements of test" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_all_sets_of_a_folder_are_checked(sets: Path, tmp_path: Path) -> None:
     shutil.copytree(sets, tmp_path / "sets")
     with open(tmp_path / "sets" / "cqadupstack" / "english" / "corpus.jsonl", "a") as file:

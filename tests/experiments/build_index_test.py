@@ -72,6 +72,7 @@ def test_results_of_an_index_are_marked_approximate(run: Run, capsys: pytest.Cap
         compare_runs([str(run.workdir.path / "eval" / f"data.dev{name}.json") for name in ("", ".ivf")])
 
 
+@pytest.mark.slow
 def test_single_questions_and_python(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     options = SearchOptions(index="ivf", index_parameters="nprobe=3")
     searcher = Searcher(run, corpus_folder(run.workdir), options)

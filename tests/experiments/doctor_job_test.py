@@ -81,6 +81,7 @@ def test_the_config_of_a_run_as_a_process(root: Path) -> None:
     assert "encoder" not in checks  # the run has its own
 
 
+@pytest.mark.slow
 def test_memory_of_the_step_is_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[int, int | None]] = []
     config = tiny_config(root / "encoder", root / "data")
@@ -148,6 +149,7 @@ def test_a_kernel_of_another_platform_fails() -> None:
     assert check_attention_choice("flsh", "cpu").fatal
 
 
+@pytest.mark.slow
 def test_a_missing_encoder_and_contradicting_settings_fail(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_job, "SECONDS", 0.0)
     assert check_encoder("no/such", download=False).fatal
@@ -179,6 +181,7 @@ class _ReadOnly(_Handler):
         return super()._write(bucket, *rest)
 
 
+@pytest.mark.slow
 def test_rights_in_a_bucket() -> None:
     script = """
 from jaxret.experiments.doctor_job import check_bucket

@@ -32,6 +32,7 @@ def jaxret_doctor(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_this_machine_as_a_process(tmp_path: Path) -> None:
     result = jaxret_doctor(f"--workdir={tmp_path}", "--json")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -42,6 +43,7 @@ def test_this_machine_as_a_process(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_failed_check_sets_the_exit_status() -> None:
     result = jaxret_doctor("--coordinator=no.such.host.invalid:1234")
     assert result.returncode == 1
@@ -81,6 +83,7 @@ def test_products_in_fewer_bits_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_product(0.01).mark == "FAIL"
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compared_with_plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     (check,) = check_attention("tpu", interpret=True)
     assert (check.name, check.mark) == ("attention flash", "ok")

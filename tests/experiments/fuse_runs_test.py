@@ -33,6 +33,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_two_runs_are_fused_and_evaluated(runs: Path) -> None:
     done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec", "--queries=data", "--qrels=data", "--measures=RR@10")
     assert done.returncode == 0, done.stderr
@@ -47,6 +48,7 @@ def test_two_runs_are_fused_and_evaluated(runs: Path) -> None:
     assert evaluation["provenance"]["fused"]["weights"] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     tune = ["--tune=one.trec,two.trec", "--tune_qrels=data", "--tune_split=test", "--measures=RR@10"]
     done = jaxret(runs, "one.trec", "two.trec", "--method=min_max", "--out=both.trec", *tune)
@@ -100,6 +102,7 @@ def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
     assert "bm25 has the BM25 indexes data: choose the corpus with --corpus=NAME" in other.stderr
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -165,6 +165,7 @@ def test_an_invalid_card_is_one_sentence(root: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "error: none.md: No such file or directory\n")
 
 
+@pytest.mark.slow
 def test_without_mteb_the_remedy_is_named(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "jaxret", "mteb", f"--workdir={root / 'one'}", "--tasks=data", "--out=none"],

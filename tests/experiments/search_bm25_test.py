@@ -52,6 +52,7 @@ def test_rankings_and_evaluation_equal_the_library(root: Path) -> None:
     assert stored["provenance"]["config"] == {"bm25": {"k1": 0.9, "b": 0.4, "language": "english"}}
 
 
+@pytest.mark.slow
 def test_the_index_is_reused_or_refused(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "one", root / "kept")
     again = jaxret(root, "bm25", "--workdir=kept", *SOURCES, "--measures=RR@5,Accuracy@3", "--latency=2")
@@ -75,6 +76,7 @@ def test_the_index_is_reused_or_refused(root: Path, tmp_path: Path) -> None:
     assert "damaged/bm25/data/data.csc.index.npy is missing or damaged; remove damaged/bm25/data" in damaged.stderr
 
 
+@pytest.mark.slow
 def test_empty_passages_are_kept_on_request(root: Path) -> None:
     """Some sets of BEIR have them."""
     shutil.copytree(root / "data", root / "with-empty" / "data")
@@ -103,6 +105,7 @@ def test_results_are_compared_and_fused(root: Path) -> None:
     assert jaxret(root, "fuse", *runs, "--out=both.trec").returncode == 0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -121,6 +124,7 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, roo
     assert not (root / "bad").exists()
 
 
+@pytest.mark.slow
 def test_no_folders_are_made_of_a_mistyped_path(root: Path) -> None:
     done = jaxret(root, "bm25", "--workdir=rnus/bm25", *SOURCES)
     assert done.returncode == 1

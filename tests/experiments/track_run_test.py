@@ -73,6 +73,7 @@ def losses(run: Path) -> list[list[float]]:
     return [[line["step"], line["loss"]] for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_trackio(run: Path, tmp_path: Path) -> None:
     assert "trackio: sent 0 lines of metrics" in tracked("trackio", run, tmp_path)
     (database,) = [path for path in (tmp_path / "trackio").rglob("*.db") if "project" in path.name]

@@ -49,6 +49,7 @@ def flipped(path: Path) -> bytes:
     return good
 
 
+@pytest.mark.slow
 def test_every_defect_is_named(run: Path) -> None:
     everything = list(verify_folder(run))
     assert [one for one in everything if one.problem] == []

@@ -114,6 +114,7 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
     return to, open_encoded(folder)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("kind", "to", "name"),
     [

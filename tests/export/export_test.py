@@ -61,6 +61,7 @@ def test_exported_modules_give_the_same_vectors(tmp_path: Path, name: str) -> No
     assert ("Queries were cut at 12 tokens and passages at 24" in report) == (not router)
 
 
+@pytest.mark.slow
 def test_exported_encoder_gives_the_same_states(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="mvr", head__mvr__count=2)
     report = export(run, "hf", tmp_path / "out")

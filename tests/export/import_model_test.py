@@ -120,6 +120,7 @@ def test_a_model_that_differs_leaves_no_files(tmp_path: Path, monkeypatch: pytes
         import_model(str(folder), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_without_torch_a_message_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     folder = write_modules(tmp_path / "model")
@@ -127,6 +128,7 @@ def test_without_torch_a_message_is_printed(tmp_path: Path, monkeypatch: pytest.
     assert sentences[-1].startswith("not compared with the original: ")
 
 
+@pytest.mark.slow
 def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
     corpus, folder = tmp_path / "corpus.jsonl", str(write_modules(tmp_path / "model"))
@@ -139,6 +141,7 @@ def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("write", "separator", "expected"),
     [
@@ -187,6 +190,7 @@ def test_an_opened_model_encodes_searches_and_starts_a_run(tmp_path: Path, monke
         train(tiny_config(folder, data, **started, **lengths | {"tokens__query_length": 12}), tmp_path / "o", False)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
     """A config continues after its directory is gone; stated.json is sealed like all other files."""
     folder = write_modules(tmp_path / "model")

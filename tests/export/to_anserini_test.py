@@ -33,6 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(to_anserini, "ROWS", 7)
     monkeypatch.setattr(to_anserini, "FILE_ROWS", 50)
@@ -69,6 +70,7 @@ def test_a_difference_beyond_rounding_is_an_error(root: Path, tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_dense_vectors_have_no_impacts(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "dense", root / "encoder", root / "data")
     encode_corpus(run, root / "data", progress=False)

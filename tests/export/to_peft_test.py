@@ -44,6 +44,7 @@ def root(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("config", [BERT, MODERNBERT, T5, LLAMA], ids=lambda config: config.model_type)
 def test_files_name_exactly_the_layers_with_adapters(config: Any) -> None:
     every = choose_layers(config, ("all-linear",))
@@ -65,6 +66,7 @@ def test_an_error_names_the_file_that_has_a_target(tmp_path: Path) -> None:
         load_adapters(tmp_path, BERT, settings)
 
 
+@pytest.mark.slow
 def test_peft_reads_the_files(root: Path) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is what the encoders are compared with")
     peft = pytest.importorskip("peft", reason="PEFT is what adapters are compared with")
@@ -108,6 +110,7 @@ def test_each_side_of_an_untied_run_has_adapters_of_its_own(root: Path) -> None:
     assert read_json(root / "untied-adapters" / "query" / CONFIG)["base_model_name_or_path"] == "encoder"
 
 
+@pytest.mark.slow
 def test_adapters_of_some_layers_round_trip(root: Path) -> None:
     """Control: with those of all layers the vectors are others."""
     keys = {**LORA, "lora__layers": (2,)}
@@ -144,6 +147,7 @@ def test_verify_compares_the_base(damage: str, root: Path, tmp_path: Path, monke
     assert expected[damage] in broken.problem
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_exported_adapters(root: Path) -> None:
     """Control: one that begins with new adapters has the vectors of the encoder."""
     vectors = {}

@@ -91,6 +91,7 @@ def comparable(values: Any, role: str) -> Any:
     return values
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("name", "role"), CASES)
 @hypothesis.given(data=st.data())
 def test_records_round_trip(
@@ -180,6 +181,7 @@ objects = st.dictionaries(st.sampled_from(KEYS), values | st.lists(st.dictionari
 ANY_LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("\t".join) | objects.map(json.dumps) | texts
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("name", "role"), [(form.name, role) for form in FORMATS for role in ROLES if form.gives(role)]
 )

@@ -140,6 +140,7 @@ print(repr(retriever), all((one.encode_queries(["river stone"]) == vectors).all(
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_made_and_opened_from_python(gcs: Server, tmp_path: Path) -> None:
     """Whatever the working directory is."""
     encoder = write_encoder(tmp_path / "encoder")

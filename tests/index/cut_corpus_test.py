@@ -70,6 +70,7 @@ def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
     return searcher.search(read_queries(root / "data" / "queries.jsonl"), 10).rankings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_cut_vectors_equal_a_fresh_encoding(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
@@ -85,6 +86,7 @@ def test_cut_vectors_equal_a_fresh_encoding(kind: str, root: Path, runs: RunsByK
     assert cut.bytes_per_passage < stored.bytes_per_passage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
@@ -106,6 +108,7 @@ def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: 
     assert late or len(vectors.flat) == len(queries)
 
 
+@pytest.mark.slow
 def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) -> None:
     run = runs[DAILY]
     query = next(iter(read_queries(root / "data" / "queries.jsonl")))
@@ -114,6 +117,7 @@ def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) ->
     assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, stored=stored)
 
 
+@pytest.mark.slow
 def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
     run = untrained_run(root / "changing", root / "encoder", root / "data", **KINDS[DAILY])
     options = EncodeOptions(dimension=SIZE)
@@ -131,6 +135,7 @@ def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
         append_corpus(run, root / "more.jsonl", folder, EncodeOptions(dimension=3), progress=False)
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **KINDS[DAILY])
     file, options = tmp_path / "texts.jsonl", EncodeOptions(dimension=SIZE)
@@ -153,6 +158,7 @@ def test_a_path_is_refused_as_a_name(
     assert find_larger_vectors(run, "first", tmp_path) is None
 
 
+@pytest.mark.slow
 def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **KINDS[DAILY])
     options, whole = EncodeOptions(dimension=SIZE), encode_corpus(run, root / "first.jsonl", progress=False).folder
@@ -174,6 +180,7 @@ def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> N
     assert open_encoded(cut).corpus == open_encoded(whole).corpus
 
 
+@pytest.mark.slow
 def test_encode_dimension_applies_to_all_vectors_of_a_run(root: Path) -> None:
     run = untrained_run(root / "short", root / "encoder", root / "data", **KINDS[DAILY], encode__dimension=SIZE)
     assert read_json(run.workdir.contract)["dimension"] == SIZE
@@ -209,6 +216,7 @@ def test_an_interrupted_cut_continues_and_is_no_complete_corpus(
     assert "first-3" in run.workdir.corpora
 
 
+@pytest.mark.slow
 def test_damaged_vectors_are_not_cut(root: Path) -> None:
     run = untrained_run(root / "damaged", root / "encoder", root / "data", **KINDS[DAILY])
     folder = encode_corpus(run, root / "first.jsonl", progress=False).folder
@@ -226,6 +234,7 @@ def test_vectors_of_another_checkpoint_are_not_cut(root: Path, runs: RunsByKind)
         encode_corpus(other, root / "first.jsonl", "first", EncodeOptions(dimension=SIZE), progress=False)
 
 
+@pytest.mark.slow
 def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = runs[DAILY], str(root / "data")
     evaluation = EvaluationOptions(split="test", latency=0)
@@ -253,6 +262,7 @@ def test_wrong_sizes(texts: list[str]) -> None:
         parse_sizes(texts)
 
 
+@pytest.mark.slow
 def test_heads_that_cannot_be_cut_are_errors(root: Path) -> None:
     parts = {"head__aggretriever__mlm": False, "head__aggretriever__lexical_dim": 8, "head__aggretriever__cls_dim": 4}
     run = untrained_run(root / "parts", root / "encoder", root / "data", head__name="aggretriever", **parts)

@@ -456,6 +456,7 @@ def test_shards_of_another_kind_are_not_mixed(root: Path, run: Run, encoded: Pat
     assert contents(tmp_path / "run" / "embeddings" / "data") == before
 
 
+@pytest.mark.slow
 def test_float16(root: Path, encoded: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "run" / "checkpoints", tmp_path / "run" / "checkpoints")
     for name in ("contract.json", "data.json", "env.json"):
@@ -695,6 +696,7 @@ def test_negative_shard_rows_are_refused(name: str, root: Path, run: Run, tmp_pa
     assert not (tmp_path / "embeddings").exists()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("head", ["mlr", "colbert"])
 def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: Path) -> None:
     """Of vectors, whether each passage has as many or each its own number; unless one passage alone has more."""
@@ -713,6 +715,7 @@ def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: P
         assert rows == 50 or max(twice) > limit  # no smaller than it needs to be
 
 
+@pytest.mark.slow
 def test_shard_rows_and_shard_mb_together(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -759,6 +762,7 @@ def test_progress_covers_the_whole_job(root: Path, run: Run, tmp_path: Path, mon
     assert (bar.began, bar.done, bar.total) == (result.passages - ROWS, result.passages, result.passages)
 
 
+@pytest.mark.slow
 def test_shards_of_other_devices_are_reported(
     root: Path, run: Run, encoded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def written(folder: Path, documents: Any, deleted: list[int]) -> Path:
     return folder
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("deleted", DELETED.values(), ids=DELETED)
 @pytest.mark.parametrize(("layout", "width", "backend"), CASES)
 def test_a_search_covers_only_remaining_passages(

@@ -68,6 +68,7 @@ def folder(root: Path, run: Run) -> Path:
     ).folder
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("filters", "test"),
     [

@@ -81,6 +81,7 @@ def test_a_worker_without_the_platform_is_an_error(root: Path) -> None:
     assert job.encode().startswith("--platform is 'tpu', but JAX")
 
 
+@pytest.mark.slow
 def test_an_unreachable_cluster(root: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
     with socket.socket() as bound:

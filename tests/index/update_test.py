@@ -184,6 +184,7 @@ def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     before = contents(folder)
@@ -225,6 +226,7 @@ def test_results_record_the_searched_parts(root: Path, runs: RunsByKind, tmp_pat
     assert len({one["sha256"] for one in result}) == 3
 
 
+@pytest.mark.slow
 def test_appended_passages_are_cut_like_the_corpus(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     shutil.copytree(runs["one vector"].workdir, tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -246,6 +248,7 @@ class Killed(BaseException):
     """Nobody catches it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [pytest.param("append", marks=pytest.mark.exhaustive), "delete"])
 def test_a_killed_change_leaves_the_old_or_the_new_corpus(
     job: str, root: Path, runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -174,6 +174,7 @@ LAUNCHERS = {
 PLATFORMS = {"kubernetes.yaml": "gpu", "jobset.yaml": "tpu", "skypilot.yaml": "gpu"}  # elsewhere the fixture's
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("file", LAUNCHERS)
 def test_processes_and_flags_of_every_launcher(file: str, runs: Runs) -> None:
     """Which processes are started, and that every flag and key they are given is one."""

@@ -50,6 +50,7 @@ def parts(folder: Path) -> dict[str, bytes]:
     return contents(folder / "parts")
 
 
+@pytest.mark.slow
 def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     out, every = tmp_path / "out", ("pseudo_queries", "training", "expanded")
     result = generate_queries(model, corpus, out, SAMPLES, replace(SETTINGS, write=every), progress=False)
@@ -77,6 +78,7 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
     assert (again.parts_written, again.programs) == (0, 0), "nothing is generated again"
 
 
+@pytest.mark.slow
 def test_a_killed_job_continues_to_the_same_bytes(model: Path, corpus: Path, tmp_path: Path) -> None:
     arguments = ["jaxret", "generate", f"--model={model}", f"--corpus={corpus}", *FLAGS, "--write=training"]
     whole, out = tmp_path / "whole", tmp_path / "killed"
@@ -106,6 +108,7 @@ def test_a_killed_job_continues_to_the_same_bytes(model: Path, corpus: Path, tmp
     assert written.items() <= parts(out).items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "decoding",
     [SAMPLES, pytest.param(DecodingOptions("beam", queries=2, beams=3, query_length=6), marks=pytest.mark.exhaustive)],
@@ -125,6 +128,7 @@ def test_eight_devices_generate_the_queries_of_one(model: Path, corpus: Path, de
         assert eight != queries(8, replace(decoding, seed=1)), "control"
 
 
+@pytest.mark.slow
 def test_queries_equal_those_of_transformers(model: Path, corpus: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     original = transformers.T5ForConditionalGeneration.from_pretrained(model).eval()
@@ -161,6 +165,7 @@ def test_a_long_passage_is_cut_and_the_prompt_is_not(model: Path) -> None:
     assert spelled[0].count(ids["stone"][0]) == 1, "a title that spells a field stays as it is"
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_path: Path) -> None:
     generate_queries(model, corpus, tmp_path / "out", SAMPLES, SETTINGS, progress=False)
     before = contents(tmp_path / "out")
@@ -182,6 +187,7 @@ def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_pa
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

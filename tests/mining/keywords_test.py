@@ -49,6 +49,7 @@ def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
         write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl", progress=False)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "pseudo.jsonl"
     done = run_script("-m", "jaxret", "keywords", f"--corpus={corpus}", f"--out={out}")

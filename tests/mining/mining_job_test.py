@@ -137,6 +137,7 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
         mine_negatives(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
 
 
+@pytest.mark.slow
 def test_bm25_scores_positives_that_it_did_not_retrieve(root: Path, tmp_path: Path) -> None:
     scores = {}
     for depth in (1, 1000):
@@ -207,6 +208,7 @@ def test_a_teacher_may_score_only_some_passages(root: Path, tmp_path: Path) -> N
         np.testing.assert_array_equal(e.negative_scores, [scores.get(p.id, np.nan) for p in e.negatives])
 
 
+@pytest.mark.slow
 def test_appended_records_have_scores_of_the_teacher_or_none(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +292,7 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
         mine_negatives(replace(here, out=str(tmp_path / "other")), progress=False)
 
 
+@pytest.mark.slow
 def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> None:
     """A run knows it, and without --corpus reads texts from it."""
     write_encoder(tmp_path / "encoder")
@@ -309,6 +312,7 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
         mine_negatives(job_of_run, progress=False)
 
 
+@pytest.mark.slow
 def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) -> None:
     """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
     mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)

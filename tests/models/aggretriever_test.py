@@ -72,6 +72,7 @@ def case() -> tuple[np.ndarray, ...]:
     return hidden, weights, mask, generator.standard_normal((4, 23)).astype(np.float32)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("chunk", [1, 4, 11, 16])
 def test_the_chunked_maximum_and_its_gradient_equal_the_whole_tensors(chunk: int) -> None:
     hidden, weights, mask, matrix = (jnp.asarray(x) for x in case())
@@ -96,6 +97,7 @@ def test_the_chunked_maximum_and_its_gradient_equal_the_whole_tensors(chunk: int
     assert min(float(jnp.abs(g).max()) for g in gradients[0]) > 0.01, "control"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_the_first_of_equal_tokens_gets_the_gradient(chunk: int) -> None:
     """In one chunk or in several."""
@@ -141,6 +143,7 @@ def encode(overrides: dict[str, Any], params: Any = None) -> tuple[np.ndarray, A
     return np.asarray(vectors)[:, 0], params, retriever
 
 
+@pytest.mark.slow
 def test_explained_words_are_pruned_to_the_vector() -> None:
     vectors, params, retriever = encode({})
     words = jax.jit(lambda p: retriever.word_values(p, make_tokens(3, 7), "passage"))(params)
@@ -150,6 +153,7 @@ def test_explained_words_are_pruned_to_the_vector() -> None:
     assert parts == {"words": (0, 8), "[CLS]": (8, 12)}
 
 
+@pytest.mark.slow
 def test_the_vector_from_every_hidden_state_by_hand() -> None:
     """Both parts, from the encoder's states and parameters alone, in float64."""
     vectors, params, retriever = encode({})
@@ -192,6 +196,7 @@ def test_the_average_by_hand() -> None:
         assert np.abs(with_cls - average).max() > 1e-3, "control: [CLS] in the mean"
 
 
+@pytest.mark.slow
 def test_parts_can_be_left_out() -> None:
     whole, params, _ = encode({})
     assert whole.shape == (3, 12)
@@ -203,6 +208,7 @@ def test_parts_can_be_left_out() -> None:
     assert retriever.module.head.loss_settings() == {}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "change",
     [

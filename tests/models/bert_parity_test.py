@@ -123,6 +123,7 @@ def test_more_padding_changes_nothing() -> None:
     assert distance(unmasked[:, :, :length], narrow, tokens.mask) > TINY_TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_row_of_nothing_but_padding_is_finite() -> None:
     config, params, tokens, _ = load("tiny_bert")
     empty = Tokens(tokens.ids.at[2].set(0), tokens.mask.at[2].set(False))
@@ -187,6 +188,7 @@ def test_bfloat16_stays_near_float32() -> None:
         assert {"xf32>" in pair for pair in operands} == {wide}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "most"), [pytest.param("cheap", 0.8, marks=pytest.mark.exhaustive), ("layer", 0.6)])
 def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: float) -> None:
     config, params, tokens, _ = load("tiny_bert")
@@ -328,6 +330,7 @@ def test_an_mlm_head_is_saved_as_it_was_loaded(tmp_path: Path, name: str) -> Non
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
+@pytest.mark.slow
 def test_a_file_without_an_mlm_head_gets_a_new_one() -> None:
     assert not stores_mlm_head(GOLDENS / "tiny_bert")
     assert not stores_mlm_head(GOLDENS / "tiny_t5")

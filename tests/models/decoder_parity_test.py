@@ -148,6 +148,7 @@ def test_final_norm_on_every_layer(kind: str) -> None:
     assert distance(states[-1:], by_hand[1:2], tokens.mask) <= TOLERANCE
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_nothing_but_padding_is_finite(kind: str) -> None:
     config, params, tokens, _ = load(kind)

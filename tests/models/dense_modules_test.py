@@ -31,6 +31,7 @@ def directory(folder: Path, *matrices: np.ndarray, **settings: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_vectors_are_multiplied_by_the_dense_matrices(tmp_path: Path) -> None:
     matrices = [
         np.random.default_rng(i).normal(size=size).astype(np.float32) for i, size in enumerate([(32, 9), (9, 4)])

@@ -109,6 +109,7 @@ MODERNBERT_TEXTS = [[1, *(3 + 7 * i % 37 for i in range(12)), 2], [1, *(3 + 5 * 
 XLM_ROBERTA_TEXTS = [[0, *(3 + 7 * i % 37 for i in range(8)), 2], [0, 5, 9, 33, 2]]
 
 
+@pytest.mark.slow
 def test_modernbert_golden_values(tmp_path: Path) -> None:
     config, params = load(write(tmp_path, MODERNBERT))
     assert isinstance(config, ModernBertConfig)
@@ -147,6 +148,7 @@ def test_xlm_roberta_golden_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(from_zero[-1, 0, 0, 0], -0.382185, atol=2e-6)  # control
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
 def test_roberta_counts_positions_by_ids_not_by_the_mask(tmp_path: Path, kind: str) -> None:
     """A text that spells <pad> in its middle: that token has the position of padding, and the next one its number."""
@@ -174,6 +176,7 @@ def test_every_architecture_is_covered() -> None:
     assert all(name == architecture.model_type for name, architecture in ARCHITECTURES.items())
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_encoder_implements_the_protocol(kind: str) -> None:
     config, params, tokens = loaded(kind)
@@ -201,6 +204,7 @@ def test_every_encoder_implements_the_protocol(kind: str) -> None:
             encode(config, params, tokens, prefix=slots)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert", "roberta", "xlm-roberta"])
 def test_prefix_slots_are_at_the_first_position(kind: str) -> None:
     config, params, tokens = loaded(kind)
@@ -218,6 +222,7 @@ def test_prefix_slots_are_at_the_first_position(kind: str) -> None:
     np.testing.assert_allclose(by_vector.states, plain, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_modernbert_windows_follow_positions_not_slots(tmp_path: Path) -> None:
     """Three slots at position 0: the token at position 2 sees them through a window of two each way, though the first
     is four places off; the token at position 3 does not."""
@@ -238,6 +243,7 @@ def test_modernbert_windows_follow_positions_not_slots(tmp_path: Path) -> None:
     assert gradient[5:].max() == 0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", ["modernbert", "t5"])
 def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
     config, params, tokens = loaded(kind)
@@ -258,6 +264,7 @@ def test_fewer_layers_recomputation_and_bfloat16(kind: str) -> None:
         np.testing.assert_allclose(states[:layers], expected[:layers], atol=1e-5 * scale)  # the last one is normed
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", ["modernbert", "xlm-roberta", "gemma3_text"])
 def test_gradients_on_eight_devices(kind: str) -> None:
     """Of every parameter, finite and not zero (but of what softmax ignores, and rows that no token reads), and the same
@@ -311,6 +318,7 @@ def test_gradients_on_eight_devices(kind: str) -> None:
 RATES = {"modernbert": ("embedding_dropout", "attention_dropout", "mlp_dropout"), "t5": ("dropout",)}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("kind", "rate"), [(kind, rate) for kind, rates in RATES.items() for rate in rates])
 def test_every_dropout_rate_acts_only_in_training(kind: str, rate: str) -> None:
     config, params, tokens = loaded(kind)
@@ -328,6 +336,7 @@ def test_every_dropout_rate_acts_only_in_training(kind: str, rate: str) -> None:
         assert (np.abs(one - other).max() > 1e-3) == (value > 0)
 
 
+@pytest.mark.slow
 def test_modernbert_drops_where_transformers_does() -> None:
     """embedding_dropout: after the embeddings' norm. mlp_dropout: before the last product. attention_dropout: the
     weights and what attention writes."""
@@ -425,6 +434,7 @@ def test_grouped_heads_equal_copied_keys() -> None:
     assert np.abs(attend(query, next(wrong), next(wrong), mask, lambda x: x) - expected).max() > 0.1, "control"
 
 
+@pytest.mark.slow
 def test_rotary_products_depend_only_on_the_distance() -> None:
     random = np.random.default_rng(0)
     x, y = (jnp.asarray(random.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))

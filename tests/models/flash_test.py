@@ -59,6 +59,7 @@ def lengths_mask(length: int, *lengths: int) -> jax.Array:
     return jnp.arange(length) < jnp.array(lengths)[:, None]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("dtype", "length", "rate", "tolerance"),
     [
@@ -82,6 +83,7 @@ def test_flash_equals_plain_attention(
         assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("window", "heads", "leading"),
     [
@@ -166,6 +168,7 @@ def test_a_step_on_eight_devices(
     assert abs(other - value) > 1e-5, "control: other rounding, another loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "encoder"),
     [

@@ -119,6 +119,7 @@ def common_token(generator: T5Generator, params: Any) -> int:
     return int(np.argmax(np.where(np.array(late) > 0, rows, 0)))
 
 
+@pytest.mark.table
 def test_logits_equal_torch(pair: Any) -> None:
     original, generator, params, _ = pair
     ids, mask = make_source()
@@ -148,6 +149,7 @@ def test_logits_equal_torch(pair: Any) -> None:
         assert difference(T5Generator(config), tokens) > 10 * TOLERANCE, name
 
 
+@pytest.mark.table
 def test_steps_with_a_cache_equal_one_call(pair: Any) -> None:
     _, generator, params, _ = pair
     variables, targets = {"params": params}, jnp.asarray(target_ids(), jnp.int32)
@@ -166,6 +168,7 @@ def test_steps_with_a_cache_equal_one_call(pair: Any) -> None:
     assert np.abs(stepwise(1) - whole).max() > 0.01, "control: an empty slot is read as a token"
 
 
+@pytest.mark.slow
 def test_greedy_decoding_equals_torch(pair: Any) -> None:
     original, generator, params, _ = pair
     end_id = common_token(generator, params)
@@ -190,6 +193,7 @@ BEAM_SETTINGS = [  # (length_penalty, early_stopping)
 ]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("length_penalty", "early_stopping"), BEAM_SETTINGS)
 def test_beam_search_equals_torch(pair: Any, length_penalty: float, early_stopping: bool) -> None:
     original, generator, params, _ = pair
@@ -212,6 +216,7 @@ def test_beam_search_equals_torch(pair: Any, length_penalty: float, early_stoppi
         assert not np.array_equal(ids, other), "control: the penalty counts"
 
 
+@pytest.mark.table
 def test_padding_rows_have_no_query(pair: Any) -> None:
     _, generator, params, _ = pair
     tokens = replace(our_tokens(), mask=our_tokens().mask.at[1].set(False))
@@ -263,6 +268,7 @@ def test_samples_follow_the_distribution(top_k: int, top_p: float, temperature: 
         assert np.abs(frequencies - plain).max() > 0.02, "control"
 
 
+@pytest.mark.table
 def test_a_sample_depends_on_seed_and_number_and_not_on_the_batch(pair: Any) -> None:
     _, generator, params, _ = pair
     options = DecodingOptions("sample", queries=3, query_length=LENGTH, top_k=0, seed=7)

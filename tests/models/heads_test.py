@@ -60,6 +60,7 @@ def expected(layer: int, token: str, encoder: tuple[Any, Tokens, HiddenStates]) 
     return np.stack([states[layer, row][mask[row]].mean(axis=0) for row in range(ROWS)])
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("token", ["cls", "mean"])
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_last_layer(token: str, side: str, encoder: Any) -> None:

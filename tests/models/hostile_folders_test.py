@@ -183,6 +183,7 @@ def open_both(folder: Path) -> None:
     TextTokenizer.load(folder, 8, 8)
 
 
+@pytest.mark.table
 @pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
@@ -257,6 +258,7 @@ def test_modules_are_in_the_folder(path: str, tmp_path: Path) -> None:
         read_sentence_transformers_keys(folder)
 
 
+@pytest.mark.table
 @pytest.mark.faults(33, refused=True)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.exhaustive) for name in CASES]

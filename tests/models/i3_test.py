@@ -42,6 +42,7 @@ def encode(retriever: Any, params: Any, tokens: Tokens, labels: Any = None) -> A
     return jax.jit(lambda p: retriever.encode(p, tokens, "passage", labels=labels))(params)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_a_passage_is_one_vector_and_a_query_is_the_last_layer(variant: str) -> None:
     retriever, params = make(variant)
@@ -54,6 +55,7 @@ def test_a_passage_is_one_vector_and_a_query_is_the_last_layer(variant: str) -> 
     np.testing.assert_allclose(query[:, 0], states[-1][:, 0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_explained_words_equal_those_of_the_reconstruction_loss() -> None:
     """The loss of a pseudo-query is minus the sum of the logarithms of its tokens' probabilities, as they are read."""
     retriever, params = make("paper")
@@ -102,6 +104,7 @@ def test_the_paper_variant_reads_all_tokens_the_released_one_cls() -> None:
     assert moves("released", 3) == 0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_the_vector_depends_on_the_reconstruction(variant: str) -> None:
     """Without labels, too: the only way is through Z."""
@@ -168,6 +171,7 @@ def test_initial_weights_of_the_reconstructor() -> None:
     np.testing.assert_array_equal(released.pseudo_tokens(text).ids, [[7, 3, 3, 3, 8]] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.exhaustive)])
 def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: str) -> None:
     retriever, params = make(variant)
@@ -192,6 +196,7 @@ def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: st
     np.testing.assert_allclose(alone[:, 0], [-logs[5] - logs[6], 0, -4 * logs[9]], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     """A softmax over one key is 1: the released variant's cross-attention adds a constant."""
     module = BertAttention(WITHOUT_DROPOUT, Compute())
@@ -207,6 +212,7 @@ def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
 
 
+@pytest.mark.slow
 def test_a_reconstructor_layer_equals_transformers_cross_attention_layer() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     transformers = pytest.importorskip("transformers")

@@ -88,6 +88,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.exhaustive) for name in TARGETS]
 )
@@ -114,6 +115,7 @@ def test_adapters_round_trip_through_peft(name: str, tmp_path: Path) -> None:
     assert distance(torch_states(again), expected) <= 1e-6
 
 
+@pytest.mark.slow
 def test_all_linear_matches_peft(tmp_path: Path) -> None:
     wrapped = random_adapters("qwen3", tmp_path, r=2, target_modules="all-linear")
     config, base = load_pretrained(tmp_path / "base")
@@ -123,6 +125,7 @@ def test_all_linear_matches_peft(tmp_path: Path) -> None:
     assert distance(our_states(config, join_parameters(base, read), compute), torch_states(wrapped)) <= 5e-6
 
 
+@pytest.mark.slow
 def test_adapters_of_some_layers(tmp_path: Path) -> None:
     """PEFT's, by its own keys, and ours in PEFT."""
     chosen = {"layers_to_transform": [0, 2], "layers_pattern": "layers"}

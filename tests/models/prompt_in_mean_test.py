@@ -50,6 +50,7 @@ def by_hand(run: Run, counted: list[slice]) -> np.ndarray:
     return np.stack([states[i, :length][part].mean(0) for i, (length, part) in enumerate(zip(plain.lengths, counted))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [pytest.param("mean", marks=pytest.mark.exhaustive), "mean_without_first"])
 def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token: str) -> None:
     run = untrained_run(tmp_path / "run", model, "", **KEYS | {"head__token": token})
@@ -70,6 +71,7 @@ def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token
     np.testing.assert_array_equal(of_passages, without)  # they have no prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoder",
     [pytest.param(tiny.WITHOUT_DROPOUT, marks=pytest.mark.exhaustive, id="bert"), pytest.param(tiny.LLAMA, id="llama")],
@@ -94,6 +96,7 @@ def test_packed_rows_exclude_the_same_tokens(encoder: Any) -> None:
     assert abs(padded - loss(batch)) > 1e-3, "control: all tokens"
 
 
+@pytest.mark.slow
 def test_training_reads_the_instruction_of_each_query(tmp_path: Path, model: Path) -> None:
     """Two data sets that differ in an instruction are different data, with other tokens, and other losses."""
     losses, digests = [], []
@@ -124,6 +127,7 @@ def test_other_token_selections_are_refused(overrides: dict[str, Any], message: 
         tiny.make_retriever({"tokens.prompt_in_mean": False} | overrides)
 
 
+@pytest.mark.slow
 def test_onnx_export_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     keys = {"head__token": "mean", "tokens__query_prompt": "river ", "tokens__prompt_in_mean": False}

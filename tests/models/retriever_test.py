@@ -93,6 +93,7 @@ def test_shapes(family: dict[str, Any], training: int, inference: int) -> None:
         assert embeddings.mask.shape == (ROWS, vectors)
 
 
+@pytest.mark.slow
 def test_self_contrastive_and_scalar_mix_pool_what_mlr_keeps() -> None:
     mlr = make_retriever(MLR)
     params = make_params(make_retriever(SCALAR_MIX))
@@ -116,6 +117,7 @@ def test_normalize_gives_vectors_of_length_one(side: Any) -> None:
     assert np.abs(lengths - 1).max() > 0.1, "control"
 
 
+@pytest.mark.slow
 def test_normalize_leaves_a_zero_vector_and_its_gradient_finite() -> None:
     retriever = make_retriever(DUAL_ENCODER | {"normalize": True, "encoder.tied": True})
     zeros = jax.tree.map(jnp.zeros_like, make_params(retriever))
@@ -125,6 +127,7 @@ def test_normalize_leaves_a_zero_vector_and_its_gradient_finite() -> None:
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_the_key_and_is_off_at_inference() -> None:
     retriever = make_retriever(DUAL_ENCODER | {"encoder.tied": True})
     params = make_params(retriever)

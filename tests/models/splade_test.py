@@ -69,6 +69,7 @@ def test_without_expansion_only_words_of_the_text_have_a_weight() -> None:
     assert (weights > 0).any()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("queries", ["words", "learned"])
 def test_queries_without_the_encoder(queries: str) -> None:
     keys = tiny.SPLADE | {"head.splade.queries": queries}

@@ -38,6 +38,7 @@ def states(
     return hidden.states
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("kind", "selection", "recompute"),
     [
@@ -72,6 +73,7 @@ def test_kept_states_equal_a_full_computation(kind: str, selection: Selection, r
         assert np.abs(alone[-1] - states(encoder, params, everything)[-1, :, :count]).max() > 1e-3
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("selection", [Selection(1, layers="last"), Selection(3), Selection()], ids=str)
 @pytest.mark.parametrize("kind", ["deep", "modernbert", "t5"])
 def test_unrolled_layers_have_the_same_states(kind: str, selection: Selection) -> None:
@@ -105,6 +107,7 @@ def test_the_last_layer_computes_only_kept_positions(selection: Selection, wide:
         assert ((rows, 2, encoder.intermediate_size) in products) != wide
 
 
+@pytest.mark.slow
 def test_fewer_layers_copy_no_parameters() -> None:
     """Nor are their gradients: the memory of a model whose parameters are most of it."""
     encoder = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=8, hidden_size=128, intermediate_size=512)

@@ -52,6 +52,7 @@ def emitted_in_code() -> dict[str, set[str]]:
     return fields
 
 
+@pytest.mark.slow
 def test_the_page_lists_every_event_with_its_fields() -> None:
     page = (REPOSITORY / "docs" / "events.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \| ", page, re.MULTILINE)
@@ -114,6 +115,7 @@ def test_values_are_json_and_everything_else_is_on_standard_error() -> None:
     assert done.stderr.splitlines() == ["printed", "error text", "written", "of a child", "of C"]
 
 
+@pytest.mark.slow
 def test_errors_are_events() -> None:
     for arguments, message in (
         (("demmo", "--json"), "'demmo' is not a verb; did you mean demo?"),
@@ -156,6 +158,7 @@ def test_a_closed_pipe_ends_the_command() -> None:
     assert (process.returncode, errors) == (141, "")
 
 
+@pytest.mark.slow
 def test_training(tmp_path: Path) -> None:
     encoder, data, run = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"), tmp_path / "run"
     done = run_script("train.py", *train_arguments(encoder, data, run), "--json")

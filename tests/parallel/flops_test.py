@@ -68,6 +68,7 @@ def by_phase(kinds: Counter[flops.ProductKind], part: str) -> dict[str, int]:
     return {kind.phase: number for kind, number in kinds.items() if kind.part == part}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("tied", [False, True])
 def test_flops_of_a_dual_encoder_equal_the_formula(tied: bool) -> None:
     actual = flops.count_flops(traced_step(DUAL_ENCODER | {"encoder.tied": tied}))
@@ -78,6 +79,7 @@ def test_flops_of_a_dual_encoder_equal_the_formula(tied: bool) -> None:
     assert {kind.precision for kind in actual} == {EXACT}
 
 
+@pytest.mark.slow
 def test_bfloat16_products_are_counted_separately() -> None:
     actual = flops.count_flops(traced_step(DUAL_ENCODER | {"encoder.dtype": "bfloat16"}))
     assert actual[flops.ProductKind("passages", "forward", "bfloat16")] == FORWARD["passages"]
@@ -86,6 +88,7 @@ def test_bfloat16_products_are_counted_separately() -> None:
     )  # scores are float32, whatever the encoder computes in
 
 
+@pytest.mark.slow
 def test_chunks_are_counted_twice() -> None:
     """Two chunks: the forward pass of every text again, but for each text's last product, which no gradient needs."""
     actual = flops.count_flops(traced_step(DUAL_ENCODER, chunk_size=8))
@@ -96,6 +99,7 @@ def test_chunks_are_counted_twice() -> None:
         assert 0.8 * forward < phases["recomputation"] <= forward
 
 
+@pytest.mark.slow
 def test_a_head_has_a_part_of_its_own() -> None:
     actual = flops.count_flops(traced_step(LATE_INTERACTION))
     projection = 2 * BERT.hidden_size * 6 * QUERIES * (QUERY_LENGTH + GROUP * PASSAGE_LENGTH)

@@ -200,6 +200,7 @@ print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visibl
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "devices"), [pytest.param(2, ["all", "all"], marks=pytest.mark.exhaustive), (1, ["0", "1"])]
 )
@@ -213,6 +214,7 @@ def test_two_tasks_under_slurm(hosts: int, devices: list[str]) -> None:
     assert actual == [(0, [str(i), "2", devices[i]]) for i in range(2)], done
 
 
+@pytest.mark.slow
 def test_auto_without_a_known_platform() -> None:
     """In a process of its own: JAX looks before its first array only."""
     code = "from jaxret.parallel.processes import initialize_distributed as start; start('auto')"

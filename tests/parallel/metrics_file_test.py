@@ -18,6 +18,7 @@ def samples(path: Path) -> dict[tuple[str, ...], float]:
     return {(one.name, *(one.labels[key] for key in sorted(one.labels))): one.value for one in lines}
 
 
+@pytest.mark.slow
 def test_a_training_and_an_encoding(tmp_path: Path) -> None:
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data")

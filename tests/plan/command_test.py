@@ -67,6 +67,7 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
     assert f"encoder: {tmp_path / 'config.json'}" in done.stdout
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -84,6 +84,7 @@ def test_bytes_of_a_device_follow_the_mesh(fsdp: int, share: int) -> None:
     assert state["moments"] - 2 * state["parameters"] == 8  # two counters
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_adapters_holds_no_base(tmp_path: Path) -> None:
     shapes = json.loads((programs.ENCODERS / "bert-base-uncased" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(shapes | {"num_hidden_layers": 2}))
@@ -206,6 +207,7 @@ def test_without_data_a_packed_run_has_the_longest_texts_in_rows() -> None:
     assert shapes.computed(16) == 128 * 32 + 256 * 256
 
 
+@pytest.mark.slow
 def test_lengths_may_be_given_instead_of_data() -> None:
     config = get_config()
     config.tokens.query_length = 32
@@ -225,6 +227,7 @@ def test_lengths_may_be_given_instead_of_data() -> None:
     assert read_plan_texts(config, directory, retriever, print).data is None
 
 
+@pytest.mark.slow
 def test_a_packed_program_counts_its_rows() -> None:
     """FLOPs fall with the tokens that are computed. Of means: for [CLS], the last layer of padded texts is shorter."""
     config = get_config()

@@ -97,6 +97,7 @@ def some_texts(count: int = 45) -> Ragged:
     return Ragged.from_lists([random.integers(5, 99, random.integers(2, LIMIT)).tolist() for _ in range(count)])
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_vectors_equal_those_of_single_texts(model: tuple[RetrieverModel, Params], side: Side) -> None:
     retriever, params = model
@@ -126,6 +127,7 @@ def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[RetrieverMo
     assert once.programs > programs  # control
 
 
+@pytest.mark.slow
 def test_other_parameters_use_the_same_programs(model: tuple[RetrieverModel, Params]) -> None:
     texts, once = some_texts(), embedder(model)
     first = once(texts, "passage").stacked()
@@ -138,6 +140,7 @@ def test_other_parameters_use_the_same_programs(model: tuple[RetrieverModel, Par
     np.testing.assert_array_equal(embedder((model[0], moved))(texts, "passage").stacked(), other)
 
 
+@pytest.mark.slow
 def test_an_embedder_is_frozen_and_a_copy_uses_its_own_retriever(
     model: tuple[RetrieverModel, Params],
 ) -> None:

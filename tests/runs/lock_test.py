@@ -85,6 +85,7 @@ def test_the_error_names_the_holder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("how", "status"), [("return", 0), ("exit", 3), ("raise", 1)])
 def test_the_lock_is_released_when_the_holder_ends(tmp_path: Path, how: str, status: int) -> None:
     process = start(tmp_path)

@@ -50,6 +50,7 @@ def complaint(workdir: Workdir) -> str:
     return ""
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", SEALED)
 def test_every_flipped_bit_is_detected_or_has_no_effect(name: str, workdir: Workdir) -> None:
     path = workdir / name

@@ -72,6 +72,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz", "corpus.json"])
 def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: Path) -> None:
     """Texts of a copy would still be right, but the vectors are no longer those of the corpus."""
@@ -174,6 +175,7 @@ def opened(folder: Path) -> tuple[FaissIndex, MappedCorpus]:
     return open_faiss_index(corpus, name), MappedCorpus(corpus)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", ["vectors-*.npy", "indexes/*/index.faiss"])
 def test_a_mapped_file_is_truncated_or_overwritten(name: str, tmp_path: Path) -> None:
     """To read behind its end is the end of the process (SIGBUS)."""

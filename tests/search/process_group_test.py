@@ -143,6 +143,7 @@ def search_all(root: Path, kind: str, count: int, cases: dict[str, tuple[int, di
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.trec"))}
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_result_of_one(root: Path) -> None:
     encoded_run(root, "one")
     alone = search_all(root, "one", 1, CASES)
@@ -204,6 +205,7 @@ def test_only_the_first_process_writes_and_prints(one: Path, root: Path) -> None
     assert len(results[0][0]) == 2
 
 
+@pytest.mark.slow
 def test_other_settings_are_an_error_in_every_process(one: Path) -> None:
     first, second = errors_of(search_together(*[[f"--workdir={one}", "--query=river", f"--k={k}"] for k in (3, 4)]))
     assert first == second
@@ -290,6 +292,7 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one/runs/data.test.trec").read_bytes() == (one / "runs/data.test.trec").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -171,6 +171,7 @@ def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
         Searcher(run, folder, group=SeparateRange(1, 2, {**settings, "the corpus": "x"}))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

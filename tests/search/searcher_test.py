@@ -215,6 +215,7 @@ def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path,
     assert not (run.workdir / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     assert "with --k=20, the measures are nDCG@10, RR@10, R@20, Success@5, Success@20\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     """Digests of queries and judgements, which their order and format do not change; bytes and latency."""
     run, data = copied(root, tmp_path / "mine"), root / "data"
@@ -295,6 +297,7 @@ def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, ro
     assert searcher.embedder.programs == compiled
 
 
+@pytest.mark.slow
 def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
     """Each number is searched alone: the first passages, with the same scores as in a search of all."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:3]
@@ -317,6 +320,7 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
     assert latency["search_ms_by_passages"].keys() == {"4", str(total)}
 
 
+@pytest.mark.slow
 def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) -> None:
     """Each document is where the first of its passages is in the ranking of all, also if most passages are chunks of
     one document, so that the first search has too few others."""
@@ -360,6 +364,7 @@ def test_only_vectors_in_memory_have_int8_copies(run: Run, monkeypatch: pytest.M
         assert (searcher.vector_location, searcher.backend.many) == ("memory" if many else "disk", many)
 
 
+@pytest.mark.slow
 def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, queries = copied(root, tmp_path / "mine"), tmp_path / "arguana" / "queries.jsonl"
     passages = list(read_corpus(root / "data"))[:8]
@@ -382,6 +387,7 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
     assert all(len(ranking) == 5 and query not in dict(ranking) for query, ranking in result["remove"].items())
 
 
+@pytest.mark.slow
 def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     search_files(run, data, data, EvaluationOptions(k=5, measures=("RR@5",), dpr_results=True), progress=False)
@@ -430,6 +436,7 @@ def test_unwritable_results_are_an_error_before_the_search(
         search_files(run, data, data, EvaluationOptions(k=K), progress=False)
 
 
+@pytest.mark.slow
 def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     for label in ("", "step-0"):
@@ -441,6 +448,7 @@ def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> N
         }
 
 
+@pytest.mark.slow
 def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: Path) -> None:
     """On a corpus where every passage is there three times: their scores are equal, and trec_eval orders by id."""
     passages = [
@@ -504,6 +512,7 @@ def test_a_searcher_compiles_once_and_reads_the_lines_it_shows(root: Path, tmp_p
     assert Searcher(run, searcher.folder).passages(["p3"]) == {"p3": everything["p3"]}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz", "reordered.tsv", "corpus.jsonl.gz", "corpus.json"])
 def test_passages_are_read_from_files_of_any_format(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -611,6 +620,7 @@ def test_damage_to_corpus_json_changes_no_text(root: Path, run: Run, tmp_path: P
         assert str(path) in named, text
 
 
+@pytest.mark.slow
 def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     short = open_run(run.workdir, passage_length=8)

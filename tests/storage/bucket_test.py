@@ -155,10 +155,12 @@ def race(environment: dict[str, str], address: str, keys: int = 200, sums: int =
     assert json.loads(total)["sum"] == 2 * sums
 
 
+@pytest.mark.slow
 def test_one_of_two_creators_of_an_object_wins(gcs: Server) -> None:
     race(gcs[1], "gs://bucket/race")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["moto", "weed"])
 def test_one_of_two_creators_of_an_object_wins_on_s3(kind: str, tmp_path: Path) -> None:
     with s3_server(kind, tmp_path) as environment:
@@ -214,6 +216,7 @@ print(*{state for state, _ in texts})
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_writer_that_is_killed_at_any_request_leaves_the_old_state_or_the_new(gcs: Server, every: int) -> None:
     server, environment = gcs
@@ -243,6 +246,7 @@ def test_a_writer_that_is_killed_at_any_request_leaves_the_old_state_or_the_new(
     assert (True, True) in states
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_host_fetch_a_file_once_and_compare_its_digest(gcs: Server, tmp_path: Path) -> None:
     server, environment = gcs
     environment["XDG_CACHE_HOME"] = str(tmp_path / "writer")
@@ -393,6 +397,7 @@ assert (local_path("gs://bucket/runs/one") / "embeddings/x/ids").read_text() == 
     assert {name.rpartition("/")[0] for _, name in gcs[0].objects} == {"runs/one", "runs/one/data"}
 
 
+@pytest.mark.slow
 def test_a_reader_takes_the_new_files_where_another_job_replaces_those_that_it_fetches(
     gcs: Server, tmp_path: Path
 ) -> None:
@@ -550,6 +555,7 @@ publish_all()
     assert any(body == b"two" for _, body in gcs[0].objects.values())
 
 
+@pytest.mark.slow
 def test_the_processes_of_one_job_are_refused_where_each_would_write_to_a_copy_of_its_own(gcs: Server) -> None:
     script = """
 import sys
@@ -564,6 +570,7 @@ require_one_process(local_path("gs://bucket/run"))
         assert "gs://bucket/run: the processes of one job write a folder together" in job.communicate(timeout=240)[1]
 
 
+@pytest.mark.slow
 def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> None:
     records = {"corpus": '{"_id": "a", "text": "x"}\n{"_id": \n', "queries": '{"_id": "q", "text": "y"}\n'}
     for name, text in records.items():
@@ -589,6 +596,7 @@ assert copy_folder(*sys.argv[1:]).copied == 2
 """
 
 
+@pytest.mark.slow
 def test_a_copy_over_another_run_is_refused(gcs: Server, tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -612,6 +620,7 @@ for source, destination in zip(sys.argv[1::2], sys.argv[2::2]):
     run_script(COPY.replace("2", "1"), gcs[1], one, "gs://bucket/one")
 
 
+@pytest.mark.slow
 def test_arrays_of_shards_are_fetched_when_they_are_opened(gcs: Server, tmp_path: Path) -> None:
     script = """
 from jaxret.storage.working_copy import local_path, publish_all

@@ -90,6 +90,7 @@ def test_the_last_is_kept(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["3"]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("less_is_better", "best"), [((), 4), (("nll", "RR@10"), 1)])
 def test_the_best_and_the_last_are_kept(less_is_better: tuple[str, ...], best: int, tmp_path: Path) -> None:
     values = [0.1, 0.5, 0.3, 0.5, 0.2]  # the best value twice: the newer one stays
@@ -474,6 +475,7 @@ def saves_and_restores(folder: Path, count: int) -> None:
     assert after[1] <= before[1] + 2, f"{after[1] - before[1]} threads more after {count - warm} restores"
 
 
+@pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize("name", [pytest.param("run", marks=pytest.mark.exhaustive), "run[1]"])
@@ -503,6 +505,7 @@ def test_a_damaged_newest_checkpoint_is_not_among_those_of_a_writer(tmp_path: Pa
         assert (checkpoints.last(), checkpoints.best()) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_without_a_whole_one_before_is_an_error(tmp_path: Path) -> None:
     (saved(tmp_path) / "1" / "_CHECKPOINT_METADATA").write_text("")
     with pytest.raises(CheckpointError, match="/1 is damaged"):

@@ -99,6 +99,7 @@ MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it mak
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("verb", MAKERS)
 def test_a_command_leaves_a_folder_of_another_kind_as_it_is(verb: str, root: Path, tmp_path: Path) -> None:
     makes, make = MAKERS[verb]

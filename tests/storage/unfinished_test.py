@@ -63,6 +63,7 @@ def test_without_locks_only_files_older_than_a_day_are_removed(
     assert sweep(tmp_path / "out") == [old.name]
 
 
+@pytest.mark.slow
 def test_concurrent_writers_remove_no_files_of_each_other(tmp_path: Path) -> None:
     """Writers of one path at once: each of them ends, and nothing unfinished is left."""
     left_over(tmp_path / "file")

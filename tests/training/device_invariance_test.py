@@ -83,6 +83,7 @@ def test_eight_devices_equal_one(family: str) -> None:
     assert tiny.distance(different[1], expected) > 0.01, "control: another batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_CASES)
 def test_empty_slots_count_for_nothing(family: str) -> None:
     """Four queries on eight devices, four of which have none; in chunks too."""
@@ -127,6 +128,7 @@ def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
     return {name: float(value) for name, value in parts.items()}, terms
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("family", ["mvr", "aggretriever", "i3"])
 def test_terms_of_the_loss(family: str, step: int) -> None:
@@ -144,6 +146,7 @@ def test_terms_of_the_loss(family: str, step: int) -> None:
         assert float(by_hand(family, 2 - step)[1].loss) != pytest.approx(float(terms.loss), rel=1e-3), "control"
 
 
+@pytest.mark.slow
 def test_reconstruction_without_the_contrastive_loss() -> None:
     overrides = tiny.I3 | {"loss.contrastive_weight": 0.0}
     objective = tiny.make_objective(overrides, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)

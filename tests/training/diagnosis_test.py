@@ -42,6 +42,7 @@ def change(params: Any, path: str, function: Any) -> None:
     params[last] = function(params[last])
 
 
+@pytest.mark.slow
 def test_a_finite_step_has_no_diagnosis(objective: RetrievalObjective, params: Any) -> None:
     assert say(objective, params).endswith("are finite, so the optimizer's update is not")
 
@@ -55,6 +56,7 @@ def test_a_parameter_is_named(objective: RetrievalObjective, params: Any, value:
     assert say(objective, params) == "parameter passage_encoder/layers/output/kernel (2 in all) is not finite"
 
 
+@pytest.mark.slow
 def test_a_text_of_a_packed_batch_is_named() -> None:
     """Of whichever device: rows of packed texts are counted anew on each, so all are looked at padded."""
     mesh = make_mesh(devices=jax.devices()[:4])
@@ -85,6 +87,7 @@ def test_embeddings_are_named(objective: RetrievalObjective, params: Any) -> Non
     assert say(objective, params) == "the embedding layer of the passage encoder is not finite"
 
 
+@pytest.mark.slow
 def test_a_loss_term_is_named(objective: RetrievalObjective, params: Any) -> None:
     """Vectors that are finite, but whose dot products are not."""
     for side in ("query", "passage"):
@@ -92,6 +95,7 @@ def test_a_loss_term_is_named(objective: RetrievalObjective, params: Any) -> Non
     assert say(objective, params) == "loss term loss is not finite, though every hidden state is"
 
 
+@pytest.mark.slow
 def test_a_gradient_is_named(objective: RetrievalObjective, params: Any) -> None:
     class WithRoot(RetrievalObjective):
         """Adds the square root of 0, whose derivative is infinite."""

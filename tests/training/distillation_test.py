@@ -215,6 +215,7 @@ def alone() -> tuple[Any, Any]:
     return computed(make_batch())
 
 
+@pytest.mark.slow
 def test_distillation_terms_by_hand(alone: tuple[Any, Any]) -> None:
     """In float64, from the vectors."""
     terms, batch = alone[0], make_batch()
@@ -243,6 +244,7 @@ def test_distillation_terms_by_hand(alone: tuple[Any, Any]) -> None:
     assert float(terms.loss) == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("how", ["devices", "chunks", "packed", "empty places"])
 def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], how: str) -> None:
     batch = make_batch()
@@ -259,6 +261,7 @@ def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], how: str) -> 
     assert tiny.distance(terms[1], alone[1]) < 1e-4
 
 
+@pytest.mark.slow
 def test_control_without_distillation_the_gradient_differs(alone: tuple[Any, Any]) -> None:
     other = dataclasses.replace(make_batch(), teacher_scores=scores_of(make_batch())[::-1].copy())
     assert tiny.distance(computed(other)[1], alone[1]) > 1e-2, "control"

@@ -77,6 +77,7 @@ def test_a_tree_is_split_by_path_and_joined_again() -> None:
     assert divide_parameters(tree, "") == (tree, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "pattern"),
     [
@@ -100,6 +101,7 @@ def test_frozen_parameters_stay_and_have_no_moments(settings: dict[str, Any], pa
     assert len([p for p in paths(free.state.opt_state) if FIRST_MOMENT in p]) == len(paths(run.start)), "control"
 
 
+@pytest.mark.slow
 def test_frozen_parameters_do_not_affect_the_gradient_norm() -> None:
     """The first gradient of what is trained is that of a step that trains all."""
     frozen, free = Run(KERNELS, steps=1), Run({}, steps=1)
@@ -118,6 +120,7 @@ def first_moments(state: TrainState) -> dict[str, np.ndarray]:
     return {path.partition(FIRST_MOMENT)[2]: leaf for path, leaf in named.items() if FIRST_MOMENT in path}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_eight_devices_equal_one(chunk_size: int, accumulate: int) -> None:
@@ -128,6 +131,7 @@ def test_eight_devices_equal_one(chunk_size: int, accumulate: int) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_gradient_of_frozen_parameters_is_computed_or_sent() -> None:
     reduced = {}
     for name, settings in (("frozen", {"optimizer.frozen": "encoder/.*(kernel|embedding)"}), ("free", {})):
@@ -139,6 +143,7 @@ def test_no_gradient_of_frozen_parameters_is_computed_or_sent() -> None:
     assert not reduced["frozen"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_frozen_parameters_without_moments(tmp_path: Path) -> None:
     run = Run(KERNELS | {"optimizer.ema": 0.5})
     with Checkpoints(tmp_path) as checkpoints:

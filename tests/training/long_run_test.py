@@ -14,6 +14,7 @@ from jaxret.training.loop import train
 from tests.pipeline import resources, tiny_config, write_data, write_encoder
 
 
+@pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_steps_leak_no_resources(steps: int, keeps: bool, tmp_path: Path) -> Non
             one.close()
 
 
+@pytest.mark.slow
 def test_at_most_two_steps_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of steps ahead would hold hundreds of batches, and XLA's eight CPU devices ended in a deadlock."""
     write_encoder(tmp_path / "encoder")

@@ -127,6 +127,7 @@ def crash() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_uninterrupted_run(whole: tuple[Path, TrainResult], root: Path) -> None:
     workdir, result = whole
     assert (result.step, result.total_steps, result.resumed_from, result.programs) == (STEPS, STEPS, None, 1)
@@ -424,6 +425,7 @@ def test_the_moving_average_is_validated_and_saved(
     assert abs(validation(state.params)["nll"] - result.metrics["nll"]) > 1e-4, "control: the weights themselves"
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_counts_as_the_best(tmp_path: Path, root: Path) -> None:
     """A learning rate that ruins the model: its last checkpoint is not the best by NLL."""
     ruined = {
@@ -744,6 +746,7 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     assert lines(workdir) == lines(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [
@@ -788,6 +791,7 @@ def test_without_an_intact_checkpoint_nothing_is_set_aside(
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["3", "6"]
 
 
+@pytest.mark.slow
 def test_every_line_of_metrics_is_flushed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every line, the file was flushed with it."""
     fsync, flushed, written = os.fsync, [0], []
@@ -809,6 +813,7 @@ def test_every_line_of_metrics_is_flushed(root: Path, tmp_path: Path, monkeypatc
     assert all(size == on_disk for size, on_disk in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
 def test_a_folder_without_its_sealed_files_is_no_run(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

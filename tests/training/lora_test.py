@@ -116,6 +116,7 @@ def test_only_adapters_are_trained_and_saved(tmp_path: Path) -> None:
             jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 def test_new_adapters_change_nothing_and_are_initialised_as_in_peft() -> None:
     run = Run({}, steps=0)
     head, tokens = run.objective.model, make_tokens(4, 6)
@@ -129,6 +130,7 @@ def test_new_adapters_change_nothing_and_are_initialised_as_in_peft() -> None:
     assert not np.array_equal(a[0], a[1]), "each layer draws its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "encoder"),
     [
@@ -153,6 +155,7 @@ def test_merged_weights_give_the_vectors_of_adapters(settings: dict[str, Any], e
     assert np.abs(before - ours).max() > 1e-3, "control: the steps changed the vectors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -169,6 +172,7 @@ def test_eight_devices_equal_one(settings: dict[str, Any]) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("settings", "times"),
     [
@@ -192,6 +196,7 @@ def test_the_base_is_gathered_in_the_loop_over_layers(settings: dict[str, Any], 
     assert gathered == {("all_gather", "bfloat16"): tables + times * kernels}
 
 
+@pytest.mark.slow
 def test_adapters_of_other_layers_stay_zero() -> None:
     """Control: those of the chosen layer move."""
     run = Run({"lora.layers": (2,), "optimizer.weight_decay": 0.1})
@@ -201,12 +206,14 @@ def test_adapters_of_other_layers_stay_zero() -> None:
             assert np.abs(leaf[1]).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_adapters_have_dropout() -> None:
     kept, dropped = (Run({"lora.dropout": rate}, steps=3) for rate in (0.0, 0.3))
     assert kept.metrics[0]["loss"] == pytest.approx(dropped.metrics[0]["loss"], rel=1e-6), "B is zero at first"
     assert kept.metrics[2]["loss"] != pytest.approx(dropped.metrics[2]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_no_gradient_of_the_base_is_sent() -> None:
     run = Run({"lora.base_dtype": "bfloat16", "encoder.dtype": "bfloat16"}, 8, 4, steps=0)
     assert run.state.frozen["encoder"]["layers"]["output"]["kernel"].dtype == jnp.bfloat16
@@ -231,6 +238,7 @@ def test_kernels_and_tables_of_the_base_are_rounded_and_nothing_else() -> None:
     assert run.metrics[0]["loss"] == pytest.approx(exact.metrics[0]["loss"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
     """Control for the resumption: the run that was not interrupted."""
     write_encoder(tmp_path / "encoder")
@@ -300,6 +308,7 @@ def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

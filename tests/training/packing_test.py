@@ -83,6 +83,7 @@ def make_batch(case: str, seed: int = 0) -> Batch:
     return tiny.make_batch(QUERIES, seed=seed, pseudo_queries="i3" in case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]
 )
@@ -130,6 +131,7 @@ def behind(layout: TokenLayout, hidden: jax.Array, count: int | None) -> Any:
 TEXTS = TokenLayout.by_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

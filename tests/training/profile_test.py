@@ -11,6 +11,7 @@ from jaxret.training.profile import check_profile
 from tests.pipeline import tiny_config, write_data, write_encoder
 
 
+@pytest.mark.slow
 def test_a_window_of_steps_is_traced(tmp_path: Path) -> None:
     write_encoder(tmp_path / "encoder")
     write_data(tmp_path / "data")

@@ -64,6 +64,7 @@ def step(
     return collectives(program.jaxpr), sum(s for s, _ in sizes), sum(s for s, split in sizes if split)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunk_size", [0, 8])
 def test_gradients_are_summed_once(tied: bool, chunk_size: int) -> None:
@@ -72,6 +73,7 @@ def test_gradients_are_summed_once(tied: bool, chunk_size: int) -> None:
     assert traffic == {("psum_invariant", "float32"): whole}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("chunk_size", [0, 8])
 def test_split_parameters_are_gathered_and_their_gradients_scattered(chunk_size: int) -> None:
     """Every part once: no activation travels."""
@@ -86,6 +88,7 @@ def test_split_parameters_are_gathered_and_their_gradients_scattered(chunk_size:
     }
 
 
+@pytest.mark.slow
 def test_dtypes_of_sent_arrays() -> None:
     overrides = tiny.DUAL_ENCODER | {"encoder.dtype": "bfloat16"}
     traffic, _, split = step(overrides, fsdp=4)
@@ -97,6 +100,7 @@ def test_dtypes_of_sent_arrays() -> None:
     assert halved["psum_invariant", "float32"] > 0, "biases and norms stay as they are"
 
 
+@pytest.mark.slow
 def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
     plain, _, _ = step(tiny.DUAL_ENCODER, fsdp=4)
     again, _, split = step(tiny.DUAL_ENCODER | {"encoder.recompute": "cheap"}, fsdp=4)
@@ -135,6 +139,7 @@ ENCODERS: dict[str, Any] = {
 CASES = [(encoder, policy) for encoder in ENCODERS for policy in ("none", "cheap", "layer")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "policy"),
     [pytest.param(*case, marks=[] if case == ("bert", "cheap") else pytest.mark.exhaustive) for case in CASES],
@@ -191,6 +196,7 @@ def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
 
 # With [CLS] what is left is the rounding of the operands of products, as much forward as backward. Rare words have it
 # too; it averages out in sums over more numbers, as those of a wider model.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "shapes", "most", "control"),
     [

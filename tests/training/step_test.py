@@ -84,6 +84,7 @@ def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState
     return trainer, first, trainer.run(STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh"),
     [
@@ -113,6 +114,7 @@ def test_eight_devices_equal_one(family: str, mesh: str) -> None:
         assert abs(metrics["loss"] - after["loss"]) > 1e-3, "control: another step, another loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["dual_encoder", pytest.param("self_contrastive", marks=pytest.mark.exhaustive)])
 def test_parameters_are_split_over_fsdp(family: str) -> None:
     trainer, _, _ = trained(family, "4x2")
@@ -175,6 +177,7 @@ def test_every_step_has_its_own_dropout_masks() -> None:
     assert losses[2] == losses[0], "control: the same step, the same masks"
 
 
+@pytest.mark.slow
 def test_one_program_for_each_shape() -> None:
     trainer, _, _ = trained("dual_encoder", "8x1")
     state = jax.tree.map(lambda x: x.copy(), trainer.state)
@@ -229,6 +232,7 @@ def test_an_unhealthy_state_stays_unchanged() -> None:
     assert distance(host(control.params), before.params) > 1e-4, "control: a healthy state moves"
 
 
+@pytest.mark.slow
 def test_a_skipped_step_changes_only_the_count() -> None:
     """Twice; the third time the state is no longer healthy and stays as it is."""
     trainer = Trainer("dual_encoder", "1", UpdateRule(ema=0.5, skip_nonfinite=2))
@@ -255,6 +259,7 @@ def test_finite_steps_are_not_affected_by_the_rule() -> None:
         assert relative_error(tree, other) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_the_moving_average(mesh: str) -> None:
     """By the formula, in float64, from the first weights on; it has no part in training."""
@@ -321,6 +326,7 @@ def separately(family: str) -> tuple[Any, Any]:
     return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float64) for x in leaves], axis=0), *separate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh"),
     [
@@ -356,6 +362,7 @@ def test_accumulated_batches_share_no_negatives() -> None:
     assert abs(float(loss(make_batch(QUERIES, GROUP))) - apart) > 0.05, "control"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["8x1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
     """A batch more moves the vectors of its documents and their gradients, and no parameter's."""

@@ -46,6 +46,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return powers / powers.sum()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("scaled", [False, True])
 def test_loss_and_gradient_by_hand(scaled: bool) -> None:
     """In float64. The gradient of KL(p || softmax(s / tau)) is (q - p) / tau; known positives have theirs too."""
@@ -123,6 +124,7 @@ def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[lis
     return tuple(sides)
 
 
+@pytest.mark.slow
 def test_scores_of_student_and_teacher_by_hand(alone: dict[str, tuple[Any, Any]]) -> None:
     """Of all documents of the batch: the student's dot products, and the teacher's late interaction."""
     batch, objective = tiny.make_batch(QUERIES, GROUP), objective_on("dual encoder")
@@ -147,6 +149,7 @@ HOW: dict[str, dict[str, int]] = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("student", STUDENTS)
 @pytest.mark.parametrize(
     "how", [*(pytest.param(how, marks=pytest.mark.exhaustive) for how in HOW), "packed", "empty places"]
@@ -162,11 +165,13 @@ def test_devices_and_chunks_change_nothing(student: str, how: str, alone: dict[s
     assert tiny.distance(gradients, alone[student][1]) < 1e-4
 
 
+@pytest.mark.slow
 def test_control_another_teacher_gives_another_gradient(alone: dict[str, tuple[Any, Any]]) -> None:
     gradients = computed("dual encoder", tiny.make_batch(QUERIES, GROUP), seed=8)[1]
     assert tiny.distance(gradients, alone["dual encoder"][1]) > 1e-2, "control"
 
 
+@pytest.mark.slow
 def test_a_nonfinite_teacher_is_named_by_its_term() -> None:
     """Found by computing the step again, for which the teacher's parameters are arguments."""
     objective = objective_on("dual encoder")
@@ -236,6 +241,7 @@ def saved_leaves(path: Path) -> list[str]:
     return list(read_json(path)["custom_metadata"]["digests"])
 
 
+@pytest.mark.slow
 def test_a_student_run_resumes_without_teacher_in_checkpoints(
     whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +304,7 @@ def test_a_reranker_cannot_have_an_in_batch_teacher(root: Path) -> None:
         train(config, root / "reranker", progress=False)
 
 
+@pytest.mark.slow
 def test_a_teacher_that_reads_packed_texts_differently_is_refused(root: Path, tmp_path: Path) -> None:
     """MVR puts viewers before a passage."""
     viewers = {"head__name": "mvr", "head__mvr__count": 3, "head__mvr__first_id": -1}
@@ -313,6 +320,7 @@ def test_a_teacher_that_reads_packed_texts_differently_is_refused(root: Path, tm
     assert model.vectors_per_passage == 3
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_teacher(root: Path) -> None:
     """And the products of its forward pass; a checkpoint has neither."""
     config = student_config(root)

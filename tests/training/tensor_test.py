@@ -45,6 +45,7 @@ def gradient(settings: dict[str, Any], mesh: Any, encoder: Any, chunk_size: int 
     return float(value), jax.device_get(gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "encoder", "fsdp", "chunk_size"),
     [
@@ -68,6 +69,7 @@ def test_value_and_gradients_equal_those_of_one_device(
 SIZES = ((1, 1, 1), (8, 2, 2))  # devices, mesh.fsdp, mesh.tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -88,6 +90,7 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, QWEN.intermediate_size // 4, 16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -143,6 +146,7 @@ def test_meshes_with_a_tensor_axis() -> None:
         make_mesh(4, tensor=4)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("encoder", "parts", "message"),
     [

@@ -41,6 +41,7 @@ def test_rates_cover_the_time_since_the_last_line(monkeypatch: pytest.MonkeyPatc
     assert set(ThroughputMeter().read()) == set(TIMED) - {"mfu"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
     trainer = Trainer("dual_encoder", "8x1", UpdateRule(accumulate=accumulate))
@@ -84,6 +85,7 @@ def test_flops_are_counted_once_per_shape_without_compilation(monkeypatch: pytes
     assert ideal_seconds(trainer.step, trainer.state, 8, "NVIDIA H100 PCIe") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["flash", pytest.param("cudnn", marks=pytest.mark.exhaustive)])
 def test_attention_kernels_do_not_change_the_count(attention: str) -> None:
     """Neither the products that it computes again count, nor is one that it does not show left out."""
@@ -103,6 +105,7 @@ def test_attention_kernels_do_not_change_the_count(attention: str) -> None:
     assert counted(attention) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip_is_known", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_every_line_of_the_log_has_rates(chip_is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if chip_is_known:

@@ -76,6 +76,7 @@ def test_retrieval_from_the_pool(run: Run, validation: RetrievalValidation) -> N
     assert validation(moved)["nll"] != pytest.approx(metrics["nll"], abs=1e-3), "control: another model"
 
 
+@pytest.mark.slow
 def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
     """The last batch is not full: its empty rows count for nothing. A known positive is not a negative."""
     dev, plan = validation.dev, validation.plan
@@ -172,6 +173,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[] if name == "dual_encoder" else pytest.mark.exhaustive) for name in FAMILIES],

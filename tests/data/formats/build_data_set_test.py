@@ -68,6 +68,7 @@ def built(folder: Path) -> Path:
     return folder.parent / "made"
 
 
+@pytest.mark.slow
 def test_a_built_set_has_the_records_of_its_source(folder: Path, built: Path) -> None:
     assert list(read_corpus(built)) == list(read_corpus(f"tfds:{built}")) == PASSAGES
     assert read_queries(built) == QUERIES

@@ -241,6 +241,7 @@ def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -
     assert (+convert_data(folder, tmp_path / "tevatron", "tevatron").lost)["grades above 1"] == 1
 
 
+@pytest.mark.slow
 def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pip install pyarrow")
     rows = [{"query": f"q {i}", "pos": [f"good {i}"], "neg": []} for i in range(1500)]

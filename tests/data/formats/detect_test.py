@@ -516,6 +516,7 @@ def test_zstandard(tmp_path: Path) -> None:
         list(read_corpus(tmp_path, Policy("skip")))
 
 
+@pytest.mark.slow
 def test_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pip install pyarrow")
     rows = [{"docid": str(i), "title": None if i % 2 else "t", "text": f"text {i}"} for i in range(3000)]

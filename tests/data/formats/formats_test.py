@@ -803,6 +803,7 @@ def test_real_scifact(data_dir: Path) -> None:
     assert len(read_examples(folder, "train")) == 919
 
 
+@pytest.mark.slow
 def test_real_squadshifts_has_answers(data_dir: Path) -> None:
     folder = data_dir / "squadshifts-amazon"
     examples = read_examples(folder, "dev")
@@ -818,6 +819,7 @@ def test_real_cranfield_has_an_empty_passage(data_dir: Path) -> None:
     assert policy.report() == "skipped 2 records: 2 empty passage (corpus.jsonl:471, corpus.jsonl:995)"
 
 
+@pytest.mark.slow
 def test_real_nq_qed(data_dir: Path) -> None:
     folder = data_dir / "nq-qed"
     corpus = {passage.id: passage for passage in read_corpus(folder / "psgs.tsv")}

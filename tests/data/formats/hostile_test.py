@@ -92,6 +92,7 @@ def pyarrow() -> Any:
     return pytest.importorskip("pyarrow")
 
 
+@pytest.mark.slow
 def test_a_small_parquet_file_with_long_values(pyarrow: Any, tmp_path: Path) -> None:
     """Two kilobytes: 200 references to nine megabytes."""
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -111,6 +112,7 @@ assert Corpus.open({str(path)!r}).scan().passages == 200
     assert used < 10**9
 
 
+@pytest.mark.slow
 def test_a_parquet_column_of_json_with_many_references(pyarrow: Any, tmp_path: Path) -> None:
     """Eighty kilobytes: 400 references to four megabytes."""
     parquet, path, kind = (
@@ -153,6 +155,7 @@ def test_a_parquet_row_with_many_references(pyarrow: Any, tmp_path: Path) -> Non
         list(rows)
 
 
+@pytest.mark.slow
 def test_a_parquet_column_with_extreme_compression(pyarrow: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"_id": [str(number) for number in range(30)], "text": ["x" * 9_000_000] * 30})

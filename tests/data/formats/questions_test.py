@@ -72,6 +72,7 @@ def test_a_file_joined_with_itself_keeps_its_records(tmp_path: Path) -> None:
     assert [j for _, j in judged] == [Judgement("0", "p2", 1), Judgement("1", "p0", 1), Judgement("2", "p2", 1)]
 
 
+@pytest.mark.slow
 def test_a_question_missing_in_the_other_file_is_a_bad_record(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "dpr", QUESTIONS[1:], [0, 1])
     message = r"dev\.json:record 0: its question 'what is number 0' is not in .*dev\.qa\.csv; use files that belong"

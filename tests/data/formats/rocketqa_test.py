@@ -104,6 +104,7 @@ def test_bad_rows_of_a_collection_with_titles(row: str, message: str, tmp_path: 
     assert message in str(raised.value)
 
 
+@pytest.mark.slow
 def test_files_of_relations_are_one_set_of_questions(tmp_path: Path) -> None:
     for relation, questions in {"P17": ["where is a", "where is b"], "P19": ["where was c born"]}.items():
         records = [{"question": question, "answers": [question[-1]]} for question in questions]

@@ -101,6 +101,7 @@ def test_a_stored_training_set_equals_one_tokenised_from_text(
     assert other.digest != made.digest
 
 
+@pytest.mark.slow
 def test_positives_of_a_query_are_stored_once(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     """An example for each positive, and one set of them for the query: the store grows as the text."""
     queries = [Query(f"q{number}", "silver river") for number in range(4)]

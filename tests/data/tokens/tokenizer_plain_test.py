@@ -76,6 +76,7 @@ def test_an_edited_tokenizer_equals_transformers_or_is_loaded_by_it(
         assert outcome(_load_plain, place) == outcome(_load_with_transformers, place)
 
 
+@pytest.mark.slow
 def test_a_search_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:
     """The seconds of a question typed on the command line: what it must not import."""
     workdir = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), "").workdir

@@ -217,6 +217,7 @@ def fully(tokenizer: TextTokenizer, passage: Passage, limit: int) -> list[int]:
     return ids if len(ids) <= limit else [*ids[: limit - 1], tokenizer.sep_id]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "minilm"])
 @pytest.mark.parametrize("characters", [1, 32])  # 1: most texts need more than the first part
 def test_ids_equal_those_of_the_whole_text(

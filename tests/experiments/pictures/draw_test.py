@@ -161,6 +161,7 @@ def test_words_are_drawn_in_order_within_the_width() -> None:
     assert len({round(text.get_position()[1], 6) for text in texts}) > 1, "a long text has several lines"
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
     write_json(tmp_path / "sweep" / "results.json", sweep_results())
     code = "import sys; from jaxret.experiments.pictures.draw import draw; draw('sweep', [sys.argv[1]], sys.argv[2])"

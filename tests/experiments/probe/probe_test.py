@@ -72,6 +72,7 @@ def test_the_last_layer_is_what_a_run_encodes(root: Path) -> None:
     np.testing.assert_allclose(last, run.embedder()(texts, "query").stacked()[:, 0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_t5_has_no_first_token_vector(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "t5", write_t5(tmp_path / "encoder"), root / "data", head__token="mean")
     layers = encode_layers(run, run.tokenizer.queries(["garden bridge"]), "query")
@@ -125,6 +126,7 @@ def test_a_pair_is_the_maximum_or_the_average_of_both_layers() -> None:
     np.testing.assert_allclose(average, expected, atol=1e-6)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("pooling", ["none", "average"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_printed_command_trains_the_probed_choice(
@@ -213,6 +215,7 @@ def test_opening_a_model_writes_a_run_event(root: Path, tmp_path: Path) -> None:
     assert [one["path"] for one in (svg, png, probe)] == [f"{stem}.svg", f"{stem}.png", f"{stem}.json"]
 
 
+@pytest.mark.slow
 def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> None:
     config = tiny_config(root / "encoder", root / "data", head__name="mlr", head__mlr__chosen=(2, 3), train__steps=1)
     train(config, tmp_path / "run", progress=False)

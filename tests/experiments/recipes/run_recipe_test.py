@@ -198,6 +198,7 @@ FIRST: dict[str, Any] = {"name": "a", "mine": {"pools": ["bm25"]}}
 SECOND = {"name": "b", "mine": {"pools": ["a"], "concat": ["a"]}, "teacher": "a", "config": {"loss.kl.weight": 1.0}}
 
 
+@pytest.mark.slow
 def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its result depends on, and not where the files are."""
     data = write_data(tmp_path / "data", train=4, dev=2)

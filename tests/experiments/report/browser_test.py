@@ -53,6 +53,7 @@ def show(browser: Any, address: str, width: int = 1280, scheme: str = "light") -
     browser.get(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_reports_nothing_and_the_console_is_empty(browser: Any, report: str, width: int, scheme: str) -> None:

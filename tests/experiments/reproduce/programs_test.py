@@ -94,6 +94,7 @@ def test_control_a_missing_layer_is_noticed() -> None:
         retriever_of(config, directory(config))
 
 
+@pytest.mark.slow
 def test_a_step_of_every_kind_is_traced() -> None:
     """Of every head on every architecture, and of every pooling. `tests/families_test.py` runs all their pairs."""
     traced: set[tuple[str, str]] = set()

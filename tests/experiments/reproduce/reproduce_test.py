@@ -101,6 +101,7 @@ def parsed(verb: str, commands: list[list[str]]) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
     """One command of each set of flags. The keys of a config are those of `test_every_config_of_a_row_builds`."""
     by_verb: dict[str, dict[tuple[str, ...], list[str]]] = {}
@@ -193,6 +194,7 @@ def small_msmarco(folder: Path) -> Places:
     return Places(folder / "data", folder / "runs", {"encoder.checkpoint": "no-such-encoder"})
 
 
+@pytest.mark.slow
 def test_rows_of_ms_marco_train_on_all_queries_with_mined_negatives(tmp_path: Path) -> None:
     """Queries without BM25's negatives in a file are queries of the papers too; a recipe that mines needs no file."""
     places = small_msmarco(tmp_path)
@@ -279,6 +281,7 @@ def test_the_folder_of_runs_is_made_for_the_first_command(tmp_path: Path, monkey
     assert len(started) == 1
 
 
+@pytest.mark.slow
 def test_a_row_of_bm25_runs(small_squad: Path) -> None:
     places = Places(small_squad / "data", small_squad / "runs")
     measured = run_row(find_rows("mlr/3/bm25")[0], places, "squad")

@@ -49,6 +49,7 @@ def whole(runs: RunsByKind) -> Path:
     return runs.root / "whole"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_have_every_stored_row(runs: RunsByKind, kind: str, tmp_path: Path) -> None:
     report = export(runs[kind].workdir.path, "parquet", tmp_path / "out")
@@ -119,6 +120,7 @@ def kill_export(folder: Path, out: Path, kind: str, shards: int, before: str, ur
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("before", ["shard", "journal"])
 def test_a_killed_export_continues(runs: RunsByKind, whole: Path, before: str, tmp_path: Path) -> None:
     workdir = runs["one"].workdir
@@ -135,6 +137,7 @@ def test_a_killed_export_continues(runs: RunsByKind, whole: Path, before: str, t
     assert all(expected[name] == actual[name] for name in expected if name.endswith(".parquet"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_kind_is_refused(runs: RunsByKind, whole: Path, tmp_path: Path) -> None:
     out, run = tmp_path / "out", runs["one"].workdir.path
     shutil.copytree(whole, out)
@@ -155,6 +158,7 @@ def test_a_folder_of_another_kind_is_refused(runs: RunsByKind, whole: Path, tmp_
         export(run, "parquet", out)
 
 
+@pytest.mark.slow
 def test_control_wrong_results_of_a_store_are_an_error(
     runs: RunsByKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +194,7 @@ def test_equal_scores_may_be_in_any_order(runs: RunsByKind, tmp_path: Path, monk
     )
 
 
+@pytest.mark.slow
 def test_queries_of_a_file(runs: RunsByKind, tmp_path: Path) -> None:
     report = export(
         runs["float16"].workdir.path,
@@ -202,6 +207,7 @@ def test_queries_of_a_file(runs: RunsByKind, tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / "out" / "part-00000.parquet").names == ["id", "row", "vector"]
 
 
+@pytest.mark.slow
 def test_a_cut_corpus_is_exported_as_it_is_stored(runs: RunsByKind, tmp_path: Path) -> None:
     run = open_run(shutil.copytree(runs["one"].workdir.path, tmp_path / "run"))
     options = EncodeOptions(dimension=8, shard_rows=8)

@@ -84,6 +84,7 @@ def test_a_store_has_every_row_once(
         export(runs[form].workdir.path, kind, tmp_path / "other", options=StoreOptions(url=url, table=f"t_{form}"))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("before", ["shard", "journal"])
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_killed_export_continues(
@@ -151,6 +152,7 @@ def remove_first_row(kind: str, store: VectorStore) -> None:
         own["_client"].delete("gone", filter="row == 0")
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("kind", "form", "message"),
     [

@@ -79,6 +79,7 @@ def by_hand(corpus: EncodedCorpus, queries: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("factory", ["IVF8,PQ8x4", "HNSW8", "SQ8", "OPQ4_16,IVF8,Flat", "IVF8,SQ4"])
 def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, corpus: EncodedCorpus) -> None:
     folder = built(corpus, factory)
@@ -96,6 +97,7 @@ def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, co
     assert corpus.ids([0, 3]) == ["d0", "d4"], "control: rows are those that are there"
 
 
+@pytest.mark.table
 def test_all_vectors_as_candidates_give_the_exact_result(corpus: EncodedCorpus) -> None:
     built(corpus, "IVF8,PQ4x4")
     queries = np.random.default_rng(1).standard_normal((9, D)).astype(np.float32)
@@ -112,6 +114,7 @@ def test_all_vectors_as_candidates_give_the_exact_result(corpus: EncodedCorpus) 
     assert few.rows.shape == exact.rows.shape, "and has as many passages all the same"
 
 
+@pytest.mark.table
 def test_recall_equals_a_brute_force(corpus: EncodedCorpus) -> None:
     """In the manifest; the oracle counts in float64 and leaves each passage itself out."""
     parameters = ("nprobe=1,k_factor_rf=3", "nprobe=2,k_factor_rf=3", "nprobe=8,k_factor_rf=3")
@@ -136,6 +139,7 @@ def test_recall_equals_a_brute_force(corpus: EncodedCorpus) -> None:
     assert open_faiss_index(corpus, folder.name, "nprobe=3").recall(30) is None
 
 
+@pytest.mark.table
 def test_parameters_belong_to_one_call(corpus: EncodedCorpus) -> None:
     """Threads that search one index of FAISS with other parameters and another k have their own results."""
     queries = np.random.default_rng(1).standard_normal((200, D)).astype(np.float32)
@@ -154,6 +158,7 @@ def test_parameters_belong_to_one_call(corpus: EncodedCorpus) -> None:
         assert any((alone[0] != alone[4]).flat), "control: parameters matter"
 
 
+@pytest.mark.table
 def test_unknown_parameters_of_an_index(corpus: EncodedCorpus) -> None:
     folder = built(corpus, "IVF8,Flat")
     index = open_faiss_index(corpus, folder.name).index
@@ -183,6 +188,7 @@ def test_recall_at() -> None:
     assert recall_at(np.array([[4.0, 4, 3, 3], [8, 7, 6, 5]], np.float32), best, 1) == 0
 
 
+@pytest.mark.slow
 def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     documents, folder = vectors(1), tmp_path / "run" / "embeddings" / "c"
     corpus = open_encoded(written(folder, documents))
@@ -213,6 +219,7 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
         open_faiss_index(changed, "mine", "nprobe=4")
 
 
+@pytest.mark.slow
 def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     place = built(corpus, "IVF8,Flat")
@@ -238,6 +245,7 @@ def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
         index.search(np.array([[1.0] * D, [np.nan] * D], np.float32), MappedCorpus(corpus), 1)
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     bytes_of = [

@@ -48,6 +48,7 @@ def queries_of(run: Run) -> SparseRows:
     return SparseRows.joined([vectors, empty])
 
 
+@pytest.mark.slow
 def test_an_exhaustive_search_equals_the_exact_result(run: Run) -> None:
     searcher = Searcher(run, run.workdir.embeddings("data"), SearchOptions(index="seismic"))
     everything = "query_cut=1000,heap_factor=1.0,k_factor_rf=50"
@@ -81,6 +82,7 @@ def test_recall_is_stored_and_stated(run: Run) -> None:
     assert not [v for v in verify_folder(searcher.folder) if v.problem]
 
 
+@pytest.mark.slow
 def test_an_index_of_other_vectors_or_a_damaged_one_is_refused(run: Run, tmp_path: Path) -> None:
     data = run.workdir.path.parent / "data"
     encode_corpus(run, data, "other", EncodeOptions(words=8), progress=False)

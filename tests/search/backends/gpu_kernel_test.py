@@ -44,6 +44,7 @@ def drawn(name: str) -> tuple[Compressed, Compressed, jax.Array]:
     return jax.tree.map(jnp.asarray, queries), vectors, jnp.arange(SIZE) < 50
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", LOW)
 def test_maxima_are_those_of_the_scores_of_a_group(name: str) -> None:
     queries, vectors, exists = drawn(name)
@@ -83,6 +84,7 @@ def test_a_cell_is_copied_where_offsets_would_turn_negative(monkeypatch: pytest.
     np.testing.assert_array_equal(whole, copied)
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_chosen_group_is_below_the_bound() -> None:
     """The five best are in one group, whose places are four apart: the fourth and fifth are left out, far above all
     other groups."""
@@ -119,6 +121,7 @@ def test_results_equal_faiss(name: str) -> None:
         np.testing.assert_array_equal(result.scores.view(np.int32), expected.scores.view(np.int32))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", LOW)
 def test_the_self_check_runs_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []

@@ -50,6 +50,7 @@ def by_loops(scores: Scores, batch: Batch, margin: float, in_batch: bool) -> tup
     return float(np.mean(losses)), left_out
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("in_batch", [True, False])
 def test_the_loss_equals_a_loop(in_batch: bool) -> None:
     """Over all documents of the batch, and over a query's own alone."""

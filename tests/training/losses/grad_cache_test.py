@@ -107,6 +107,7 @@ def leaves_with_gradient(gradients: Any) -> list[jax.Array]:
     return [leaf for path, leaf in leaves if "/key/bias" not in "/".join(str(getattr(k, "key", k)) for k in path)]
 
 
+@pytest.mark.slow
 def test_every_text_has_its_own_dropout() -> None:
     """Four equal texts, together and in four chunks: four different vectors, the same both times."""
     retriever = make_objective(SELF_CONTRASTIVE, one_device()).model
@@ -156,6 +157,7 @@ def test_a_rounded_chunk_size_is_printed() -> None:
     )
 
 
+@pytest.mark.slow
 def test_validation_is_the_same_in_chunks_and_takes_less_memory() -> None:
     batch, losses, temporary = device_batch(16), [], []
     for chunk_size in (0, 2):

@@ -119,6 +119,7 @@ def close(terms: LossTerms, expected: dict[str, float]) -> bool:
     return all(abs(float(values[n]) - e) <= 2e-6 * max(1.0, abs(e)) for n, e in expected.items())
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("V", [1, 2, 5])
 def test_golden_values_of_every_term(V: int) -> None:
     case = Case(V)
@@ -127,6 +128,7 @@ def test_golden_values_of_every_term(V: int) -> None:
         assert close(terms, expected), (settings, terms, expected)
 
 
+@pytest.mark.slow
 def test_only_the_querys_own_negatives() -> None:
     """I3 eq. 9 by a loop in float64: three queries with three documents each; the second query's last is another
     positive of it, the third's last does not exist."""
@@ -174,6 +176,7 @@ def test_every_feature_of_the_case_changes_the_loss() -> None:
         assert not close(terms, oracle(case.raw(), case, other_settings)), "control: settings make no difference"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("V", [1, 2, 5])
 @pytest.mark.parametrize("positive", ["max", "first"])
 @pytest.mark.parametrize("local", ["none", "first", "argmax"])
@@ -217,6 +220,7 @@ def test_two_vectors_make_the_local_loss_a_softplus() -> None:
     assert abs(float(local) - reversed_) > 0.1, "control: the other vector as target"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("positive", ["max", "first"])
 @pytest.mark.parametrize("local", ["none", "first", "argmax"])
 def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, local: Any) -> None:
@@ -234,6 +238,7 @@ def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, lo
     assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
 
 
+@pytest.mark.slow
 def test_equal_scores_are_ordered_by_position() -> None:
     scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
     for positives in ([0, 1], [2, 3]):
@@ -254,6 +259,7 @@ def test_mask_of_candidates() -> None:
     np.testing.assert_array_equal(competing_documents(Case(1).batch()), np.array(expected, bool))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
 def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
     """No query, no document, no vector: value 0, gradient 0, no NaN."""
@@ -269,6 +275,7 @@ def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
     assert all(not np.asarray(gradient).any() for gradient in gradients)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
 def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
     """An empty text as a positive: a large loss to be seen, finite, and no gradient into the missing vectors."""
@@ -331,6 +338,7 @@ def test_annealing_by_epoch() -> None:
     assert LossSettings().annealing(1000) == 1.0
 
 
+@pytest.mark.slow
 def test_a_heads_own_loss_decays_by_epoch() -> None:
     """The mean over tokens of (sum, count) pairs, times weight * decay^epoch."""
     settings = LossSettings(auxiliary_weight=2.0, auxiliary_decay=0.1, contrastive_weight=0.0)
@@ -387,6 +395,7 @@ KL = {
 }
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("case", KL)
 def test_kl_to_a_teacher(case: tuple[float, float, bool]) -> None:
     terms = taught(only(kl=KlSettings(0.5, *case)))

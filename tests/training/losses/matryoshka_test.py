@@ -97,6 +97,7 @@ def test_the_loss_is_the_weighted_sum_over_sizes() -> None:
     assert (float(terms.accuracy), float(terms.rank)) == (float(plain.accuracy), float(plain.rank))
 
 
+@pytest.mark.slow
 def test_every_vector_of_a_passage_is_cut() -> None:
     """MLR, self-contrastive: the contrastive and the local term of each size, on each layer's cut vector."""
     batch = make_batch(2)
@@ -117,6 +118,7 @@ class GivenVectors(RetrievalObjective):
         return params["query"], params["passage"]
 
 
+@pytest.mark.slow
 def test_gradients_equal_pytorch() -> None:
     """With respect to the vectors, through cutting and scaling."""
     batch = make_batch(2)

@@ -54,6 +54,7 @@ def test_weights_grow_as_the_square_of_the_step() -> None:
     assert settings.growth(None) == SparsitySettings().growth(0) == 1.0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("step", [0, 9])
 def test_the_loss_adds_both_penalties(step: int) -> None:
     objective = tiny.make_objective(tiny.SPLADE, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)

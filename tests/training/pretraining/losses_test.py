@@ -51,6 +51,7 @@ def make_pretrainer(method: PretrainingMethod) -> PretrainingModel:
     return PretrainingModel(PretrainingModule(BERT, Compute(), method))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("name", METHODS)
 def test_losses_and_gradients_equal_numpy(name: str) -> None:
     method, mesh = METHODS[name], make_mesh(fsdp=2)
@@ -82,6 +83,7 @@ def test_losses_and_gradients_equal_numpy(name: str) -> None:
         assert oracle.losses(params, seen, BERT, method)["decoder"] != pytest.approx(expected["decoder"], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_contrast_of_four_vectors_by_hand() -> None:
     vectors = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     value, accuracy = span_contrast(jnp.asarray(vectors), jnp.ones(4, bool))

@@ -88,6 +88,7 @@ def alone() -> tuple[Any, Any]:
     return computed(1)
 
 
+@pytest.mark.slow
 def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
     """In float64 from the model's scores: cross-entropy over the group, KL to the teacher, yes or no."""
     terms, _ = alone
@@ -114,6 +115,7 @@ def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
     assert float(terms.rank) == pytest.approx(np.mean(ranks), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "chunk_size", "fsdp"), [(8, 0, 2), pytest.param(1, 2, 1, marks=pytest.mark.exhaustive)]
 )
@@ -193,6 +195,7 @@ def workdir(root: Path) -> Path:
     return root / "run"
 
 
+@pytest.mark.slow
 def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) -> None:
     """Among all that its query has, not those of a batch; by a brute force over the reranker's scores."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -212,6 +215,7 @@ def test_a_run_validates_by_the_rank_of_the_positive(root: Path, workdir: Path) 
     assert metrics["validation/nll"] == pytest.approx(np.mean(nll), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_progress_counts_scored_pairs(workdir: Path) -> None:
     """A teacher's progress shows batches, not the hundreds of thousands of pairs that are asked for at once."""
     queries = {"q": Query("q", "silver river")}
@@ -233,6 +237,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, workdir: Path, tm
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, both))
 
 
+@pytest.mark.slow
 def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
     reranker, data = open_reranker(workdir), str(root / "data")
@@ -391,6 +396,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
     assert out.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> None:
     notes = export(workdir, "hf", tmp_path / "out")
     assert "Scores of 64 pairs, read back, differ from the run's by at most" in notes
