@@ -25,6 +25,8 @@ from jaxret.training.loop import train
 from jaxret.types import SparseRows
 from tests.pipeline import REPOSITORY, contents, environment, tiny_config, untrained_run, write_data, write_encoder
 
+pytestmark = pytest.mark.slow
+
 SPLADE: dict[str, Any] = {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)}
 
 
@@ -44,7 +46,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
 def test_training_counts_words(root: Path) -> None:
     lines = [json.loads(line) for line in (root / "run/metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
@@ -54,7 +55,6 @@ def test_training_counts_words(root: Path) -> None:
     assert any("validation/RR@10" in line for line in lines)
 
 
-@pytest.mark.slow
 def test_encoding_continues_to_the_same_bytes(root: Path) -> None:
     folder = root / "run/embeddings/data"
     shards = open_encoded(folder)
@@ -84,7 +84,6 @@ def rows_of(run: Run, folder: Path) -> tuple[np.ndarray, list[str]]:
     )
 
 
-@pytest.mark.slow
 def test_search_and_explain_as_processes(root: Path) -> None:
     run = open_run(root / "run")
     searched = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", f"--qrels={root}/data", "--k=5")
@@ -120,7 +119,6 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     assert "are weights of words, which inverted lists search: leave --precision=int8 out" in refused.stderr
 
 
-@pytest.mark.slow
 def test_appended_and_deleted_passages(root: Path, tmp_path: Path) -> None:
     run, folder = open_run(root / "run"), root / "run/embeddings/changing"
     encode_corpus(run, root / "data", "changing", EncodeOptions(words=6), progress=False)
@@ -154,7 +152,6 @@ def test_latency_passages_searches_the_first_passages(root: Path) -> None:
     assert ids == [id for id in every if id in set(ids)]
 
 
-@pytest.mark.slow
 def test_words_of_dense_vectors_are_an_error(root: Path) -> None:
     run = untrained_run(root / "dense", root / "encoder", root / "data")
     with pytest.raises(ValueError, match="words=3: the vectors of head 'dual_encoder' are not weights of words"):

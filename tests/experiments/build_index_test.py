@@ -93,6 +93,7 @@ def test_single_questions_and_python(run: Run, capsys: pytest.CaptureFixture[str
     assert "IVF4" not in repr(exact), "never a default"
 
 
+@pytest.mark.slow
 def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path: Path) -> None:
     folder = corpus_folder(run.workdir)
     with pytest.raises(ValueError, match="filters need exact search"):

@@ -60,6 +60,7 @@ def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeyp
             assert products[id] / 100**2 == pytest.approx(score, abs=0.02 * largest / 100**2 + 0.01)
 
 
+@pytest.mark.slow
 def test_a_difference_beyond_rounding_is_an_error(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     impacts_of = to_anserini.impacts_of
     monkeypatch.setattr(

@@ -82,6 +82,7 @@ def test_peft_reads_the_files(root: Path) -> None:
     np.testing.assert_allclose(ours, states[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
     """The base as its user named it, in PEFT's file; the keys that determine vectors, those of the adapters too."""
     described = read_json(root / "adapters" / CONFIG)

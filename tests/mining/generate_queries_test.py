@@ -149,6 +149,7 @@ def test_queries_equal_those_of_transformers(model: Path, corpus: Path) -> None:
         assert texts == [text for text in dict.fromkeys(" ".join(text.split()) for text in expected) if text]
 
 
+@pytest.mark.slow
 def test_a_long_passage_is_cut_and_the_prompt_is_not(model: Path) -> None:
     backend, _ = load_backend(model)
     ids = {word: backend.encode(word, add_special_tokens=False).ids for word in ("music", "river", "stone", "light")}

@@ -137,7 +137,6 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
         mine_negatives(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
 
 
-@pytest.mark.slow
 def test_bm25_scores_positives_that_it_did_not_retrieve(root: Path, tmp_path: Path) -> None:
     scores = {}
     for depth in (1, 1000):
@@ -312,7 +311,6 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
         mine_negatives(job_of_run, progress=False)
 
 
-@pytest.mark.slow
 def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) -> None:
     """MLR's second stage: retrieved positives, then the records of the first, each cut to as many negatives."""
     mine_negatives(job(root, tmp_path / "first.jsonl", settings=replace(TOP, keep=10)), progress=False)

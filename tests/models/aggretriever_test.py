@@ -153,7 +153,6 @@ def test_explained_words_are_pruned_to_the_vector() -> None:
     assert parts == {"words": (0, 8), "[CLS]": (8, 12)}
 
 
-@pytest.mark.slow
 def test_the_vector_from_every_hidden_state_by_hand() -> None:
     """Both parts, from the encoder's states and parameters alone, in float64."""
     vectors, params, retriever = encode({})
@@ -196,7 +195,6 @@ def test_the_average_by_hand() -> None:
         assert np.abs(with_cls - average).max() > 1e-3, "control: [CLS] in the mean"
 
 
-@pytest.mark.slow
 def test_parts_can_be_left_out() -> None:
     whole, params, _ = encode({})
     assert whole.shape == (3, 12)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxret.models.encoders.attention import attend, erf, gelu
 from jaxret.parallel.mesh import make_mesh
 
 
-@pytest.mark.slow
 def test_the_softmax_is_float32_also_with_bfloat16() -> None:
     """Scores around 40 that differ by less than bfloat16 can tell apart there (0.25): their weights must differ."""
     keys = 16

@@ -330,7 +330,6 @@ def test_an_mlm_head_is_saved_as_it_was_loaded(tmp_path: Path, name: str) -> Non
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
-@pytest.mark.slow
 def test_a_file_without_an_mlm_head_gets_a_new_one() -> None:
     assert not stores_mlm_head(GOLDENS / "tiny_bert")
     assert not stores_mlm_head(GOLDENS / "tiny_t5")

@@ -109,7 +109,6 @@ MODERNBERT_TEXTS = [[1, *(3 + 7 * i % 37 for i in range(12)), 2], [1, *(3 + 5 * 
 XLM_ROBERTA_TEXTS = [[0, *(3 + 7 * i % 37 for i in range(8)), 2], [0, 5, 9, 33, 2]]
 
 
-@pytest.mark.slow
 def test_modernbert_golden_values(tmp_path: Path) -> None:
     config, params = load(write(tmp_path, MODERNBERT))
     assert isinstance(config, ModernBertConfig)

@@ -196,7 +196,6 @@ def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: st
     np.testing.assert_allclose(alone[:, 0], [-logs[5] - logs[6], 0, -4 * logs[9]], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     """A softmax over one key is 1: the released variant's cross-attention adds a constant."""
     module = BertAttention(WITHOUT_DROPOUT, Compute())
@@ -212,7 +211,6 @@ def test_cross_attention_to_one_state_does_not_depend_on_the_query() -> None:
     assert float(jnp.abs(two - two[:, :1]).max()) > 0.1, "control: with two keys it does"
 
 
-@pytest.mark.slow
 def test_a_reconstructor_layer_equals_transformers_cross_attention_layer() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     transformers = pytest.importorskip("transformers")

@@ -93,7 +93,6 @@ def test_shapes(family: dict[str, Any], training: int, inference: int) -> None:
         assert embeddings.mask.shape == (ROWS, vectors)
 
 
-@pytest.mark.slow
 def test_self_contrastive_and_scalar_mix_pool_what_mlr_keeps() -> None:
     mlr = make_retriever(MLR)
     params = make_params(make_retriever(SCALAR_MIX))
@@ -127,7 +126,6 @@ def test_normalize_leaves_a_zero_vector_and_its_gradient_finite() -> None:
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.slow
 def test_dropout_depends_on_the_key_and_is_off_at_inference() -> None:
     retriever = make_retriever(DUAL_ENCODER | {"encoder.tied": True})
     params = make_params(retriever)

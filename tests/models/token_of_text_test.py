@@ -39,7 +39,6 @@ def test_vectors_of_each_token_selection(token: str, side: str) -> None:
         np.testing.assert_array_equal(chosen[:3, 0], expected)
 
 
-@pytest.mark.slow
 def test_only_the_last_token_of_a_causal_model_attends_to_the_text() -> None:
     retriever = tiny.make_retriever({"head.token": "last", "encoder.tied": True}, tiny.LLAMA)
     params, tokens = tiny.make_params(retriever), tiny.make_tokens(2, 6)

@@ -18,6 +18,8 @@ from jaxret.storage.atomic import read_json
 from jaxret.training.loop import train
 from tests.pipeline import tiny_config, write_data, write_encoder
 
+pytestmark = pytest.mark.slow
+
 Line = tuple[int, dict[str, float]]
 
 
@@ -77,7 +79,6 @@ def logged(run: Path) -> list[Line]:
     return [(line.pop("step"), line) for line in lines]
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_one_tracked_run_with_each_line_once(trained: Any, service: Service) -> None:
     run = trained(2, "json")
     assert list(service.runs.values()) == [logged(run)]
@@ -91,7 +92,6 @@ def test_a_resumed_run_is_one_tracked_run_with_each_line_once(trained: Any, serv
     assert len(first.config["environment.git.commit"]) == 40
 
 
-@pytest.mark.slow
 def test_lines_after_the_checkpoint_of_a_killed_run_are_not_sent_twice(trained: Any, service: Service) -> None:
     """The state of a run that was killed after step 3: it has lines of step 3, and a checkpoint of step 2."""
     run = trained(2, "json")
@@ -106,7 +106,6 @@ def test_lines_after_the_checkpoint_of_a_killed_run_are_not_sent_twice(trained: 
     assert len(logged(run)) == len(sent) + 1
 
 
-@pytest.mark.slow
 def test_a_failed_tracker_does_not_end_training_and_is_updated_later(
     trained: Any, service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +122,6 @@ def test_a_failed_tracker_does_not_end_training_and_is_updated_later(
     assert list(service.runs.values()) == [logged(run)]
 
 
-@pytest.mark.table
 @pytest.mark.parametrize("moment", ["init", "log", "finish"])
 @pytest.mark.parametrize("names", [("json", "csv"), ("csv", "json")])
 def test_a_failed_tracker_does_not_affect_others(
@@ -151,7 +149,6 @@ def test_a_failed_tracker_does_not_affect_others(
     assert warning.startswith(f"warning: csv failed (ConnectionError: no {moment}) and gets no more")
 
 
-@pytest.mark.slow
 def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Service) -> None:
     run = trained(2)
     assert not service.runs
@@ -167,7 +164,6 @@ def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Se
     assert track_run(run, ["json"], "other") == {"json": SentCounts(0, 1)}
 
 
-@pytest.mark.slow
 def test_errors_are_one_sentence(trained: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"train.trackers has 'nothing'; trackers are trackio, wandb, mlflow"):
         trained(2, "nothing")

@@ -111,7 +111,6 @@ def note(state: dict[str, Any], folder: str, name: str, deaths: int) -> tuple[st
     return name, state["calls"]
 
 
-@pytest.mark.slow
 def test_a_call_whose_worker_died_is_done_again_and_no_other(cluster: Any, tmp_path: Path) -> None:
     host = add_host(cluster, 7, processors=3)
     with ray_workers(EngineOptions("ray", workers=3)) as workers:
@@ -161,6 +160,7 @@ def test_workers_search_what_one_process_does(
     cluster.remove_node(host, allow_graceful=False)
 
 
+@pytest.mark.slow
 def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
     """Of hosts that do not share a disk."""
     run = open_run(one / "run")

@@ -215,7 +215,6 @@ def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path,
     assert not (run.workdir / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,7 +296,6 @@ def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, ro
     assert searcher.embedder.programs == compiled
 
 
-@pytest.mark.slow
 def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
     """Each number is searched alone: the first passages, with the same scores as in a search of all."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:3]
@@ -387,7 +385,6 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
     assert all(len(ranking) == 5 and query not in dict(ranking) for query, ranking in result["remove"].items())
 
 
-@pytest.mark.slow
 def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     search_files(run, data, data, EvaluationOptions(k=5, measures=("RR@5",), dpr_results=True), progress=False)
@@ -436,7 +433,6 @@ def test_unwritable_results_are_an_error_before_the_search(
         search_files(run, data, data, EvaluationOptions(k=K), progress=False)
 
 
-@pytest.mark.slow
 def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     for label in ("", "step-0"):

@@ -149,6 +149,7 @@ def test_an_uninterrupted_run(whole: tuple[Path, TrainResult], root: Path) -> No
     assert read_json(workdir / "data.json")["train"]["examples"] == 48  # 40 queries, 8 of them with two positives
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_that_of_the_metric(whole: tuple[Path, TrainResult]) -> None:
     values = {line["step"]: line["validation/RR@10"] for line in lines(whole[0]) if "validation/RR@10" in line}
     best = max(values, key=lambda step: (values[step], step))

@@ -19,6 +19,8 @@ from jaxret.training.loop import schedule_steps, train
 from tests.pipeline import tiny_config, write_data, write_encoder
 from tests.training.loop_test import final_state, interrupt, lines
 
+pytestmark = pytest.mark.slow
+
 # Two checkpoints a round, and a round that is not a whole number of epochs; of 48 examples.
 SETTINGS: dict[str, Any] = {
     "train__checkpoint_every": 2,
@@ -50,7 +52,6 @@ def round_config(root: Path, number: int, **overrides: Any) -> ConfigDict:
     return config_of(root, train__steps=4, train__round=number, train__rounds=2, **start, **overrides)
 
 
-@pytest.mark.slow
 def test_two_rounds_equal_one_run(root: Path) -> None:
     """Parameters, optimiser, moving average and step; order of the data, dropout and learning rate in between."""
     one = final_state(root / "one", config_of(root), 8)
@@ -61,7 +62,6 @@ def test_two_rounds_equal_one_run(root: Path) -> None:
     assert rates[4] > rates[5] > rates[7] > 0, "one schedule"
 
 
-@pytest.mark.slow
 def test_control_starting_from_parameters_only_differs(root: Path, tmp_path: Path) -> None:
     """Control: without rounds the optimiser begins anew, and steps count from 0."""
     config = config_of(root, train__steps=4, train__start_from=str(root / "round-1"))
@@ -81,7 +81,6 @@ def test_the_record_of_a_round(root: Path) -> None:
     assert open_run(root / "round-2").checkpoint["step"] == 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", [5, 7])
 def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its first checkpoint, and after."""
@@ -97,7 +96,6 @@ def test_a_round_is_resumed(at: int, root: Path, tmp_path: Path, monkeypatch: py
     assert train(config, tmp_path / "run", progress=False).resumed_from == 8, "nothing is left to do"
 
 
-@pytest.mark.slow
 def test_a_round_of_zero_steps_passes_the_state_on(root: Path, tmp_path: Path) -> None:
     config = config_of(root, train__steps=0, train__round=3, train__rounds=3)
     config.train.start_from = str(root / "round-2")
@@ -119,7 +117,6 @@ def test_steps_of_each_round(root: Path) -> None:
     assert lengths == [(0, 9, 36), (9, 18, 36), (30, 39, 39)]
 
 
-@pytest.mark.table
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [

@@ -155,6 +155,7 @@ def half(batch: Batch, part: int) -> Batch:
     )
 
 
+@pytest.mark.slow
 def test_the_first_update_has_learning_rate_zero() -> None:
     _, first, history = trained("dual_encoder", "1")
     state, metrics = history[0]

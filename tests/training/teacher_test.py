@@ -263,6 +263,7 @@ def test_a_student_run_resumes_without_teacher_in_checkpoints(
     open_run(whole)  # needs no teacher
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_the_same_teacher(
     whole: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

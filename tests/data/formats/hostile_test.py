@@ -133,6 +133,7 @@ def test_a_parquet_column_of_json_with_many_references(pyarrow: Any, tmp_path: P
     assert used < 10**9
 
 
+@pytest.mark.slow
 def test_a_parquet_column_of_long_values_of_one_length(pyarrow: Any, tmp_path: Path) -> None:
     """Their references are not kept by the reader, so that a small file would become a large array."""
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -12,6 +12,8 @@ import pytest
 from jaxret.experiments.report.write_report import write_report
 from tests.experiments.report.report_test import SECTIONS
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
 axe = pytest.importorskip("axe_core_python", reason="axe-core is not installed: pip install axe-core-python")
@@ -53,7 +55,6 @@ def show(browser: Any, address: str, width: int = 1280, scheme: str = "light") -
     browser.get(address)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_reports_nothing_and_the_console_is_empty(browser: Any, report: str, width: int, scheme: str) -> None:

@@ -26,6 +26,8 @@ from jaxret.storage.atomic import read_json, write_json
 from tests.experiments.report.conftest import QUESTION, TITLE
 from tests.pipeline import run_script, untrained_run, write_data, write_encoder
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib")
 
 SECTIONS = (
@@ -78,7 +80,6 @@ def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(out.read_text())
 
 
-@pytest.mark.slow
 def test_every_section_shows_its_numbers(page: Page, runs: Path) -> None:
     assert tuple(page.sections) == SECTIONS
     assert page.open == []
@@ -113,7 +114,6 @@ def test_a_query_shows_both_texts_and_the_winning_vector(page: Page, runs: Path)
     assert "relevant" in shown
 
 
-@pytest.mark.slow
 def test_the_winning_vector_uses_the_lengths_of_the_search(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the lengths of texts, and the size of vectors, of the search."""
     run = ReportFiles((str(runs / "layers"),)).runs[0]
@@ -177,7 +177,6 @@ def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path) -> None:
     assert first != write_report(arguments[::-1], tmp_path / "c.html").read_bytes(), "control: another baseline"
 
 
-@pytest.mark.slow
 def test_a_run_without_results_names_the_commands(tmp_path: Path) -> None:
     untrained_run(tmp_path / "new", write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data"))
     keep_warnings(Workdir(tmp_path / "new"), "encode data", [RunWarning("collapse", "the vectors have collapsed")])
@@ -195,7 +194,6 @@ def test_a_run_without_results_names_the_commands(tmp_path: Path) -> None:
     assert "wins always" in shown["winners"]
 
 
-@pytest.mark.slow
 def test_missing_texts_are_named(runs: Path, tmp_path: Path) -> None:
     (runs / "data" / "queries.jsonl").rename(runs / "data" / "moved")
     try:
@@ -205,7 +203,6 @@ def test_missing_texts_are_named(runs: Path, tmp_path: Path) -> None:
     assert "Texts are missing: " in shown["queries"]
 
 
-@pytest.mark.slow
 def test_results_that_cannot_be_compared_are_shown_with_the_reason(runs: Path, tmp_path: Path) -> None:
     shown = Page(write_report([str(runs / "dual")], tmp_path / "a.html").read_text()).sections
     assert "There is one system" in shown["quality"]
@@ -214,7 +211,6 @@ def test_results_that_cannot_be_compared_are_shown_with_the_reason(runs: Path, t
     assert "has no 'P@1'" in compared[0].problem
 
 
-@pytest.mark.slow
 def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_path: Path) -> None:
     other = Workdir(runs / "dual").evaluation("another")
     write_json(other, read_json(Workdir(runs / "dual").evaluation("data.test")) | {"provenance": {}})
@@ -244,7 +240,6 @@ def test_arguments(runs: Path, tmp_path: Path) -> None:
         run_folders([str(tmp_path / "mine.json")])
 
 
-@pytest.mark.slow
 def test_the_verb_and_the_flag_of_compare(runs: Path, tmp_path: Path) -> None:
     arguments = (str(runs / "dual"), str(runs / "layers"))
     done = run_script("-m", "jaxret", "report", *arguments, f"--out={tmp_path / 'a.html'}", "--queries=1")

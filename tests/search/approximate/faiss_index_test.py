@@ -188,7 +188,6 @@ def test_recall_at() -> None:
     assert recall_at(np.array([[4.0, 4, 3, 3], [8, 7, 6, 5]], np.float32), best, 1) == 0
 
 
-@pytest.mark.slow
 def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     documents, folder = vectors(1), tmp_path / "run" / "embeddings" / "c"
     corpus = open_encoded(written(folder, documents))
@@ -219,7 +218,6 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
         open_faiss_index(changed, "mine", "nprobe=4")
 
 
-@pytest.mark.slow
 def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     place = built(corpus, "IVF8,Flat")
@@ -245,7 +243,6 @@ def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
         index.search(np.array([[1.0] * D, [np.nan] * D], np.float32), MappedCorpus(corpus), 1)
 
 
-@pytest.mark.slow
 def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     bytes_of = [

@@ -67,6 +67,7 @@ def test_an_exhaustive_search_equals_the_exact_result(run: Run) -> None:
     assert (np.diff(other.scores, axis=1) <= 0).all()
 
 
+@pytest.mark.slow
 def test_recall_is_stored_and_stated(run: Run) -> None:
     searcher = Searcher(run, run.workdir.embeddings("data"), SearchOptions(index="seismic"))
     manifest = read_json(searcher.folder / "indexes/seismic/manifest.json")

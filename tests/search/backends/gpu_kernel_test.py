@@ -84,7 +84,6 @@ def test_a_cell_is_copied_where_offsets_would_turn_negative(monkeypatch: pytest.
     np.testing.assert_array_equal(whole, copied)
 
 
-@pytest.mark.slow
 def test_the_rest_of_a_chosen_group_is_below_the_bound() -> None:
     """The five best are in one group, whose places are four apart: the fourth and fifth are left out, far above all
     other groups."""

@@ -128,7 +128,6 @@ def test_golden_values_of_every_term(V: int) -> None:
         assert close(terms, expected), (settings, terms, expected)
 
 
-@pytest.mark.slow
 def test_only_the_querys_own_negatives() -> None:
     """I3 eq. 9 by a loop in float64: three queries with three documents each; the second query's last is another
     positive of it, the third's last does not exist."""
@@ -238,7 +237,6 @@ def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, lo
     assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
 
 
-@pytest.mark.slow
 def test_equal_scores_are_ordered_by_position() -> None:
     scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
     for positives in ([0, 1], [2, 3]):
@@ -338,7 +336,6 @@ def test_annealing_by_epoch() -> None:
     assert LossSettings().annealing(1000) == 1.0
 
 
-@pytest.mark.slow
 def test_a_heads_own_loss_decays_by_epoch() -> None:
     """The mean over tokens of (sum, count) pairs, times weight * decay^epoch."""
     settings = LossSettings(auxiliary_weight=2.0, auxiliary_decay=0.1, contrastive_weight=0.0)

@@ -110,6 +110,7 @@ def test_the_losses_fall(run: Path) -> None:
     assert 0 <= logged(run, "in_batch_accuracy")[-1] <= 1
 
 
+@pytest.mark.slow
 def test_the_result_loads_strictly(run: Path) -> None:
     model = run / "model"
     shapes, params = load_pretrained(model, get_config().encoder.ignore)

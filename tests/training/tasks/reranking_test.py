@@ -419,6 +419,7 @@ def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> N
         export(workdir, "onnx", tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_instructions_of_queries_are_scored(workdir: Path) -> None:
     reranker = open_reranker(workdir)
     tokenizer = dataclasses.replace(reranker.tokenizer, query_prompt="{task} ", task="stone")
