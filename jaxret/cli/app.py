@@ -355,8 +355,8 @@ def _wrong_value(message: str) -> str:
     parser: Any = flags.FLAGS[match[2]].parser
     kind = kinds.get(parser.flag_type())
     if choices := getattr(parser, "enum_values", None):
-        value = match[1].partition("=")[2]
-        return f"{match[1]}: it must be one of {', '.join(choices)}{suggest_name(value, choices)}"
+        value, names = match[1].partition("=")[2], [choice for choice in choices if choice]
+        return f"{match[1]}: it must be one of {', '.join(names)}{suggest_name(value, names)}"
     if getattr(parser, "lower_bound", None) is not None:
         return f"{match[1]}: it must be {kind} of at least {parser.lower_bound}"
     return f"{match[1]}: it must be {kind}" if kind else message.removeprefix("flag ")

@@ -34,11 +34,11 @@ from jaxret.types import VECTOR_DTYPES
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
 # seconds, are 25 MB, and sorting them by length wastes no more than 50,000 do.
 SHARD_ROWS = 8192
-# On a CPU a shard is at most a minute's work at this rate. It is assumed, not measured, so that shards are the same on
-# every machine with a CPU.
-CPU_RATE = 50e9  # floating-point operations a second
+# A shard is at most a minute's work of one device at these rates. They are assumed, not measured, so that shards are
+# the same on every machine with such devices.
+RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
 MINUTE = 60
-LEAST_ROWS = 64  # shorter shards would waste much padding
+LEAST_ROWS = 8  # shorter shards would waste much padding
 COUNTED = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
 SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
@@ -293,14 +293,13 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
 
 
 def rows_a_minute(run: Run) -> int:
-    """Return how many passages of the largest length a CPU encodes in a minute, as a power of two; SHARD_ROWS on other
-    devices. Counted are the products of the encoder's layers."""
-    if run.mesh.devices.flat[0].platform != "cpu":
-        return SHARD_ROWS
+    """Return how many passages of the largest length a device encodes in a minute, as a power of two; at most
+    SHARD_ROWS. Counted are the products of the encoder's layers."""
     leaves = jax.tree_util.tree_leaves_with_path(run.params)
     kernels = sum(leaf.size for path, leaf in leaves if jax.tree_util.keystr(path[-1:]).endswith("kernel']"))
     kernels //= 1 if run.config.encoder.tied else 2  # an encoder of queries and one of passages
-    rows = int(MINUTE * CPU_RATE / (2 * kernels * run.tokenizer.passage_length))
+    rate = RATES.get(run.mesh.devices.flat[0].platform, RATES["gpu"])
+    rows = int(MINUTE * rate / (2 * kernels * run.tokenizer.passage_length))
     return min(SHARD_ROWS, max(LEAST_ROWS, 1 << max(rows, 1).bit_length() - 1))
 
 

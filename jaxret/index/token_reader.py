@@ -50,7 +50,7 @@ class TextReader:
         self._rest, self._at = self._from_front(), 0
 
     def _from_front(self) -> Iterator[Passage]:
-        return self.source.corpus.read(Policy(self.source.policy.on_error), self.source.scan)
+        return self.source.corpus.read(Policy(self.source.policy.on_error), self.source.scan, progress=False)
 
     def part(self, start: int, stop: int, cancelled: Event | None = None) -> TokenBlock:
         """Return the passages from row `start` to `stop`.

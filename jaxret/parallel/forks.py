@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 
-_process: int | None = None  # the first process that used devices
+_uses_devices = False
+_parent = 0  # the process that used devices before this one was forked from it
 
 
 def require_unforked() -> None:
     """Raise RuntimeError in a process that was forked after its parent had used devices."""
-    global _process
-    if _process is None:
-        _process = os.getpid()
-    if _process != os.getpid():
+    global _uses_devices
+    _uses_devices = True
+    if _parent:
         raise RuntimeError(
-            f"this process was forked from process {_process}, which had opened a model, and lacks the threads that "
+            f"this process was forked from process {_parent}, which had opened a model, and lacks the threads that "
             'compute: start processes by "spawn" (multiprocessing.get_context("spawn")), or fork before a model is '
             "opened, and open it in each process"
         )
+
+
+def _note_fork() -> None:
+    global _parent
+    if _uses_devices and not _parent:
+        _parent = os.getppid()
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -244,6 +244,11 @@ def stored_config(workdir: Workdir) -> ConfigDict:
         raise FileNotFoundError(
             f"{workdir} is not a run (it has no config.json); jaxret train --workdir={workdir} makes one"
         )
+    if not workdir.seal.exists() and not workdir.contract.exists():
+        raise FileNotFoundError(
+            f"{workdir} is not a run (it has config.json, as a model has, but no contract.json); "
+            f"jaxret open {workdir} --workdir=RUN makes a run of a model"
+        )
     check_seal(workdir)
     for path in (workdir.contract, workdir.encoder / "config.json"):  # the seal may have been deleted
         if not path.exists():

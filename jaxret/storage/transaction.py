@@ -25,11 +25,12 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises FileExistsError if `path` exists and is not an empty folder, also if another job made it meanwhile, and
     StorageError if it cannot be written.
     """
-    require_absent(path)
     path = path.absolute()
+    with storage_errors(path):
+        sweep(path)
+    require_absent(path)
     temporary = temporary_path(path)
     with _sigterm_raises(), storage_errors(path):
-        sweep(path)
         try:
             temporary.mkdir(parents=True)
             with locked_folder(temporary):

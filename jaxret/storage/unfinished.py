@@ -1,13 +1,16 @@
 """Names of unfinished files and folders, and the removal of those that killed writers left.
 
-A file or folder NAME is made as `.NAME.<16 hex digits>.tmp` beside it and renamed at the end. Its writer holds an flock
-on it, which the kernel releases when the process dies.
+A file or folder NAME is made as `.NAME.<24 hex digits>.tmp` beside it and renamed at the end. The digits are 8 for the
+machine, 8 for the process, and 8 random ones. The writer holds an flock on it, which the kernel releases when the
+process dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import os
 import re
 import secrets
@@ -16,15 +19,31 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
+_TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})([0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
 _YOUNG = 60.0  # seconds in which a writer has certainly locked what it has made
 _OLD = 86_400.0  # seconds without a change after which a writer counts as dead, if locks do not work
 
 
 def temporary_path(path: Path) -> Path:
     """Return a new name beside `path`, which `remove_leftovers` and `sweep` recognise."""
-    # A random name: hosts that share a disk may have processes of the same id.
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{path.name}.{_machine()}{os.getpid():08x}{secrets.token_hex(4)}.tmp")
+
+
+@functools.cache
+def _machine() -> str:
+    """Return 8 hex digits for this start of the machine and, in a container, for its numbering of processes; random
+    ones where these are not known, as outside Linux."""
+    try:
+        numbering = f"{os.stat('/proc/self/ns/pid').st_ino}"
+        started = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return secrets.token_hex(4)
+    return hashlib.sha256(f"{started} {numbering}".encode()).hexdigest()[:8]
+
+
+def _writer_is_gone(match: re.Match[str]) -> bool:
+    """Return whether a name is that of a process of this machine which has ended."""
+    return match[2] == _machine() and not os.path.exists(f"/proc/{int(match[3], 16)}")
 
 
 def is_temporary(name: str) -> bool:
@@ -52,13 +71,16 @@ def locked_folder(folder: Path) -> Iterator[None]:
 def sweep(path: Path) -> list[str]:
     """Remove what killed writers of `path` left beside it, and return the names.
 
-    What a living process writes stays: it is locked, or was changed within a minute. No lock on the folder is needed.
+    What a living process writes stays: it is locked, or was changed within a minute. The files of processes of this
+    machine that have ended are removed at once. No lock on the folder is needed.
     """
     removed, before = [], time.time() - _YOUNG
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
-            if match and match[1] == path.name and not entry.is_symlink() and _is_abandoned(Path(entry.path), before):
+            if not match or match[1] != path.name or entry.is_symlink():
+                continue
+            if _writer_is_gone(match) or _is_abandoned(Path(entry.path), before):
                 _remove(Path(entry.path))
                 removed.append(entry.name)
     return sorted(removed)

@@ -94,6 +94,35 @@ def test_power_cut(tiny: Tiny, shim: str, trained_alone: Alone, tmp_path: Path, 
         trials.count(same and not leftovers(folder), f"{said}: {last.output} {leftovers(folder)}")
 
 
+@pytest.mark.faults(28)
+def test_flushes_that_the_disk_forgets(
+    tiny: Tiny,
+    shim: str,
+    trained_alone: Alone,  # noqa: F811
+    tmp_path: Path,
+    trials: Trials,
+) -> None:
+    """A disk that reports a flush and loses it at a power cut soon after: the loss is named, or costs nothing."""
+    arguments = training_arguments(tiny, tmp_path / "whole")
+    whole = start("train.py", *arguments, env=shimmed(tmp_path / "whole", tmp_path / "log"), preload=shim)
+    assert whole.wait() == 0, whole.output
+    done = operations(tmp_path / "log")
+    flushes = [number for number, (kind, *_) in enumerate(done, 1) if kind == "S"]
+    random = np.random.default_rng(0)
+    for number, place in enumerate(random.choice(flushes, CUTS, replace=False).tolist()):
+        folder, log = tmp_path / f"forgot{number}", tmp_path / f"log{number}"
+        env = shimmed(folder, log, place + int(random.integers(1, 9))) | {"SHIM_FORGET": str(place)}
+        start("train.py", *training_arguments(tiny, folder), env=env, preload=shim).wait()
+        lost = unflushed(log)
+        for path in lost:
+            path.write_bytes(b"")
+        again = start("train.py", *training_arguments(tiny, folder))
+        again.wait()
+        named = again.returncode == 1 and any(str(path.relative_to(folder)) in again.stderr for path in lost)
+        same = again.returncode == 0 and trained(folder) == trained_alone.result
+        trials.count(named or same, f"{place}: emptied {lost}: {again.output}", detected=named)
+
+
 def training_arguments(tiny: Tiny, folder: Path) -> list[str]:
     return tiny.training(folder, train__steps=8)
 

@@ -5,7 +5,8 @@
                 R old new renamed                  U path       unlinked or removed
    $SHIM_ROOT   only paths that begin with this are logged
    $SHIM_KILL   number of the operation before which the process is killed; 0 or absent: none
-   $SHIM_FAIL   number of the operation that fails with EIO; 0 or absent: none */
+   $SHIM_FAIL   number of the operation that fails with EIO; 0 or absent: none
+   $SHIM_FORGET number of the operation which, if it is a flush, is reported as done, and is not */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -55,17 +56,23 @@ static int is(long number, const char *variable) {
     return value && number == atol(value);
 }
 
-/* Log an operation; return whether it must fail. */
-static int note(char kind, const char *one, const char *two) {
+enum outcome { DONE, FAILS, FORGOTTEN };
+
+/* Log an operation; return whether it must fail, or is to be forgotten. */
+static enum outcome note(char kind, const char *one, const char *two) {
     const char *root = getenv("SHIM_ROOT"), *log = getenv("SHIM_LOG");
-    if (!root || !log || (strncmp(one, root, strlen(root)) && (!two || strncmp(two, root, strlen(root))))) return 0;
+    if (!root || !log || (strncmp(one, root, strlen(root)) && (!two || strncmp(two, root, strlen(root))))) return DONE;
     pthread_mutex_lock(&mutex);
     count++;
     if (is(count, "SHIM_KILL")) kill(getpid(), SIGKILL);
     if (is(count, "SHIM_FAIL")) {
         pthread_mutex_unlock(&mutex);
         errno = EIO;
-        return 1;
+        return FAILS;
+    }
+    if (kind == 'S' && is(count, "SHIM_FORGET")) {
+        pthread_mutex_unlock(&mutex);
+        return FORGOTTEN;
     }
     int file = NEXT(open)(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (file >= 0) {
@@ -77,7 +84,7 @@ static int note(char kind, const char *one, const char *two) {
         NEXT(close)(file);
     }
     pthread_mutex_unlock(&mutex);
-    return 0;
+    return DONE;
 }
 
 static int writes(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
@@ -112,7 +119,8 @@ static int writes(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
     int name(int descriptor) {                                                \
         char at[PATH_MAX];                                                    \
         locate(descriptor, NULL, at);                                         \
-        return note('S', at, NULL) ? -1 : NEXT(name)(descriptor);             \
+        enum outcome outcome = note('S', at, NULL);                           \
+        return outcome == FORGOTTEN ? 0 : outcome ? -1 : NEXT(name)(descriptor); \
     }
 
 OPEN(open)

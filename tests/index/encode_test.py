@@ -236,9 +236,9 @@ def test_an_error_does_not_wait_for_the_reader(
     """The second shard is being read when computing the first fails: reading ends, and the error is told."""
     read, failed = 0, threading.Event()
 
-    def slow(*rest: Any) -> Any:
+    def slow(*rest: Any, **options: Any) -> Any:
         nonlocal read
-        for passage in READ(*rest):
+        for passage in READ(*rest, **options):
             read += 1
             if read > ROWS + 1:
                 assert failed.wait(30)
@@ -314,8 +314,8 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
         assert all(others.claim(f"next-0000{number}-of-00003") for number in range(3))
         begun: list[Lease] = []
 
-        def slow(*rest: Any) -> Any:
-            for number, passage in enumerate(READ(*rest)):
+        def slow(*rest: Any, **options: Any) -> Any:
+            for number, passage in enumerate(READ(*rest, **options)):
                 if number == 10 and not begun:
                     lease = others.claim("00000-of-00003")
                     assert lease
@@ -513,14 +513,14 @@ def test_a_finished_folder_is_not_written_to(
     [
         (
             "ids-00001-of-00003.txt",
-            ".lease-00001-of-00003/0123456789abcdef/.ids-00001-of-00003.txt.0123456789abcdef.tmp",
+            ".lease-00001-of-00003/0123456789abcdef/.ids-00001-of-00003.txt.0123456789abcdef01234567.tmp",
         ),
         (
             "manifest.json",
-            ".lease-manifest/0123456789abcdef/.manifest.json.0123456789abcdef.tmp",
+            ".lease-manifest/0123456789abcdef/.manifest.json.0123456789abcdef01234567.tmp",
         ),  # every shard is there
         ("manifest.json", ".lease.0123456789abcdef/0123456789abcdef/owner.json"),  # about to be a lease
-        ("manifest.json", ".manifest.json.0123456789abcdef.tmp"),
+        ("manifest.json", ".manifest.json.0123456789abcdef01234567.tmp"),
     ],
 )
 def test_leftovers_of_a_killed_writer_are_removed(
@@ -659,8 +659,8 @@ def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monke
     leaves = jax.tree_util.tree_leaves_with_path(run.params)
     products = 2 * sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
     work = products * run.tokenizer.passage_length // (1 if run.config.encoder.tied else 2)
-    for minutes, rows in ((100, 64), (200, 128), (255, 128), (1e9, 8192), (3, 64)):
-        monkeypatch.setattr(encode, "CPU_RATE", work * minutes / 60)
+    for minutes, rows in ((100, 64), (200, 128), (255, 128), (1e9, 8192), (3, 8)):
+        monkeypatch.setitem(encode.RATES, "cpu", work * minutes / 60)
         assert rows_a_minute(run) == rows, minutes
 
 

@@ -72,11 +72,11 @@ def folder(root: Path, run: Run) -> Path:
 @pytest.mark.parametrize(
     ("filters", "test"),
     [
+        (["colour:red", "year:2001"], lambda m: m["colour"] == "red" and m["year"] == 2001),
         (["colour:red"], lambda m: m["colour"] == "red"),
         (["colour:a:b"], lambda m: m["colour"] == "a:b"),
         (["a:b:c"], lambda m: True),
         (["colour:red", "colour:green"], lambda m: m["colour"] in ("red", "green")),
-        (["colour:red", "year:2001"], lambda m: m["colour"] == "red" and m["year"] == 2001),
         (["tags:t3", "tags:t1", "deep.er:true"], lambda m: m["tags"][1] in ("t1", "t3") and m["deep"]["er"]),
         (["source:s1", "year:2000"], None),
     ],

@@ -159,7 +159,7 @@ def test_a_disk_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_leftovers_are_removed_under_the_lock(tmp_path: Path) -> None:
-    leftover, other = tmp_path / f".ids.txt.{'0f' * 8}.tmp", tmp_path / ".mine.tmp"
+    leftover, other = tmp_path / f".ids.txt.{'0f' * 12}.tmp", tmp_path / ".mine.tmp"
     leftover.touch()
     other.touch()
     with hold_folder(tmp_path, "encode"):

@@ -207,11 +207,16 @@ def test_only_leftovers_of_atomic_write_are_removed(tmp_path: Path, monkeypatch:
     )
     subprocess.run([sys.executable, "-c", killed, str(tmp_path / "ids.txt")])
     (leftover,) = (p.name for p in tmp_path.iterdir())
-    kept = [".ids.txt.tmp", "ids.txt.0123456789abcdef.tmp", ".x.0123456789abcdeg.tmp", ".x.0123456789abcdef.tmp2"]
+    kept = [
+        ".ids.txt.tmp",
+        "ids.txt.0123456789abcdef01234567.tmp",
+        ".x.0123456789abcdef0123456g.tmp",
+        ".x.0123456789abcdef01234567.tmp2",
+    ]
     for name in kept:
         (tmp_path / name).touch()
-    (tmp_path / ".folder.0123456789abcdef.tmp").mkdir()
-    (tmp_path / ".link.0123456789abcdef.tmp").symlink_to(tmp_path / "ids.txt")
+    (tmp_path / ".folder.0123456789abcdef01234567.tmp").mkdir()
+    (tmp_path / ".link.0123456789abcdef01234567.tmp").symlink_to(tmp_path / "ids.txt")
     before = {p.name for p in tmp_path.iterdir()}
     assert remove_leftovers(tmp_path, age=3600) == []  # somebody may be writing it
     os.utime(tmp_path / leftover, (0, time.time() - 3601))

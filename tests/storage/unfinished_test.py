@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import pytest
 from jaxret.storage.atomic import atomic_write
 from jaxret.storage.transaction import new_folder
 from jaxret.storage.unfinished import lock, sweep, temporary_path
+from tests.pipeline import environment
 
 
 def left_over(path: Path, folder: bool = False, age: float = 3600.0) -> Path:
-    """Something unfinished, as a killed writer of `path` left it so many seconds ago."""
-    temporary = temporary_path(path)
+    """Something unfinished, as a writer of `path` on another machine left it so many seconds ago."""
+    temporary = path.with_name(f".{path.name}.{os.urandom(12).hex()}.tmp")
     if folder:
         temporary.mkdir()
         (temporary / "file").write_text("half")
@@ -34,6 +37,37 @@ def test_leftovers_of_a_killed_writer_are_removed(folder: bool, tmp_path: Path) 
     assert sweep(tmp_path / "out") == [old.name]
     assert sorted(tmp_path.iterdir()) == sorted((other, young))
     assert sweep(tmp_path / "absent" / "out") == []
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from jaxret.storage.atomic import atomic_write
+from jaxret.storage.transaction import new_folder
+with (new_folder if sys.argv[2] == "True" else atomic_write)(Path(sys.argv[1])):
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="needs /proc")
+@pytest.mark.parametrize("folder", [False, True])
+def test_leftovers_of_a_process_that_has_ended_are_removed_at_once(folder: bool, tmp_path: Path) -> None:
+    """Also where what it was to write is there meanwhile."""
+    path = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", KILLED, str(path), str(folder)], env=environment(), check=False)
+    assert len([*tmp_path.iterdir()]) == 1
+    writing = temporary_path(path)  # of this process, which lives
+    writing.mkdir() if folder else writing.touch()
+    if folder:
+        path.mkdir()
+        (path / "file").touch()
+        with pytest.raises(FileExistsError), new_folder(path):
+            pass
+        assert {entry.name for entry in tmp_path.iterdir()} == {"out", writing.name}
+    else:
+        with atomic_write(path):
+            pass
+        assert {entry.name for entry in tmp_path.iterdir()} == {"out", writing.name}
 
 
 @pytest.mark.parametrize("folder", [False, True])

@@ -108,7 +108,9 @@ class Corpus:
         dropped = sum(len(lines) - 1 for lines in duplicates.values())
         return CorpusScan(len(hashes) - dropped, digest.hexdigest(), duplicates, stat)
 
-    def read(self, policy: Policy | None = None, scan: CorpusScan | None = None) -> Iterator[Passage]:
+    def read(
+        self, policy: Policy | None = None, scan: CorpusScan | None = None, progress: bool = True
+    ) -> Iterator[Passage]:
         """Stream the passages in the file's order. Of passages with the same id, a policy that skips keeps the first.
 
         Args:
@@ -116,15 +118,16 @@ class Corpus:
             scan: Of this corpus. With it nothing is held in memory, and the last passage comes only when the whole
                 file has been read again and has the digest of the scan. Without it the ids are held, to find
                 duplicates.
+            progress: Show it, which the caller of a slower work does itself.
 
         Raises:
             DataError: A bad record, or the file is another than was scanned.
         """
         policy = policy or Policy()
         if scan is None:
-            return _drop_duplicates(self._passages(policy), policy, None)
+            return _drop_duplicates(self._passages(policy, None, progress), policy, None)
         digest = hashlib.sha256()
-        return self._verified(_drop_duplicates(self._passages(policy, digest), policy, scan), scan, digest)
+        return self._verified(_drop_duplicates(self._passages(policy, digest, progress), policy, scan), scan, digest)
 
     def read_located(self, policy: Policy | None = None) -> Iterator[tuple[Location, Passage]]:
         """Yield every passage with its location, those with a repeated id too; bad records are skipped by default."""
@@ -165,9 +168,11 @@ class Corpus:
             remedy = "leave it alone, and encode it again"
             raise ChangedCorpusError(Location(self.file.path), "changed corpus", problem, remedy)
 
-    def _passages(self, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
+    def _passages(
+        self, policy: Policy, digest: Digest | None = None, progress: bool = True
+    ) -> Iterator[tuple[Location, Passage]]:
         read = self.file.format.passages or _passages_of_examples
-        return with_progress(read(self.file, policy, digest), f"read {self.file.path.name}", unit="passage")
+        return with_progress(read(self.file, policy, digest), f"read {self.file.path.name}", None, "passage", progress)
 
 
 def read_corpus(source: PathLike | Corpus, policy: Policy | None = None) -> Iterator[Passage]:

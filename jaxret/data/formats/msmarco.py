@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.file_sample import FileSample, is_text
+from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys
 from jaxret.data.formats.tables import tab_rows
 from jaxret.data.formats.text_rows import TextRow, group_by_query
@@ -200,12 +200,31 @@ def _is_named(sample: FileSample) -> bool:
     if holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
         return False
     highest = _ANY_GRADE if len(sample.rows) >= _TELLING else _GRADES
-    return not holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest)
+    if holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest):
+        return False
+    return not _are_scores(sample) and not _are_labels(sample)
+
+
+def _are_scores(sample: FileSample) -> bool:
+    """Whether the third column has numbers, and decimal ones among them."""
+    numbers = [row[2] for row in sample.rows if is_number(row[2])]
+    return 2 * len(numbers) >= len(sample.rows) and not all(map(is_integer, numbers))
+
+
+def _are_labels(sample: FileSample) -> bool:
+    """Whether the third column has a few words again and again: no negative is that of most queries."""
+    several = 4  # of fewer lines nothing can be said
+    return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(2, len(sample.rows) // _TELLING)
 
 
 def _is_triples(sample: FileSample) -> bool:
-    return sample.columns == 3 and holds_for_most(
-        sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2])
+    """Not pairs of texts with a score or a label."""
+    return (
+        sample.columns == 3
+        and holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
+        and not _are_scores(sample)
+        and not holds_for_most(sample.rows, lambda row: is_integer(row[2]))
+        and not (_are_labels(sample) and holds_for_most(sample.rows, lambda row: is_one_word(row, 2)))
     )
 
 

@@ -15,7 +15,7 @@ from tokenizers.models import WordPiece
 
 from jaxret.data.tokens.expressions import check_expressions
 from jaxret.storage.atomic import read_json
-from jaxret.storage.foreign_files import MOST_SETTINGS, MOST_VOCABULARY, require_size
+from jaxret.storage.foreign_files import MOST_SETTINGS, MOST_VOCABULARY, read_settings, require_size
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")  # one of these must exist
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -173,7 +173,11 @@ def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]
         raise ValueError(
             f"{directory} has no tokenizer: none of {', '.join(VOCABULARIES)} is there"
             + (SPIECE_REMEDY.format(directory) if (directory / "spiece.model").is_file() else "")
+            + (f"; that of this run is in {directory / 'encoder'}" if (directory / "encoder").is_dir() else "")
         )
+    for path in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
+        if path.is_file() and not isinstance(read_settings(path), dict):
+            raise ValueError(f"{path}: a JSON object is needed")
     try:
         loaded = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, use_fast=True

@@ -59,7 +59,14 @@ def find_model(name: str, download: bool = False) -> Path:
                 f"encoder.checkpoint={name!r}: the Python package {package} is not installed; {remedy}"
             )
         return Path(spec.submodule_search_locations[0]) / folder
-    return Path(name) if Path(name).is_dir() else _from_hub(name, download)
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise FileNotFoundError(f"encoder.checkpoint={name!r} is a file; give the folder of the model: {path.parent}")
+    if path.is_absolute() or name.startswith((".", "~")):  # no name on the hub
+        raise FileNotFoundError(f"encoder.checkpoint={name!r}: there is no such folder")
+    return _from_hub(name, download)
 
 
 def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> Path:

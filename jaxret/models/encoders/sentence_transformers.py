@@ -69,7 +69,7 @@ def read_modules(root: Path) -> list[ModuleEntry]:
     try:
         lines = [(str(line["type"]), str(line["path"])) for line in read_settings(path)]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: a list of modules with type and path is needed ({error!r})") from error
+        raise ValueError(f"{path}: a list of modules is needed, each with type and path") from error
     for _, folder in lines:
         if Path(folder).is_absolute() or ".." in Path(folder).parts or "\0" in folder:
             raise ValueError(f"{path}: path is {folder!r:.80}; it must be a folder in {root}")

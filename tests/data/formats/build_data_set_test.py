@@ -303,8 +303,8 @@ def test_a_refused_build_removes_the_lock_of_a_killed_one(
         FolderLock(Path(sys.argv[1]), "building a data set")
         os._exit(9)"""
     assert subprocess.run([sys.executable, "-c", code, str(built)], check=False).returncode == 9
-    (built.parent / f".{built.name}.{'0' * 16}.tmp").mkdir()
-    os.utime(built.parent / f".{built.name}.{'0' * 16}.tmp", (0, 0))
+    (built.parent / f".{built.name}.{'0' * 24}.tmp").mkdir()
+    os.utime(built.parent / f".{built.name}.{'0' * 24}.tmp", (0, 0))
     assert sorted(path.name for path in built.glob(".*")) == [".lock", ".lock.json"]
     with pytest.raises(ValueError, match=r"has version 1\.0\.0 already"):
         build_data_set(folder, built, "1.0.0")

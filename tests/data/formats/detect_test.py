@@ -781,6 +781,28 @@ def test_a_header_line_is_no_data(role: str, lines: list[str], tmp_path: Path) -
     assert policy.report() == "noted: 1 header line, which is not data (as a:1)"
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [f"q{n} | p{n} | {n * 0.37:.2f}" for n in range(8)],
+        [f"q{n} | p{n} | {n % 3}.0" for n in range(8)],
+        ["user | item | rating", *(f"u{n} | i{n} | {n % 5 + 0.5}" for n in range(8))],
+        [f"q{n} | p{n} | {n % 2 == 0}" for n in range(8)],
+        [f"q{n} | p{n} | {('high', 'low')[n % 2]}" for n in range(8)],
+        ["sentence1 | sentence2 | score", *(f"a text {n} | text {n} | {n / 10}" for n in range(8))],
+        [f"a text {n} | the other {n} | {n % 5}" for n in range(8)],
+        [f"a text {n} | the other {n} | {('entailment', 'neutral')[n % 2]}" for n in range(8)],
+    ],
+)
+@pytest.mark.parametrize("role", ["passages", "examples", "judgements"])
+def test_a_third_column_of_scores_or_labels_is_no_negative(rows: list[str], role: str, tmp_path: Path) -> None:
+    """All of it would be relevant, or a score would be a passage."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text(table(*rows))
+    with pytest.raises(DataError, match=r"pairs\.tsv"):
+        read(path, role)
+
+
 def test_unknown_keys_are_printed_once(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(records({"_id": "1", "text": "x", "url": "u"}, {"_id": "2", "text": "y", "metadata": {}}))

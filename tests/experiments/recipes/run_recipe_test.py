@@ -436,7 +436,7 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     """Before the first stage; here there is none, and so no table."""
     data = write_data(tmp_path / "data", train=4, dev=2)
-    left = [tmp_path / "run" / part / ".one.json.0123456789abcdef.tmp" for part in ("mined", "done")]
+    left = [tmp_path / "run" / part / ".one.json.0123456789abcdef01234567.tmp" for part in ("mined", "done")]
     for path in left:
         path.parent.mkdir(parents=True)
         path.write_text("half")
