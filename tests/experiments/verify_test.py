@@ -72,6 +72,7 @@ def test_every_defect_is_named(run: Path) -> None:
     assert problems(run) == []
 
 
+@pytest.mark.slow
 def test_a_corpus_without_sidecars_is_valid(run: Path, tmp_path: Path) -> None:
     """Search needs none; what its manifest says is compared all the same."""
     shutil.copytree(run / "embeddings" / "corpus", tmp_path / "corpus")

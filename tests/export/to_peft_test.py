@@ -22,6 +22,8 @@ from jaxret.training.loop import train
 from tests.pipeline import run_script, tiny_config, write_data, write_encoder, write_language_model
 from tests.tiny import BERT, LLAMA, MODERNBERT, T5, make_config
 
+pytestmark = pytest.mark.slow
+
 LORA = {"lora__rank": 2, "lora__alpha": 4.0, "lora__targets": ("query", "output.dense"), "lora__base_dtype": "float32"}
 
 
@@ -44,7 +46,6 @@ def root(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained
 
 
-@pytest.mark.table
 @pytest.mark.parametrize("config", [BERT, MODERNBERT, T5, LLAMA], ids=lambda config: config.model_type)
 def test_files_name_exactly_the_layers_with_adapters(config: Any) -> None:
     every = choose_layers(config, ("all-linear",))
@@ -66,7 +67,6 @@ def test_an_error_names_the_file_that_has_a_target(tmp_path: Path) -> None:
         load_adapters(tmp_path, BERT, settings)
 
 
-@pytest.mark.slow
 def test_peft_reads_the_files(root: Path) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is what the encoders are compared with")
     peft = pytest.importorskip("peft", reason="PEFT is what adapters are compared with")
@@ -82,7 +82,6 @@ def test_peft_reads_the_files(root: Path) -> None:
     np.testing.assert_allclose(ours, states[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
     """The base as its user named it, in PEFT's file; the keys that determine vectors, those of the adapters too."""
     described = read_json(root / "adapters" / CONFIG)
@@ -111,7 +110,6 @@ def test_each_side_of_an_untied_run_has_adapters_of_its_own(root: Path) -> None:
     assert read_json(root / "untied-adapters" / "query" / CONFIG)["base_model_name_or_path"] == "encoder"
 
 
-@pytest.mark.slow
 def test_adapters_of_some_layers_round_trip(root: Path) -> None:
     """Control: with those of all layers the vectors are others."""
     keys = {**LORA, "lora__layers": (2,)}
@@ -148,7 +146,6 @@ def test_verify_compares_the_base(damage: str, root: Path, tmp_path: Path, monke
     assert expected[damage] in broken.problem
 
 
-@pytest.mark.slow
 def test_a_run_starts_from_exported_adapters(root: Path) -> None:
     """Control: one that begins with new adapters has the vectors of the encoder."""
     vectors = {}

@@ -148,6 +148,7 @@ def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) 
     assert np.array_equal(all_vectors(open_encoded(folder)), all_vectors(open_encoded(fresh)))
 
 
+@pytest.mark.slow
 def test_a_path_is_refused_as_a_name(
     root: Path, tmp_path: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

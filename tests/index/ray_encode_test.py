@@ -18,6 +18,8 @@ from jaxret.runs.ray_cluster import EngineOptions, RunOpening
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
 from tests.runs.ray_hosts import add_host, ray_cluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -36,7 +38,6 @@ def shards(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in contents(folder).items() if name != "corpus.json" and not name.startswith(".")}
 
 
-@pytest.mark.slow
 def test_bytes_do_not_depend_on_hosts_that_die_or_join(root: Path, cluster: Any, tmp_path: Path) -> None:
     options = ("--shard_rows=2", "--lease=5")
     run = tmp_path / "run"
@@ -66,7 +67,6 @@ def test_bytes_do_not_depend_on_hosts_that_die_or_join(root: Path, cluster: Any,
     assert ours == theirs
 
 
-@pytest.mark.slow
 def test_the_command_ends_with_the_error_of_a_worker(root: Path, cluster: Any, tmp_path: Path) -> None:
     add_host(cluster, 3)
     (tmp_path / "bad.jsonl").write_text('{"_id": "1", "text": "fine"}\n{"_id": "2"}\n')
@@ -81,7 +81,6 @@ def test_a_worker_without_the_platform_is_an_error(root: Path) -> None:
     assert job.encode().startswith("--platform is 'tpu', but JAX")
 
 
-@pytest.mark.slow
 def test_an_unreachable_cluster(root: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
     with socket.socket() as bound:

@@ -188,7 +188,7 @@ def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_pa
     assert contents(tmp_path / "out") == before
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -83,7 +83,7 @@ def test_flash_equals_plain_attention(
         assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "heads", "leading"),
     [

@@ -38,7 +38,7 @@ def states(
     return hidden.states
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "selection", "recompute"),
     [

@@ -30,6 +30,8 @@ from tests.pipeline import command, contents, environment, run_script, untrained
 from tests.runs.ray_hosts import add_host, ray_cluster, stop_while_it_reads
 from tests.search.process_group_test import CASES, KINDS, encoded_run, root  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
@@ -47,7 +49,6 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_hosts_that_die_and_come_leave_the_same_results(cluster: Any, one: Path, tmp_path: Path) -> None:
     """Of three workers two have room; the host of one of them dies while it searches, and another host comes."""
     flags = [f"--queries={one / 'data'}", f"--qrels={one / 'data'}", "--k=9", "--dpr_results"]
@@ -83,7 +84,6 @@ def test_hosts_that_die_and_come_leave_the_same_results(cluster: Any, one: Path,
     assert evaluations[0] == evaluations[1]
 
 
-@pytest.mark.slow
 def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: Path) -> None:
     settings = MiningSettings(depth=9, keep=3, answers=False)
     host = add_host(cluster, 6)
@@ -160,7 +160,6 @@ def test_workers_search_what_one_process_does(
     cluster.remove_node(host, allow_graceful=False)
 
 
-@pytest.mark.slow
 def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
     """Of hosts that do not share a disk."""
     run = open_run(one / "run")
@@ -171,7 +170,6 @@ def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
         Searcher(run, folder, group=SeparateRange(1, 2, {**settings, "the corpus": "x"}))
 
 
-@pytest.mark.table
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -244,7 +244,7 @@ def test_distillation_terms_by_hand(alone: tuple[Any, Any]) -> None:
     assert float(terms.loss) == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["devices", "chunks", "packed", "empty places"])
 def test_devices_and_chunks_change_nothing(alone: tuple[Any, Any], how: str) -> None:
     batch = make_batch()

@@ -125,6 +125,7 @@ def test_parameters_are_split_over_fsdp(family: str) -> None:
     assert encoder["layers"]["intermediate"]["bias"].sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["dual_encoder", pytest.param("self_contrastive", marks=pytest.mark.exhaustive)])
 def test_in_batch_negatives_span_all_devices(family: str) -> None:
     """The loss over eight devices is that of the whole batch, not the mean of its halves' losses."""

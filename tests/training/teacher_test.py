@@ -149,7 +149,7 @@ HOW: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize("student", STUDENTS)
 @pytest.mark.parametrize(
     "how", [*(pytest.param(how, marks=pytest.mark.exhaustive) for how in HOW), "packed", "empty places"]
@@ -278,6 +278,7 @@ def test_a_resumed_run_needs_the_same_teacher(
         train(student_config(root), tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -120,7 +120,7 @@ def kill_export(folder: Path, out: Path, kind: str, shards: int, before: str, ur
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["shard", "journal"])
 def test_a_killed_export_continues(runs: RunsByKind, whole: Path, before: str, tmp_path: Path) -> None:
     workdir = runs["one"].workdir

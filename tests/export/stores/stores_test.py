@@ -84,7 +84,7 @@ def test_a_store_has_every_row_once(
         export(runs[form].workdir.path, kind, tmp_path / "other", options=StoreOptions(url=url, table=f"t_{form}"))
 
 
-@pytest.mark.table
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["shard", "journal"])
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_killed_export_continues(

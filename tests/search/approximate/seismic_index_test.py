@@ -102,6 +102,7 @@ def test_an_index_of_other_vectors_or_a_damaged_one_is_refused(run: Run, tmp_pat
         Searcher(run, run.workdir.embeddings("other"), searcher)
 
 
+@pytest.mark.slow
 def test_wrong_settings_are_errors(run: Run) -> None:
     for factory, message in (
         ("IVF4,Flat", "indexes of sparse vectors are 'seismic'"),

@@ -41,6 +41,8 @@ from jaxret.types import Tokens
 from tests.configs.config_test import SHIPPED, Reads, shipped
 from tests.pipeline import REPOSITORY, environment, flat_config, tiny_config, write_data, write_encoder
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "task": "pretraining",
     "encoder.checkpoint": "",
@@ -101,7 +103,6 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
-@pytest.mark.slow
 def test_the_losses_fall(run: Path) -> None:
     for name in ("loss", "mlm_loss", "head_loss"):
         values = logged(run, name)
@@ -110,7 +111,6 @@ def test_the_losses_fall(run: Path) -> None:
     assert 0 <= logged(run, "in_batch_accuracy")[-1] <= 1
 
 
-@pytest.mark.slow
 def test_the_result_loads_strictly(run: Path) -> None:
     model = run / "model"
     shapes, params = load_pretrained(model, get_config().encoder.ignore)
@@ -135,7 +135,6 @@ def test_fine_tuning_starts_from_the_result(run: Path, data: Path, tmp_path: Pat
         jax.tree.map(np.testing.assert_array_equal, {name: encoder_params[name] for name in params}, params)
 
 
-@pytest.mark.slow
 def test_the_layout_of_public_checkpoints_loads_too(run: Path, data: Path, tmp_path: Path) -> None:
     """Luyu/co-condenser-*: with the decoder written out, positions, a pooler, perhaps the head."""
     public = tmp_path / "public"
@@ -207,7 +206,6 @@ def test_an_interrupted_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_
         pretrain(config_of(write_data(tmp_path / "other", seed=1), train__steps=30, **halves), tmp_path / "run", False)
 
 
-@pytest.mark.slow
 def test_a_head_of_the_same_shapes_is_reused(run: Path, data: Path, tmp_path: Path) -> None:
     more = {"pretraining__method": "condenser", "encoder__checkpoint": str(run / "model"), "train__steps": 0}
     pretrain(config_of(data, **more), tmp_path / "same", False)
@@ -274,7 +272,6 @@ def test_invalid_settings_are_errors(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_the_start_is_made_again_until_the_first_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
     """A job that failed may have had other settings."""
     folder = Workdir(tmp_path / "run")
@@ -323,7 +320,6 @@ def test_a_killed_run_ends_with_the_same_bytes(run: Path, data: Path, tmp_path: 
         assert (killed / "model" / name).read_bytes() == (run / "model" / name).read_bytes(), name
 
 
-@pytest.mark.slow
 def test_two_jobs_do_not_pretrain_in_one_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused whenever it comes: before the encoder is written, after that, and while it trains."""
     config, seen = config_of(data, train__steps=1), []

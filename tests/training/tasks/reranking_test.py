@@ -428,6 +428,7 @@ def test_instructions_of_queries_are_scored(workdir: Path) -> None:
     assert texts.queries[0].tolist() == reranker.tokenizer.queries(["music river"])[0].tolist()
 
 
+@pytest.mark.slow
 def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
     for needs_a_retriever in (open_run, lambda folder: corpus_folder(Workdir(folder))):
         with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
