@@ -399,10 +399,9 @@ def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
 
 def test_a_working_directory_that_was_deleted_does_not_matter(tmp_path: Path) -> None:
     """Only relative paths need one."""
-    program = "import os, runpy, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); sys.argv[1:] = ['cache']; "
-    program += "runpy.run_module('jaxret', run_name='__main__')"
+    program = 'cd "$0" && rmdir "$0" && exec "$1" -m jaxret cache'
     variables = environment() | {"PYTHONPATH": str(REPOSITORY)}
     (tmp_path / "gone").mkdir()
-    command = [sys.executable, "-c", program, str(tmp_path / "gone")]
+    command = ["sh", "-c", program, str(tmp_path / "gone"), sys.executable]
     done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
