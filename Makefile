@@ -50,7 +50,7 @@ check: $(VENV)/.ready-dev ## lint, format, types, import layers, names and docst
 accelerator: $(VENV)/.ready ## on a GPU or TPU machine: what `jaxret plan` says beside what is measured, in ten minutes
 	$(VENV)/bin/python bench/accelerator.py --out=runs/accelerator $(ARGS)
 
-bench: $(VENV)/.ready ## jaxret beside its peers on this machine (requirements-bench.txt); ARGS="--compare=OLD.json": what is slower
+bench: $(VENV)/.ready-dev ## jaxret beside its peers on this machine (requirements-bench.txt); ARGS="--compare=OLD.json": what is slower
 	$(VENV)/bin/python bench/all.py $(ARGS)
 
 docs: $(VENV)/.ready-dev ## the documentation as a site in build/docs, without a network; a warning is an error

@@ -82,7 +82,9 @@ SCRIPTS = {
     "sparse": Script(("scipy",), "--rows=20000,100000", "--rows=1000 --queries=8 --rounds=3"),
     "question": Script((), "--folder={folder} --rounds=10", "--folder={folder} --passages=500 --questions=10"),
     "serve": Script(
-        ("sentence_transformers",), "--folder={folder}", "--folder={folder} --requests=40 --rounds=3 --clients=1,8"
+        ("sentence_transformers", "starlette", "uvicorn"),
+        "--folder={folder}",
+        "--folder={folder} --requests=40 --rounds=3 --clients=1,8",
     ),
 }
 FILES = {"search_one": "search"}  # scripts that run twice
@@ -112,8 +114,9 @@ def versions() -> dict[str, str]:
     return {name: installed[name] for name in PACKAGES if name in installed}
 
 
-def run_script(name: str, short: bool) -> dict[str, Any] | None:
-    """Return the cases and calibrations of a script; None if it failed."""
+def run_script(name: str, short: bool) -> tuple[dict[str, Any] | None, int]:
+    """Return the cases and calibrations of a script, None if it wrote none, and its exit status: not 0 also where a
+    limit of its own was broken."""
     script = SCRIPTS[name]
     with tempfile.TemporaryDirectory() as folder:
         arguments = (script.short if short else script.full).format(folder=f"{folder}/made").split()
@@ -123,8 +126,7 @@ def run_script(name: str, short: bool) -> dict[str, Any] | None:
         status = subprocess.run([*command, f"--json={out}"], cwd=REPOSITORY).returncode
         if status or not out.exists():
             print(f"FAILED: {name} ended with status {status}", flush=True)
-            return None
-        return json.loads(out.read_text())
+        return json.loads(out.read_text()) if out.exists() else None, status
 
 
 def ratios(results: dict[str, Any]) -> dict[tuple[str, ...], np.ndarray]:
@@ -223,8 +225,11 @@ def main() -> None:
     for name in names:
         print(f"\n{name}", flush=True)
         if can_import(*SCRIPTS[name].needs):
-            done = run_script(name, arguments.short)
-            results["scripts" if done else "failed"][name] = done
+            done, status = run_script(name, arguments.short)
+            if done:
+                results["scripts"][name] = done
+            if status or not done:
+                results["failed"][name] = status
     results["load_after"] = os.getloadavg()
     print_table(results)
     print(f"\n{describe_load(results['scripts'])}")
