@@ -1,6 +1,6 @@
 """Run every comparison with a peer, and say whether the machine was idle: make bench
 
-python bench/all.py --out=runs/bench.json                          all, about 20 minutes on two cores
+python bench/all.py --out=runs/bench.json                          all, 7 to 20 minutes on two cores
 python bench/all.py --only=search,late --short                     some, with small sizes
 python bench/all.py --out=NEW.json --compare=OLD.json              and what became slower: then the exit status is 1
 
