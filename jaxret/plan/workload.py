@@ -161,7 +161,7 @@ def unshared_rows(longest: Shapes, retriever: RetrieverModel, bins: int) -> Shap
 
     def rows(texts: int, length: int, slots: int) -> tuple[int, int]:
         side = choose_row_shape([np.full(texts, length)], length, slots, bins, head.hidden_size)
-        return side.sizes[-1], side.width
+        return side.sizes[-1].rows, side.sizes[-1].width
 
     return replace(
         longest,
@@ -189,8 +189,7 @@ def measure_batches(
     real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
     padded = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])
     packed = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]
-    widths = packer.queries.width, packer.passages.width
-    in_rows = np.mean([packer.bins * sum(p.rows * width for p, width in zip(both, widths)) for both in packed])
+    in_rows = np.mean([packer.bins * sum(placed.rows * placed.width for placed in both) for both in packed])
     shapes = replace(
         longest,
         query_length=packer.queries.length,
@@ -199,8 +198,10 @@ def measure_batches(
     )
     computed = padded
     if config.tokens.packing:
-        most = [max(positions.rows for positions in side) for side in zip(*packed)]
-        queries, passages = zip(most, widths)
+        queries, passages = (
+            max(((placed.rows, placed.width) for placed in side), key=lambda size: size[0] * size[1])
+            for side in zip(*packed)
+        )
         shapes, computed = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
     share = computed / shapes.computed(packer.bins)
     of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded, in_rows, real)]

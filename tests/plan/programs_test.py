@@ -189,12 +189,12 @@ def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
     packer = plan.with_packer(data, 2, (1, 1), 768).packer
     assert packer is not None
     rows = [packer(*(tokens.mask.sum(axis=1) for tokens in (b.queries, b.documents))) for b in batches]
-    width = packer.queries.width, packer.passages.width
     assert packed.packed is not None
-    assert packed.packed == pytest.approx(np.mean([2 * (q.rows * width[0] + p.rows * width[1]) for q, p in rows]))
+    assert packed.packed == pytest.approx(np.mean([2 * (q.rows * q.width + p.rows * p.width) for q, p in rows]))
     assert packed.packed == workload.packed
     assert workload.real < packed.packed < workload.padded
-    assert packed.shapes.packed_passages == (max(p.rows for _, p in rows), width[1])
+    largest = max((p for _, p in rows), key=lambda placed: placed.rows * placed.width)
+    assert packed.shapes.packed_passages == (largest.rows, largest.width)
     assert packed.share == pytest.approx(packed.packed / packed.shapes.computed(2))
 
 

@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:2]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:2]))
 
 
 def config_of(root: Path, **overrides: Any) -> ConfigDict:
@@ -56,7 +56,7 @@ def test_a_packed_run_equals_a_padded_one(accumulate: int, root: Path, capsys: p
     padded, _, _ = run(root, f"padded-{accumulate}", **options)
     whole = root / f"whole-{accumulate}"
     train(config_of(root, tokens__packing=True, train__chunk_size=8, **options), whole)
-    assert "packed for each of 4 devices and chunks: queries in " in capsys.readouterr().out
+    assert "packed for each of 4 devices and chunks, rows x tokens: queries in " in capsys.readouterr().out
     expected, packed_lines = ([line for line in lines(folder) if "loss" in line] for folder in (padded, whole))
     assert len(expected) == len(packed_lines) == STEPS
     for one, other in zip(expected, packed_lines):
@@ -85,7 +85,7 @@ def test_an_epoch_of_real_texts(
     name: str, data_dir: Path, minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """128 queries at a time on one device, with a BERT so small that it is no matter how many tokens it computes."""
-    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1: make_mesh(fsdp, jax.devices()[:1]))
+    monkeypatch.setattr(prepare, "make_mesh", lambda fsdp=1, tensor=1: make_mesh(fsdp, jax.devices()[:1]))
     shapes = BertConfig(30522, 16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=256)
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     (tmp_path / "encoder").mkdir()

@@ -339,15 +339,15 @@ def packed_tokens(
         pad_id: Id of padding.
     """
     order = placed.order[mine].astype(np.int32)
-    packing = Packing(placed.starts[mine].astype(np.int32), placed.rows, side.width)
+    packing = Packing(placed.starts[mine].astype(np.int32), placed.rows, placed.width)
     return Tokens(*texts.padded(rows[order], side.length, pad_id), order, packing)
 
 
 def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
     """Stack host batches of one size to [batches, ...]; a single batch is returned as it is.
 
-    Texts of a `Batch` are padded to the longest batch, and packed rows to the largest number of rows. Batches of other
-    types must have one shape.
+    Texts of a `Batch` are padded to the longest batch, and packed rows to the largest number of rows and the largest
+    width. Batches of other types must have one shape.
     """
     if len(batches) == 1:
         return batches[0]
@@ -358,13 +358,14 @@ def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
         tokens = [getattr(batch, side) for batch in batches]
         length = max(side_tokens.ids.shape[1] for side_tokens in tokens)
         pads = [((0, 0), (0, length - side_tokens.ids.shape[1])) for side_tokens in tokens]
-        rows = max(side_tokens.packing.rows if side_tokens.packing else 0 for side_tokens in tokens)
+        packings = [side_tokens.packing for side_tokens in tokens if side_tokens.packing]
+        rows, width = (max((getattr(each, name) for each in packings), default=0) for name in ("rows", "width"))
         return [
             replace(
                 side_tokens,
                 ids=np.pad(side_tokens.ids, pad, constant_values=pad_id),
                 mask=np.pad(side_tokens.mask, pad),
-                packing=replace(side_tokens.packing, rows=rows) if side_tokens.packing else None,
+                packing=_in_larger_rows(side_tokens.packing, rows, width) if side_tokens.packing else None,
             )
             for side_tokens, pad in zip(tokens, pads, strict=True)
         ]
@@ -375,6 +376,13 @@ def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
         for batch, *tokens in zip(batches, *(longest(side) for side in sides), strict=True)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
+
+
+def _in_larger_rows(packing: Packing, rows: int, width: int) -> Packing:
+    """Return the same rows among more, and wider, ones; texts without tokens stay behind all of them."""
+    row_of, column = np.divmod(packing.starts, packing.width)
+    starts = np.where(row_of < packing.rows, row_of * width + column, rows * width)
+    return Packing(starts.astype(packing.starts.dtype), rows, width)
 
 
 def shuffled_rows(seed: int, step: int, size: int, total: int) -> np.ndarray:

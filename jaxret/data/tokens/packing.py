@@ -2,7 +2,8 @@
 
 A bin is the part of a batch that an encoder computes at a time: a chunk of a device's part. Every bin gets the same
 number of texts, about the same number of tokens, and the same number of rows of the same width. A batch therefore has
-one static shape, and a run has few shapes.
+one static shape, and a run has few shapes: pairs of a number of rows and a width, so that a bin of few texts is filled
+where rows of one width would leave a part of a row empty.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 SAMPLE = 100  # number of batches whose lengths decide widths and sizes
-STEP = 32  # widths are multiples of it
-# Quantiles of the sampled row counts that give the two usual sizes. Passages are most of the work: theirs differ.
-USUAL = {"query": (0.95, 0.95), "passage": (0.5, 0.9)}
+STEP = 16  # widths are multiples of it
+# Share of the sample that both usual sizes hold; None: the two sizes that compute least. Passages are most of the work:
+# theirs differ.
+USUAL = {"query": 0.95, "passage": None}
+
+
+class RowsSize(NamedTuple):
+    """A number of rows and their width in tokens."""
+
+    rows: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -27,11 +37,13 @@ class Placement:
         order: Rows of the texts in the batch [N], bin after bin.
         starts: First position of each text in its bin [N], with the bin's rows one after the other.
         rows: Rows of each bin.
+        width: Tokens of a row.
     """
 
     order: np.ndarray
     starts: np.ndarray
     rows: int
+    width: int
 
 
 def assign_in_snake_order(lengths: np.ndarray, bins: int) -> np.ndarray:
@@ -87,7 +99,7 @@ def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
             free |= 1 << (space - length)
     starts[lengths == 0] = rows * width
     order = np.argsort(starts, kind="stable")
-    return Placement(order, starts[order], rows)
+    return Placement(order, starts[order], rows, width)
 
 
 def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
@@ -100,6 +112,7 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
             order,
             np.concatenate([placement.starts for placement in placements]),
             max(placement.rows for placement in placements),
+            width,
         )
 
     if bins == 1:
@@ -112,25 +125,25 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
 
 @dataclass(frozen=True)
 class RowShape:
-    """Shape of the packed rows for the queries of a run, or for its passages.
+    """Shapes of the packed rows for the queries of a run, or for its passages.
 
     Attributes:
         length: Length of a text, padded, at the output of the encoder, in tokens.
         slots: Positions that replace the first token there.
-        width: Tokens of a row.
-        sizes: Numbers of rows that a bin may have, ascending; the last one has room for any texts.
+        sizes: Sizes that a bin may have, the least first; the last one has room for any texts.
     """
 
     length: int
     slots: int
-    width: int
-    sizes: tuple[int, ...]
+    sizes: tuple[RowsSize, ...]
 
     def __str__(self) -> str:
-        return f"{', '.join(map(str, self.sizes[:-1]))} or at most {self.sizes[-1]} rows of {self.width} tokens"
+        *usual, last = self.sizes
+        sizes = dict.fromkeys(f"{size.rows} x {size.width}" for size in usual)
+        return f"{', '.join(sizes)} or at most {last.rows} x {last.width}"
 
-    def place(self, lengths: np.ndarray, bins: int) -> Placement:
-        return place_texts(packed_lengths(np.minimum(lengths, self.length), self.slots), bins, self.width)
+    def place(self, lengths: np.ndarray, bins: int, width: int) -> Placement:
+        return place_texts(packed_lengths(np.minimum(lengths, self.length), self.slots), bins, width)
 
 
 @dataclass(frozen=True)
@@ -147,16 +160,26 @@ class Packer:
 
     def __str__(self) -> str:
         sides = (f"{name} in {side}" for name, side in (("queries", self.queries), ("passages", self.passages)))
-        return f"packed for each of {self.bins} devices and chunks: {', '.join(sides)}"
+        return f"packed for each of {self.bins} devices and chunks, rows x tokens: {'; '.join(sides)}"
 
     def __call__(self, queries: np.ndarray, passages: np.ndarray) -> tuple[Placement, Placement]:
         """Return the packed positions of queries and passages of these lengths; length 0: empty slot."""
-        q, p = self.queries.place(queries, self.bins), self.passages.place(passages, self.bins)
-        fitting = (
-            sizes for sizes in zip(self.queries.sizes, self.passages.sizes) if q.rows <= sizes[0] and p.rows <= sizes[1]
+        placed: dict[tuple[str, int], Placement] = {}  # several sizes may have one width
+
+        def fits(side: str, shape: RowShape, lengths: np.ndarray, size: RowsSize) -> bool:
+            if (side, size.width) not in placed:
+                placed[side, size.width] = shape.place(lengths, self.bins, size.width)
+            return placed[side, size.width].rows <= size.rows
+
+        query, passage = next(
+            (query, passage)
+            for query, passage in zip(self.queries.sizes, self.passages.sizes)
+            if fits("query", self.queries, queries, query) and fits("passage", self.passages, passages, passage)
         )
-        query_rows, passage_rows = next(fitting)
-        return replace(q, rows=query_rows), replace(p, rows=passage_rows)
+        return (
+            replace(placed["query", query.width], rows=query.rows),
+            replace(placed["passage", passage.width], rows=passage.rows),
+        )
 
 
 def packed_lengths(lengths: np.ndarray, slots: int) -> np.ndarray:
@@ -170,14 +193,14 @@ def choose_row_shape(
     slots: int,
     bins: int,
     hidden_size: int,
-    usual: tuple[float, float] = (0.5, 0.9),
+    usual: float | None = None,
 ) -> RowShape:
-    """Return the rows for texts whose lengths are distributed as in `sample`.
+    """Return the sizes of rows for texts whose lengths are distributed as in `sample`.
 
-    The width is the one with the least work for a transformer: attention grows with the width, by 1 part in 6 hidden
-    sizes per token. Rows wider than the longest text waste less room, but only few widths are tried. The sizes are the
-    two `usual` quantiles of the sample's row counts; a size as far above the sample's maximum as that is above its
-    median; and one row for every text (as much as padding), so that every batch has a program.
+    A size costs its work for a transformer: attention grows with the width, by 1 part in 6 hidden sizes per token. Rows
+    wider than the longest text waste less room, but only few widths are tried. The sizes are two usual ones; one that
+    holds, at its width, as many rows more than the largest of the sample as that has more than the median; and one row
+    for every text (as much as padding), so that every batch has a program.
 
     Args:
         sample: Lengths [N] of the texts of some batches.
@@ -185,20 +208,30 @@ def choose_row_shape(
         slots: Positions that replace the first token of a text.
         bins: Parts of a batch that are packed separately.
         hidden_size: Hidden size of the encoder.
-        usual: Quantiles of the two usual sizes.
+        usual: Share of the sample that both usual sizes hold, at the width with the least mean work; None: the two with
+            which the sample costs least.
     """
-    longest = length + slots - 1
+    longest, most = length + slots - 1, len(sample[0]) // bins
     first = -(-longest // STEP) * STEP
-    widths = range(first, max(256, first + first // 2) + 1, STEP)
+    widths = range(first, max(256, 2 * first) + 1, STEP)
+    packed = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
+    needed = {width: np.array([place_texts(lengths, bins, width).rows for lengths in packed]) for width in widths}
 
-    def needed(width: int) -> np.ndarray:
-        return np.array([place_texts(packed_lengths(np.minimum(n, length), slots), bins, width).rows for n in sample])
+    def work(rows: float, width: int) -> float:
+        return rows * width * (1 + width / (6 * hidden_size))
 
-    def work(width: int) -> float:
-        return needed(width).mean() * width * (1 + width / (6 * hidden_size))
+    def above(counts: np.ndarray) -> int:
+        return min(most, 2 * int(counts.max()) - int(np.quantile(counts, 0.5, method="higher")))
 
-    width = min(widths, key=work)
-    row_counts, most = needed(width), len(sample[0]) // bins
-    small, large, half = (int(np.quantile(row_counts, part, method="higher")) for part in (*usual, 0.5))
-    sizes = small, large, 2 * int(row_counts.max()) - half, most
-    return RowShape(length, slots, width, tuple(min(rows, most) for rows in sizes))
+    rare = min((RowsSize(above(counts), width) for width, counts in needed.items()), key=lambda size: work(*size))
+    if usual is not None:
+        enough = (RowsSize(int(np.quantile(counts, usual, method="higher")), width) for width, counts in needed.items())
+        size = min(enough, key=lambda size: work(*size))
+        sizes = [size, size, rare]
+    else:
+        choices = [RowsSize(int(rows), width) for width in widths for rows in np.unique(needed[width])]
+        costs = np.array([np.where(needed[size.width] <= size.rows, work(*size), work(*rare)) for size in choices])
+        of_pairs = np.minimum(costs[:, None], costs[None]).mean(axis=2)
+        pair = np.unravel_index(of_pairs.argmin(), of_pairs.shape)
+        sizes = sorted([*(choices[place] for place in pair), rare], key=lambda size: work(*size))
+    return RowShape(length, slots, (*sizes, RowsSize(most, first)))

@@ -17,6 +17,7 @@ from jaxret.data.tokens.packing import (
     Packer,
     Placement,
     RowShape,
+    RowsSize,
     assign_in_snake_order,
     assign_to_smallest,
     choose_row_shape,
@@ -100,22 +101,39 @@ def test_little_space_stays_empty(mean: float) -> None:
 def test_prefix_slots_have_room() -> None:
     """Where 8 slots take the place of the first token, a text needs 7 places more, and an empty one none."""
     side = choose_row_shape([np.array([25, 25, 0, 10])], length=25, slots=8, bins=1, hidden_size=16)
-    placed = side.place(np.array([25, 25, 0, 10]), 1)
+    placed = side.place(np.array([25, 25, 0, 10]), 1, side.sizes[0].width)
     taken = {int(text): int(start) for text, start in zip(placed.order, placed.starts)}
     starts = sorted(taken[text] for text in (0, 1, 3))
-    assert side.width >= 32
+    assert side.sizes[0].width >= 32
     assert all(b - a >= 17 for a, b in itertools.pairwise(starts))
 
 
 def test_every_batch_fits_into_a_size() -> None:
     sample = [lengths_like(80, 64, seed) for seed in range(10)]
     side = choose_row_shape(sample, 256, 1, 4, 768)
-    assert side.sizes[-1] == 16
-    assert sorted(side.sizes) == list(side.sizes)
+    assert side.sizes[-1] == (16, 256)
+    assert sorted(side.sizes, key=lambda size: size.rows * size.width) == list(side.sizes)
     packer = Packer(4, side, side)
     longest = np.full(64, 256)
     assert [placed.rows for placed in packer(sample[0], longest)] == [16, 16], "sizes go together"
     assert packer(sample[0], sample[0])[0].rows < 16
+
+
+@pytest.mark.parametrize(("bins", "most"), [(8, 1.09), (16, 1.12)])
+def test_bins_of_few_texts_are_filled(bins: int, most: float) -> None:
+    """By sizes of several widths: rows of 256 alone are too coarse for a bin of a thousand tokens."""
+    sample = [lengths_like(131, 128, seed) for seed in range(40)]
+    side = choose_row_shape(sample, 256, 1, bins, 768)
+    assert len({size.width for size in side.sizes[:3]}) > 1
+    packer = Packer(bins, side, side)
+
+    def computed_for_each(packer: Packer) -> float:
+        tokens = [packer(lengths, lengths)[1] for lengths in sample]
+        return sum(bins * placed.rows * placed.width for placed in tokens) / np.sum(sample)
+
+    assert computed_for_each(packer) <= most
+    one = choose_row_shape(sample, 256, 1, bins, 768, 0.95)
+    assert computed_for_each(Packer(bins, one, one)) > computed_for_each(packer) + 0.02, "control: one width"
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +209,7 @@ def test_real_lengths(name: str, before: float, data_dir: Path, minilm_dir: Path
 
 def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
     """Those of the batch with the most; then they are one stack."""
-    side = RowShape(length=16, slots=1, width=16, sizes=(2, 3, 4, 32))
+    side = RowShape(length=16, slots=1, sizes=tuple(RowsSize(rows, 16) for rows in (2, 3, 4, 32)))
     plan = replace(PLAN, packer=Packer(1, replace(side, length=10), side))
     batches = [plan.training_batch(data, step) for step in range(4)]
     rows = [batch.documents.packing.rows for batch in batches if batch.documents.packing]
@@ -200,3 +218,26 @@ def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
     assert stacked.documents.packing.rows == max(rows)
     assert stacked.documents.packing.starts.shape == (4, 32)
     assert stacked.documents.computed_tokens(1) == 4 * max(rows) * 16
+
+
+def test_batches_of_one_step_have_rows_of_one_width(data: TrainingSet) -> None:
+    """That of the widest; every text stays in its row."""
+    sizes = (RowsSize(6, 48), RowsSize(9, 32), RowsSize(32, 16))
+    batches = []
+    for size in sizes[:2]:
+        shape = RowShape(length=16, slots=1, sizes=(size, sizes[2]))
+        packer = Packer(1, RowShape(length=10, slots=1, sizes=(sizes[2], sizes[2])), shape)
+        batches.append(replace(PLAN, packer=packer).training_batch(data, 0))
+    assert [batch.documents.packing and batch.documents.packing.width for batch in batches] == [48, 32]
+    stacked = stack_batches(batches, data.pad_id).documents
+    assert stacked.packing is not None
+    assert (stacked.packing.rows, stacked.packing.width) == (9, 48)
+    for number, batch in enumerate(batches):
+        assert batch.documents.packing is not None
+        starts, before = stacked.packing.starts[number], batch.documents.packing
+        taken = batch.documents.mask.any(axis=1)
+        assert (starts[taken] // 48).tolist() == (before.starts[taken] // before.width).tolist()
+        assert (starts[taken] % 48).tolist() == (before.starts[taken] % before.width).tolist()
+        lengths = batch.documents.mask.sum(axis=1)[taken]
+        assert (starts[taken] % 48 + lengths <= 48).all()
+        assert (np.diff(starts) >= 0).all()
