@@ -12,6 +12,7 @@ from types import ModuleType
 from absl import flags
 from ml_collections import config_flags
 
+from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
 
 flags.disclaim_key_flags()  # a flag belongs to the module of its verb
@@ -41,7 +42,7 @@ def out_folder(role: str) -> flags.FlagHolder:
 def _out(role: str, require: Callable[[str, str], None]) -> flags.FlagHolder:
     def is_free(path: str | None) -> bool:
         try:
-            if path is not None:  # the error of a missing flag is another's
+            if path is not None and not is_bucket_address(path):  # the error of a missing flag is another's
                 require(path, "--out")
         except ValueError as error:
             raise flags.ValidationError(str(error)) from error

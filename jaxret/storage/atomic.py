@@ -29,7 +29,8 @@ _CAUSES = {
     errno.EISDIR: "a folder has that name",
     errno.ENAMETOOLONG: "the name is too long",
 }
-_ADDRESS = re.compile(r"(gcs|abfss?|az|hdfs|https?|ftp|file):/")  # pathlib makes one / of two
+# Of any other scheme than gs and s3; pathlib makes one / of two, which is taken for these alone.
+_ADDRESS = re.compile(r"(?!gs:|s3:)(?:(gcs|abfss?|az|azure|hdfs|https?|ftp|file):/|([A-Za-z][\w+.-]*)://)")
 
 
 class StorageError(OSError):
@@ -127,9 +128,10 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 def require_disk_path(path: str | os.PathLike[str]) -> None:
     """Raise ValueError for an address that is neither gs:// nor s3://: it would be a folder "https:" here."""
     if match := _ADDRESS.match(os.fspath(path)):
+        scheme = match[1] or match[2]
         raise ValueError(
-            f"{os.fspath(path)}: {match[1]}:// is not read or written, but gs:// and s3:// are; or copy the data to a "
-            "disk or mounted file system and give that path (docs/clusters.md)"
+            f"{os.fspath(path)}: {scheme}:// is not read or written, but gs:// and s3:// are; or copy the "
+            "data to a disk or mounted file system and give that path (docs/clusters.md)"
         )
 
 

@@ -13,6 +13,7 @@ writer of the same file gets an error. Neither clocks nor leases decide which fi
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +28,16 @@ from jaxret.storage.object_cache import CachedFile, fetch
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
 _AT_ONCE = 8  # files; a file has one part in memory
 _ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
+_LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{DATA}/[0-9a-f]{{16}}-[0-9a-f]{{64}})")
 
 
 class ChangedFolderError(BucketError):
     """Another job has written the same file of a folder in a bucket."""
+
+
+def is_leftover(key: str) -> bool:
+    """Return whether an object of a folder without a manifest is one that a job left which was killed before that."""
+    return bool(_LEFTOVER.fullmatch(key))
 
 
 @dataclass(frozen=True)

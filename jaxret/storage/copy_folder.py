@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_folder_path, sha256_file
 from jaxret.storage.bucket import BucketError
-from jaxret.storage.bucket_folder import BucketFolder, StoredFile
+from jaxret.storage.bucket_folder import BucketFolder, StoredFile, is_leftover
 from jaxret.storage.file_state import file_state
 from jaxret.storage.folder_kinds import Contents, require_same_folder, require_same_kind
 from jaxret.storage.lockfile import HOLDER
@@ -124,7 +124,7 @@ def _to_bucket(
     source: str, target: BucketFolder, origin: _Side, names: Sequence[str], show: Callable[[int], None]
 ) -> CopyResult:
     target.bucket.probe()
-    if not target.exists() and (others := target.bucket.list()):
+    if not target.exists() and (others := [key for key in target.bucket.list() if not is_leftover(key)]):
         raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
     stored, pending = target.files(), dict[str, StoredFile]()
     _require_same(origin, names, _Side(Path(), target, stored), str(target))

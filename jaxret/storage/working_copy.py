@@ -29,7 +29,7 @@ from jaxret.parallel.progress import is_first_process
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import StorageError, cache_folder, sha256_file, sha256_json, storage_errors
 from jaxret.storage.bucket import Bucket, BucketError
-from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile
+from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile, is_leftover
 from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
@@ -212,7 +212,8 @@ class WorkingCopy:
             self.refresh()
             return
         parent, _, name = bucket.address.rpartition("/")
-        keys = [key for key in bucket.list() if not key.endswith("/")]  # consoles make empty objects for folders
+        # Consoles make empty objects for folders.
+        keys = [key for key in bucket.list() if not key.endswith("/") and not is_leftover(key)]
         for key in keys:
             self._fetch_object(bucket, key, key)
         if not keys and parent.count("/") >= 2:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import train_arguments, write_data, write_encoder
+from tests.pipeline import contents, train_arguments, untrained_run, write_data, write_encoder
 from tests.storage.buckets import Server, finish, gcs_server, s3_server, start
 from tests.storage.fake_gcs import FakeGcs
 
@@ -146,3 +146,23 @@ def test_a_run_is_made_and_opened_from_python(gcs: Server, tmp_path: Path) -> No
     encoder = write_encoder(tmp_path / "encoder")
     output = finish(start("-c", gcs[1], FROM_PYTHON, str(encoder), str(tmp_path)))
     assert output.splitlines()[-1] == "Retriever('gs://bucket/runs/python', step 0) True"
+
+
+@pytest.mark.slow
+def test_what_commands_write_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
+    """A folder and a file: those that are written to a disk."""
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    untrained_run(tmp_path / "run", encoder, data)
+    for out in (str(tmp_path / "st"), "gs://bucket/out/st"):
+        export = ("export", f"--workdir={tmp_path / 'run'}", "--to=sentence-transformers", f"--out={out}")
+        finish(start("-m", gcs[1], "jaxret", *export))
+    finish(start("-m", gcs[1], "jaxret", "copy", "gs://bucket/out/st", str(tmp_path / "st-back")))
+    assert contents(tmp_path / "st-back") == contents(tmp_path / "st")
+    (tmp_path / "a.trec").write_text("q1 Q0 p1 1 0.5 a\nq1 Q0 p2 2 0.25 a\n")
+    (tmp_path / "b.trec").write_text("q1 Q0 p2 1 0.5 b\nq1 Q0 p3 2 0.25 b\n")
+    for out in (str(tmp_path / "fused.trec"), "gs://bucket/fused/fused.trec"):
+        finish(
+            start("-m", gcs[1], "jaxret", "fuse", str(tmp_path / "a.trec"), str(tmp_path / "b.trec"), f"--out={out}")
+        )
+    finish(start("-m", gcs[1], "jaxret", "copy", "gs://bucket/fused", str(tmp_path / "fused")))
+    assert (tmp_path / "fused" / "fused.trec").read_bytes() == (tmp_path / "fused.trec").read_bytes()

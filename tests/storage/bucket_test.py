@@ -347,6 +347,10 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
     gcs[0].objects["bucket", "plain/corpus.jsonl"] = 1, b"text"
     assert "holds objects that jaxret has not written, as corpus.jsonl" in copy(source, "gs://bucket/plain")
     assert "1 copied" in copy("gs://bucket/plain", tmp_path / "plain")
+    # What a job leaves that is killed before its first manifest.
+    for key in (f".probe-{'0' * 16}", f"data/{'1' * 16}-{'2' * 64}"):
+        gcs[0].objects["bucket", f"killed/{key}"] = 1, b"text"
+    assert ": 5 copied" in copy(source, "gs://bucket/killed")
     (source / ".lock.json").write_text("{}")
     assert "a job writes there" in copy(source, "gs://bucket/third")
 

@@ -690,7 +690,7 @@ def test_a_failed_save_ends_the_next_step(root: Path, tmp_path: Path, monkeypatc
     """Not the next save."""
     polled = []
 
-    def poll(self: Checkpoints) -> None:
+    def poll(self: Checkpoints, together: bool) -> None:
         polled.append(self._saving is not None)
         if polled[-1]:
             raise CheckpointError("the disk is full")

@@ -31,6 +31,7 @@ from jaxret.storage.atomic import (
     atomic_write,
     cache_folder,
     read_with_digest,
+    require_disk_path,
     sha256_file,
     sha256_json,
     storage_errors,
@@ -338,8 +339,9 @@ def _is_in_cache(root: Path) -> bool:
 def store_root(folder: str = "") -> Path:
     """Return the folder of all stores: `folder`, or by default one in the user's cache.
 
-    Raises ValueError if the user has no home folder.
+    Raises ValueError if the user has no home folder, and for an address that is not read or written.
     """
+    require_disk_path(folder)
     try:
         return Path(folder).absolute() if folder else cache_folder("tokens")
     except RuntimeError as error:
