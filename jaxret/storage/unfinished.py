@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -80,7 +81,8 @@ def sweep(path: Path) -> list[str]:
             match = _TEMPORARY.fullmatch(entry.name)
             if not match or match[1] != path.name or entry.is_symlink():
                 continue
-            if _writer_is_gone(match) or _is_abandoned(Path(entry.path), before):
+            # Machines that were copied while they ran have one name; so a lock counts all the same.
+            if _is_abandoned(Path(entry.path), math.inf if _writer_is_gone(match) else before):
                 _remove(Path(entry.path))
                 removed.append(entry.name)
     return sorted(removed)
