@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.experiments.reproduce.reproduce_test import small_squad  # noqa: F401
+from tests.experiments.reproduce.reproduce_test import small_keys, small_squad  # noqa: F401
 from tests.fault_table import Trials
 from tests.faults.conftest import Tiny
 from tests.faults.kills_test import leftovers
 from tests.faults.scripts import Script, start
-from tests.pipeline import environment, write_encoder
+from tests.pipeline import environment
 
 STEPS = ("mine", "score", "train", "encode", "search")
 TWO_STAGES = """from jaxret.configs.base import get_config, two_stages
@@ -81,15 +81,7 @@ def test_every_step_of_a_recipe_is_killed(recipe: str, files: int, tiny: Tiny, t
 def test_every_command_of_a_row_is_killed(small_squad: Path, trials: Trials) -> None:  # noqa: F811
     """A row that splits passages has six commands: each is killed, with `reproduce` itself, at any time of its first
     second."""
-    keys = {
-        "encoder.checkpoint": write_encoder(small_squad / "encoder"),
-        "encoder.dtype": "float32",
-        "train.batch_size": 8,
-        "train.steps": 2,
-        "train.epochs": 0,
-        "tokens.query_length": 8,
-        "tokens.passage_length": 16,
-    }
+    keys = small_keys(small_squad / "encoder")
 
     def begin(runs: Path) -> subprocess.Popen[str]:
         row = ["mvr/5/four-splits", f"--data={small_squad / 'data'}", f"--workdir={runs}", "--run"]

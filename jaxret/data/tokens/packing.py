@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 SAMPLE = 100  # number of batches whose lengths decide widths and sizes
-STEP = 16  # widths are multiples of it
+STEP, WIDTHS = 16, 16  # widths are multiples of the first; about so many are tried
 # Share of the sample that both usual sizes hold; None: the two sizes that compute least. Passages are most of the work:
 # theirs differ.
 USUAL = {"query": 0.95, "passage": None}
@@ -208,12 +208,12 @@ def choose_row_shape(
         slots: Positions that replace the first token of a text.
         bins: Parts of a batch that are packed separately.
         hidden_size: Hidden size of the encoder.
-        usual: Share of the sample that both usual sizes hold, at the width with the least mean work; None: the two with
-            which the sample costs least.
+        usual: Share of the sample that both usual sizes hold, with the least work; None: the two with which the sample
+            costs least.
     """
     longest, most = length + slots - 1, len(sample[0]) // bins
     first = -(-longest // STEP) * STEP
-    widths = range(first, max(256, 2 * first) + 1, STEP)
+    widths = range(first, max(256, 2 * first) + 1, max(STEP, first // WIDTHS // STEP * STEP))
     packed = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
     needed = {width: np.array([place_texts(lengths, bins, width).rows for lengths in packed]) for width in widths}
 
@@ -231,7 +231,9 @@ def choose_row_shape(
     else:
         choices = [RowsSize(int(rows), width) for width in widths for rows in np.unique(needed[width])]
         costs = np.array([np.where(needed[size.width] <= size.rows, work(*size), work(*rare)) for size in choices])
-        of_pairs = np.minimum(costs[:, None], costs[None]).mean(axis=2)
-        pair = np.unravel_index(of_pairs.argmin(), of_pairs.shape)
-        sizes = sorted([*(choices[place] for place in pair), rare], key=lambda size: work(*size))
+        # Of each first size the best second one, row by row: of all pairs at once there may be gigabytes.
+        means = [np.minimum(costs, cost).mean(axis=1) for cost in costs]
+        one = int(np.argmin([each.min() for each in means]))
+        other = int(means[one].argmin())
+        sizes = sorted([choices[one], choices[other], rare], key=lambda size: work(*size))
     return RowShape(length, slots, (*sizes, RowsSize(most, first)))

@@ -186,24 +186,26 @@ SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize(("bins", "most"), [(1, 1.08), (8, 1.095), (16, 1.12)])
 @pytest.mark.parametrize(("name", "before"), [("nq-qed", 1.9), ("medquad", 1.45)])
-def test_real_lengths(name: str, before: float, data_dir: Path, minilm_dir: Path) -> None:
-    """Queries and passages of an epoch, 128 queries at a time on one device."""
+def test_real_lengths(name: str, before: float, bins: int, most: float, data_dir: Path, minilm_dir: Path) -> None:
+    """Queries and passages of an epoch, 128 queries at a time: the table of docs/scale.md (pytest -rP prints it)."""
     tokenizer = TextTokenizer.load(minilm_dir, 256, 256)
     examples = read_examples(data_dir / SOURCES[name], "train", Policy("skip"))
     real_data = tokenize_examples(examples, tokenizer)
     padded = BatchPlan(128, 0, length_multiple=32, max_query_length=256, max_passage_length=256)
-    packed = padded.with_packer(real_data, 1, (1, 1), 384)
+    packed = padded.with_packer(real_data, bins, (1, 1), 384)
     ratios = []
     for plan in (padded, packed):
         batches = [plan.training_batch(real_data, step) for step in range(len(real_data) // 128)]
-        tokens, real = np.array([computed(batch, 1) for batch in batches]).sum(axis=0)
+        tokens, real = np.array([computed(batch, bins) for batch in batches]).sum(axis=0)
         ratios.append(tokens / real)
     programs = {
         (jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))) for batch in batches
     }  # of the packed ones: how many rows there are is part of the structure
+    print(f"{name}: padded {ratios[0]:.2f}, packed on {bins} devices {ratios[1]:.2f}")
     assert len(programs) <= 4
-    assert ratios[1] <= 1.08
+    assert ratios[1] <= most
     assert ratios[0] > before, "control: padded"
 
 

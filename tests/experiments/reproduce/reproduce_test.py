@@ -397,23 +397,28 @@ def small_squad(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.exhaustive
-def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
-    """In a process of its own: trains, encodes, searches, compares; the same command again repeats no step."""
-    encoder = write_encoder(small_squad / "encoder")
-    layers = json.loads((encoder / "config.json").read_text())["num_hidden_layers"]
-    chosen = f"({max(1, layers - 1)},{layers})" if layers > 1 else f"({layers},)"
-    command = [sys.executable, "-m", "jaxret", "reproduce", "mlr/8/10-12"]
-    keys = {
-        "encoder.checkpoint": encoder,
+def small_keys(encoder: Path) -> dict[str, Any]:
+    """Write a tiny encoder, and return the keys with which a row trains two steps of it."""
+    return {
+        "encoder.checkpoint": str(write_encoder(encoder)),
         "encoder.dtype": "float32",
-        "head.mlr.chosen": chosen,
         "train.batch_size": 8,
         "train.steps": 2,
         "train.epochs": 0,
         "tokens.query_length": 8,
         "tokens.passage_length": 16,
     }
+
+
+@pytest.mark.exhaustive
+def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
+    """In a process of its own: trains, encodes, searches, compares; the same command again repeats no step."""
+    encoder = small_squad / "encoder"
+    keys = small_keys(encoder)
+    layers = json.loads((encoder / "config.json").read_text())["num_hidden_layers"]
+    chosen = f"({max(1, layers - 1)},{layers})" if layers > 1 else f"({layers},)"
+    command = [sys.executable, "-m", "jaxret", "reproduce", "mlr/8/10-12"]
+    keys["head.mlr.chosen"] = chosen
     sets = [f"--set={key}={value}" for key, value in keys.items()]
     where = [f"--data={small_squad / 'data'}", f"--workdir={small_squad / 'runs'}"]
     row = "mlr/1/bert-last-four"
@@ -437,16 +442,7 @@ def test_a_row_runs_and_is_compared(small_squad: Path) -> None:
 @pytest.mark.exhaustive
 def test_a_row_of_chunks_runs(small_squad: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Corpus and training data are split once; the second time nothing is."""
-    keys = {
-        "encoder.checkpoint": str(write_encoder(small_squad / "encoder")),
-        "encoder.dtype": "float32",
-        "train.batch_size": 8,
-        "train.steps": 2,
-        "train.epochs": 0,
-        "tokens.query_length": 8,
-        "tokens.passage_length": 16,
-    }
-    places = Places(small_squad / "data", small_squad / "runs", overrides=keys)
+    places = Places(small_squad / "data", small_squad / "runs", overrides=small_keys(small_squad / "encoder"))
     for turn in range(2):
         measured = run_row(find_rows("mvr/5/four-splits")[0], places)
         assert [entry.measure for entry in measured] == ["Accuracy@5", "Accuracy@20", "Accuracy@100"]
