@@ -31,6 +31,7 @@ from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
+_OUT = "out"  # the flag of what a verb writes
 _OTHER_ADDRESSES = {"url", "bucket"}  # flags whose gs:// and s3:// stay addresses
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
@@ -263,11 +264,13 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
     addresses = [*values.values(), *filter(is_bucket_address, positional)]
     if getattr(module, "OPENS_ADDRESSES", False) or not addresses:
         return positional
-    from jaxret.storage.working_copy import local_path
+    from jaxret.storage.working_copy import local_path, require_writable
 
     paths = {value: str(local_path(value)) for value in sorted(addresses, key=len)}  # a run before its files
     for name, value in values.items():
         flags.FLAGS[name].value = paths[value]
+        if name == _OUT:
+            require_writable(paths[value])  # now, not after the work
     return [paths.get(value, value) for value in positional]
 
 

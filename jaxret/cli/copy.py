@@ -2,11 +2,20 @@
 
 jaxret copy runs/mlr gs://bucket/runs/mlr      a run, a corpus, any folder of files
 jaxret copy s3://bucket/runs/mlr runs/mlr      back to a disk
+jaxret copy runs/mlr gs://bucket/runs/mlr --verify      repair what `jaxret verify gs://bucket/runs/mlr` names
 
 What the destination has already is not sent again. Files that only the destination has stay; a destination with files
 of another run is refused. In a bucket, a folder is a manifest and data objects (docs/buckets.md); ordinary objects of
 other programs can be a source.
 """
+
+from absl import flags
+
+_VERIFY = flags.DEFINE_bool(
+    "verify",
+    False,
+    "read the bytes that the destination has, and copy again what is damaged or gone",
+)
 
 ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}
 OPENS_ADDRESSES = True  # they are not working copies
@@ -18,7 +27,7 @@ def main(source: str, destination: str) -> None:
     from jaxret.storage.copy_folder import copy_folder
 
     with Progress("copy", 0, "byte", 0, True) as bar:
-        done = copy_folder(source, destination, bar.update)
+        done = copy_folder(source, destination, _VERIFY.value, bar.update)
     print(
         f"{done.files:,} files, {done.bytes / 1e6:,.1f} MB in {done.destination}: {done.copied:,} copied, the others "
         "were there; all digests are those of the source"

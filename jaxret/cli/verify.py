@@ -8,6 +8,7 @@ vectors that all point the same way, corpora that different checkpoints encoded,
 """
 
 ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a store of tokens"}
+OPENS_ADDRESSES = True  # a damaged folder cannot be fetched
 
 
 def main(folder: str) -> None:

@@ -20,8 +20,8 @@ from jaxret.index.shards import ShardError
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.workdir import Workdir
 from jaxret.search.latency import describe_latency
-from jaxret.storage.atomic import require_writable
 from jaxret.storage.unfinished import remove_leftovers
+from jaxret.storage.working_copy import require_writable
 
 _QUESTIONS = 200  # whose texts are held at a time
 

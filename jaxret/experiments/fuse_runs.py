@@ -18,7 +18,8 @@ from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_nam
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem
-from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
+from jaxret.storage.atomic import require_other_file, sha256_file
+from jaxret.storage.working_copy import require_writable
 
 TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
 

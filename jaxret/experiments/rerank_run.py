@@ -31,7 +31,8 @@ from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
-from jaxret.storage.atomic import require_other_file, require_writable, sha256_file
+from jaxret.storage.atomic import require_other_file, sha256_file
+from jaxret.storage.working_copy import require_writable
 
 
 def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:

@@ -23,7 +23,8 @@ from jaxret.mining.training_queries import require_same_text
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
 from jaxret.runs.scorer import OnProgress
-from jaxret.storage.atomic import require_other_file, require_writable
+from jaxret.storage.atomic import require_other_file
+from jaxret.storage.working_copy import require_writable
 
 PAIRS_PER_BLOCK = 1 << 18  # scored at a time, and sorted by length: of 100 million, 290 bytes each would be 29 GB
 

@@ -3,6 +3,7 @@ a store of tokens. Nothing is changed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +29,12 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, require_base, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
-from jaxret.storage.atomic import sha256_file
+from jaxret.storage.address import is_bucket_address
+from jaxret.storage.atomic import require_disk_path, sha256_file
+from jaxret.storage.bucket_folder import BucketFolder
 from jaxret.storage.checkpoint import CheckpointError
 from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
-from jaxret.storage.working_copy import copy_of, fetch_files
+from jaxret.storage.working_copy import enclosing_folder, fetch_files, local_path
 
 
 class Verification(NamedTuple):
@@ -43,19 +46,22 @@ class Verification(NamedTuple):
 
 
 def verify_folder(folder: str | Path) -> Iterator[Verification]:
-    """Verify the items of a folder one by one. Raises FileNotFoundError where there is no folder, ValueError for one of
-    no kind that can be verified."""
-    folder = Path(folder)
+    """Verify the items of a folder one by one.
+
+    Of a folder in a bucket, the bytes of all files that jaxret wrote are read first; the rest follows if all are
+    intact.
+
+    Raises FileNotFoundError where there is no folder, ValueError for one of no kind that can be verified.
+    """
+    require_disk_path(folder)
+    if is_bucket_address(folder):
+        bytes_in_bucket = list(_bucket(BucketFolder(enclosing_folder(os.fspath(folder)))))
+        yield from bytes_in_bucket
+        if any(result.problem for result in bytes_in_bucket):
+            return
+    folder = local_path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; give that of a run, of an encoded corpus or of an index")
-    if copy := copy_of(folder):
-        for name, problem in bucket_problems(copy.folder):
-            yield Verification(f"{copy.address}/{name}", problem)
-        if unnamed := unnamed_objects(copy.folder):
-            sentence = (
-                f"{copy.address}/data: {len(unnamed):,} objects belong to no file; killed jobs leave such objects"
-            )
-            yield Verification(f"{copy.address}/data", warning=sentence)
     if (folder / "config.json").exists():
         yield from _run(Workdir(folder))
     elif _is_corpus(folder):
@@ -83,6 +89,14 @@ def report_verification(folder: str | Path) -> None:
     if damages:
         raise ValueError(f"{folder}: {len(damages):,} of {len(results):,} items are damaged, listed above")
     print(f"{folder}: {len(results):,} items verified, nothing is damaged")
+
+
+def _bucket(folder: BucketFolder) -> Iterator[Verification]:
+    for name, problem in bucket_problems(folder):
+        yield Verification(f"{folder}/{name}", problem)
+    if unnamed := unnamed_objects(folder):
+        sentence = f"{folder}/data: {len(unnamed):,} objects belong to no file; killed jobs leave such objects"
+        yield Verification(f"{folder}/data", warning=sentence)
 
 
 def _is_corpus(folder: Path) -> bool:

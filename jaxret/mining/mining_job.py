@@ -56,11 +56,11 @@ from jaxret.search.searcher import corpus_folder, text_files
 from jaxret.storage.atomic import (
     read_with_digest,
     require_other_file,
-    require_writable,
     sha256_file,
     with_digest,
     write_json,
 )
+from jaxret.storage.working_copy import require_writable
 
 RANK_BLOCK = 4096  # queries whose rankings are in memory: 4,096 x 200 are about 120 MB
 TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passages are about 50 MB

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ class MetricsFile:
         """path: of the file. verb: of the job, a label of every metric."""
         if importlib.util.find_spec("prometheus_client") is None:
             raise ValueError(f"--prometheus={path} needs a package: pip install 'prometheus-client>=0.26'")
+        if re.match(r"\w+://", path):
+            raise ValueError(f"--prometheus={path}: give a file on this host's disk, where the node exporter reads it")
         if not path.endswith(".prom"):
             raise ValueError(f"--prometheus={path}: its name must end with .prom, as the node exporter reads no others")
         if not Path(path).parent.is_dir():

@@ -14,6 +14,7 @@ from jaxret.storage.atomic import storage_errors
 from jaxret.storage.lockfile import FolderLock, LockedError
 from jaxret.storage.mounted_bucket import describe_mounted_bucket
 from jaxret.storage.unfinished import remove_leftovers
+from jaxret.storage.working_copy import copy_of
 
 
 @contextlib.contextmanager
@@ -32,6 +33,8 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
         try:
             with storage_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
+            if copy := copy_of(folder):
+                copy.require_writable()
             lock = FolderLock(folder, job)
             remove_leftovers(folder)
         except (LockedError, OSError) as error:

@@ -30,7 +30,7 @@ _CAUSES = {
     errno.ENAMETOOLONG: "the name is too long",
 }
 # Of any other scheme than gs and s3; pathlib makes one / of two, which is taken for these alone.
-_ADDRESS = re.compile(r"(?!gs:|s3:)(?:(gcs|abfss?|az|azure|hdfs|https?|ftp|file):/|([A-Za-z][\w+.-]*)://)")
+_ADDRESS = re.compile(r"(?!gs:|s3:)(?:(GS|S3|gcs|abfss?|az|azure|hdfs|https?|ftp|file):/|([A-Za-z][\w+.-]*)://)")
 
 
 class StorageError(OSError):
@@ -109,7 +109,7 @@ def sync_tree(folder: str | os.PathLike[str]) -> None:
         sync(parent)
 
 
-def require_writable(folder: str | os.PathLike[str]) -> None:
+def require_writable_disk(folder: str | os.PathLike[str]) -> None:
     """Create the folder and write a test block to it. Raises StorageError with the cause."""
     probe = temporary_path(Path(folder) / "probe")
     with storage_errors(folder):
@@ -129,6 +129,8 @@ def require_disk_path(path: str | os.PathLike[str]) -> None:
     """Raise ValueError for an address that is neither gs:// nor s3://: it would be a folder "https:" here."""
     if match := _ADDRESS.match(os.fspath(path)):
         scheme = match[1] or match[2]
+        if scheme.lower() in ("gs", "s3"):
+            raise ValueError(f"{os.fspath(path)}: write {scheme.lower()}:// in place of {scheme}://")
         raise ValueError(
             f"{os.fspath(path)}: {scheme}:// is not read or written, but gs:// and s3:// are; or copy the "
             "data to a disk or mounted file system and give that path (docs/clusters.md)"

@@ -31,6 +31,10 @@ SCHEMES = {"gs": "gcs", "s3": "s3"}  # TensorStore's drivers
 ADDRESS = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
 # TensorStore's default limits retry an unreachable server for minutes.
 _RETRIES = {"max_retries": 5, "initial_delay": "100ms", "max_delay": "2s"}
+# TensorStore itself waits without end for a server that takes a connection and sends nothing.
+_SILENCE = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "20", "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1"}
+_FIRST_ANSWER = 25  # seconds to wait for the first answer of a bucket: no upload is slow before it
+_ANSWERED: set[str] = set()  # buckets that have answered this process
 _ATTEMPTS, _PAUSE = 8, 0.1  # of a conditional write, in seconds
 PART = 32 << 20  # bytes that are read or written at a time: TensorStore holds a request in memory
 _SEVERAL = 32  # requests at a time
@@ -100,8 +104,20 @@ class Bucket:
             if os.environ.get("AWS_ACCESS_KEY_ID"):
                 driver["aws_credentials"] = {"type": "environment"}  # the default asks an address of the cloud, too
         context = tensorstore.Context({f"{SCHEMES[self.scheme]}_request_retries": _RETRIES})
+        for name, value in _SILENCE.items():
+            os.environ.setdefault(name, value)
         with _errors(self.address):
             return tensorstore.KvStore.open(driver, context=context).result()
+
+    def _answer(self, future: Any) -> Any:
+        """Return the result of a request. Raises ValueError, as TensorStore, also if a first answer does not come."""
+        bucket = f"{self.scheme}://{self.name}"
+        try:
+            result = future.result(timeout=None if bucket in _ANSWERED else _FIRST_ANSWER)
+        except TimeoutError:
+            raise ValueError(f"UNAVAILABLE: no answer within {_FIRST_ANSWER} seconds") from None
+        _ANSWERED.add(bucket)
+        return result
 
     def get(self, key: str) -> BucketObject | None:
         """Return an object, or None if there is none."""
@@ -113,14 +129,14 @@ class Bucket:
             futures = [self._store.read(key) for key in batch]
             for key, future in zip(batch, futures, strict=True):
                 with _errors(f"{self.address}/{key}"):
-                    result = future.result()
+                    result = self._answer(future)
                 missing = result.state == "missing"
                 yield None if missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
 
     def version(self, key: str) -> bytes | None:
         """Return the version of an object, or None if there is none."""
         with _errors(f"{self.address}/{key}"):
-            result = self._store.read(key, byte_range=slice(0, 0)).result()
+            result = self._answer(self._store.read(key, byte_range=slice(0, 0)))
         return None if result.state == "missing" else bytes(result.stamp.generation)
 
     def parts(self, key: str, version: bytes) -> Iterator[bytes]:
@@ -132,11 +148,11 @@ class Bucket:
         while not ended:
             with _errors(f"{self.address}/{key}"):
                 try:
-                    result = self._store.read(key, byte_range=slice(start, start + PART)).result()
+                    result = self._answer(self._store.read(key, byte_range=slice(start, start + PART)))
                 except ValueError as error:
                     if not str(error).startswith("OUT_OF_RANGE"):
                         raise
-                    result = self._store.read(key, byte_range=slice(start, None)).result()
+                    result = self._answer(self._store.read(key, byte_range=slice(start, None)))
                     ended = True
             if bytes(result.stamp.generation) != version:
                 raise BucketError(f"{self.address}/{key} was changed while it was read; run the command again")
@@ -155,7 +171,7 @@ class Bucket:
     def _write_if(self, key: str, body: bytes, version: bytes) -> bool:
         for _ in range(_ATTEMPTS):
             with _errors(f"{self.address}/{key}"):
-                if self._store.write(key, body, if_equal=version).result().generation != b"":
+                if self._answer(self._store.write(key, body, if_equal=version)).generation != b"":
                     return True
             current = self.get(key)
             if current is not None and current.body == body:
@@ -169,7 +185,7 @@ class Bucket:
     def put(self, key: str, body: bytes) -> None:
         """Write an object, whatever is there."""
         with _errors(f"{self.address}/{key}"):
-            self._store.write(key, body).result()
+            self._answer(self._store.write(key, body))
 
     def list(self, folder: str = "") -> list[str]:
         """Return the keys of all objects below a folder, sorted."""
@@ -177,7 +193,7 @@ class Bucket:
 
         keys = tensorstore.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else tensorstore.KvStore.KeyRange()
         with _errors(f"{self.address}/{folder}"):
-            return sorted(key.decode() for key in self._store.list(keys).result())
+            return sorted(key.decode() for key in self._answer(self._store.list(keys)))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, several requests at a time; one that is not there is no error."""
@@ -185,7 +201,7 @@ class Bucket:
             futures = [(key, self._store.write(key, None)) for key in batch]
             for key, future in futures:
                 with _errors(f"{self.address}/{key}"):
-                    future.result()
+                    self._answer(future)
 
     def probe(self) -> None:
         """Write, replace and delete a small object.
@@ -227,4 +243,5 @@ def _errors(address: str) -> Iterator[None]:
         text = " ".join(str(error).split())
         word = re.match(r"[A-Z_]+", text)
         cause = _CAUSES.get(word[0] if word else "", "the request failed")
+        text = re.split(r" \[[\w-]+='", text)[0]  # before TensorStore's annotations, one of which is a page of XML
         raise BucketError(f"{address}: {cause} ({text[:300]})") from error

@@ -26,6 +26,8 @@ from jaxret.storage.bucket import PART, Bucket, BucketError, salted
 from jaxret.storage.object_cache import CachedFile, fetch
 
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
+REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"
+_DAMAGED = f"is damaged in the bucket: its SHA-256 is not the one that was written; {REPAIR}"
 _AT_ONCE = 8  # files; a file has one part in memory
 _ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
 _LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{DATA}/[0-9a-f]{{16}}-[0-9a-f]{{64}})")
@@ -33,6 +35,10 @@ _LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{DATA}/[0-9a-f]{{16}}-[0
 
 class ChangedFolderError(BucketError):
     """Another job has written the same file of a folder in a bucket."""
+
+
+class DamagedFileError(BucketError):
+    """The bytes of a file of a folder in a bucket are gone, or are not those that were written."""
 
 
 def is_leftover(key: str) -> bool:
@@ -218,30 +224,32 @@ class BucketFolder:
         return next(self._parts(name, file), b"")
 
     def check(self, name: str, file: StoredFile) -> None:
-        """Read a file's bytes from the bucket. Raises BucketError if they are gone, or have another digest."""
+        """Read a file's bytes from the bucket. Raises DamagedFileError if they are gone, or have another digest."""
         digest = sha256()
         for part in self._parts(name, file):
             digest.update(part)
         if digest.hexdigest() != file.sha256:
-            raise BucketError(f"{self}/{name} is damaged in the bucket: its SHA-256 is not the one that was written")
+            raise DamagedFileError(f"{self}/{name} {_DAMAGED}")
 
     def copy_file(self, source: BucketFolder, name: str, file: StoredFile) -> StoredFile:
         """Write the bytes of a file of another folder, and return what describes them here; see `upload`.
 
-        Raises BucketError if they are gone or damaged.
+        Raises DamagedFileError if they are gone or damaged.
         """
         stored = self._store(source._parts(name, file))
         if stored.sha256 != file.sha256:
             self.discard([stored])
-            raise BucketError(f"{source}/{name} is damaged in the bucket: its SHA-256 is not the one that was written")
+            raise DamagedFileError(f"{source}/{name} {_DAMAGED}")
         return stored
 
     def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
         for key, part in zip(file.parts, self.bucket.get_several(file.parts), strict=True):
             if part is None:
-                raise ChangedFolderError(
-                    f"{self}/{name}: its object {key} is gone; another job has replaced the file: run the command again"
-                )
+                if self.files().get(name) == file:
+                    raise DamagedFileError(
+                        f"{self}/{name}: its object {key} is gone from the bucket, though {MANIFEST} names it; {REPAIR}"
+                    )
+                raise ChangedFolderError(f"{self}/{name}: another job has just replaced it; run the command again")
             yield part.body
 
 

@@ -95,6 +95,7 @@ class BucketLeases(Leases):
 
     def _claim(self, name: str, path: Path) -> Lease | None:
         with self._mutex:
+            self._copy.require_writable()
             current = self._bucket.get(self._key(name))
             if current and not self._may_take(name, current):
                 return None

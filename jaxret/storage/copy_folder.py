@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import atomic_write, require_folder_path, sha256_file
+from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file
 from jaxret.storage.bucket import BucketError
-from jaxret.storage.bucket_folder import BucketFolder, StoredFile, is_leftover
+from jaxret.storage.bucket_folder import BucketFolder, DamagedFileError, StoredFile, is_leftover
 from jaxret.storage.file_state import file_state
 from jaxret.storage.folder_kinds import Contents, require_same_folder, require_same_kind
 from jaxret.storage.lockfile import HOLDER
@@ -29,8 +29,10 @@ class CopyResult:
     copied: int  # files that the destination did not have
 
 
-def copy_folder(source: str, destination: str, show: Callable[[int], None] = lambda size: None) -> CopyResult:
-    """Copy the files of a folder, and compare the digests of all files at the end.
+def copy_folder(
+    source: str, destination: str, verify: bool = False, show: Callable[[int], None] = lambda size: None
+) -> CopyResult:
+    """Copy those files of a folder that the destination does not have with their digest.
 
     Locks, leases and unfinished files, whose names begin with a dot, are not copied. Files at the top, which make a
     folder a run, are written last, so that an interrupted copy is not a run; the same call continues it. Files that the
@@ -39,6 +41,8 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
     Args:
         source: Folder, or address of one in a bucket.
         destination: Folder, or address of one in a bucket.
+        verify: Read the bytes of the files that the destination has, and copy again what is damaged or gone. Without,
+            the digests in the manifest of a bucket are believed; of a folder on a disk, all bytes are read anyway.
         show: Called with the bytes of each file that is done.
 
     Raises:
@@ -46,10 +50,12 @@ def copy_folder(source: str, destination: str, show: Callable[[int], None] = lam
         ValueError: The source is not a folder or is in use, or the destination is in a folder that does not exist.
         BucketError: A bucket cannot be read or written, or bytes are damaged.
     """
+    for address in (source, destination):
+        require_disk_path(address)
     origin = _open_source(source)
     names = sorted(origin.names(source), key=lambda name: ("/" not in name, name))
     if is_bucket_address(destination):
-        return _to_bucket(source, BucketFolder(destination), origin, names, show)
+        return _to_bucket(source, BucketFolder(destination), origin, names, verify, show)
     require_folder_path(destination, "DST")
     _require_same(origin, names, _Side(Path(destination), None, {}), destination)
     copied, size = 0, 0
@@ -121,7 +127,12 @@ def _open_source(source: str) -> _Side:
 
 
 def _to_bucket(
-    source: str, target: BucketFolder, origin: _Side, names: Sequence[str], show: Callable[[int], None]
+    source: str,
+    target: BucketFolder,
+    origin: _Side,
+    names: Sequence[str],
+    verify: bool,
+    show: Callable[[int], None],
 ) -> CopyResult:
     target.bucket.probe()
     if not target.exists() and (others := [key for key in target.bucket.list() if not is_leftover(key)]):
@@ -129,6 +140,16 @@ def _to_bucket(
     stored, pending = target.files(), dict[str, StoredFile]()
     _require_same(origin, names, _Side(Path(), target, stored), str(target))
     copied, size = 0, 0
+
+    def is_there(name: str, file: StoredFile) -> bool:
+        if name not in stored or stored[name].sha256 != file.sha256:
+            return False
+        try:
+            if verify:
+                target.check(name, stored[name])
+        except DamagedFileError:
+            return False
+        return True
 
     def commit() -> None:
         target.commit(pending, stored)
@@ -138,7 +159,7 @@ def _to_bucket(
     for place, name in enumerate(names):
         path = origin.path / name
         state, file = file_state(path), origin.describe(name)
-        if stored.get(name) is None or stored[name].sha256 != file.sha256:
+        if not is_there(name, file):
             new = target.copy_file(origin.folder, name, file) if origin.folder else target.upload({name: path})[name]
             if new.sha256 != file.sha256 or file_state(path) != state:
                 raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")

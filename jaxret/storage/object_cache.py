@@ -72,7 +72,7 @@ def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
         if file.sha256 and actual.hexdigest() != file.sha256:
             raise BucketError(
                 f"{file.source} is damaged in the bucket or on the way: SHA-256 {actual.hexdigest()[:16]}... instead "
-                f"of {file.sha256[:16]}...; write it again"
+                f"of {file.sha256[:16]}... (jaxret verify names all such files)"
             )
     cached.chmod(0o444)
     # Equal on every host and after every fetch, because files made from it record this time.

@@ -27,7 +27,14 @@ from typing import Any
 
 from jaxret.parallel.progress import is_first_process
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import StorageError, cache_folder, sha256_file, sha256_json, storage_errors
+from jaxret.storage.atomic import (
+    StorageError,
+    cache_folder,
+    require_writable_disk,
+    sha256_file,
+    sha256_json,
+    storage_errors,
+)
 from jaxret.storage.bucket import Bucket, BucketError
 from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile, is_leftover
 from jaxret.storage.file_state import MISSING, FileState, file_state
@@ -36,6 +43,8 @@ from jaxret.storage.unfinished import lock, sweep, temporary_path
 
 # Results that any job writes as a whole; the last one stays.
 _REPLACED = ("encoding.json", "eval/", "runs/", "warnings/")
+# Where passages are in their files, which any search finds out if it is not there.
+_DERIVED = re.compile(r"(^|/)embeddings/[^/]+/passages\.(npy|jsonl?)$")
 # Arrays of shards: fetched when a corpus is opened, as an encoding job needs none of another's.
 _VECTORS = re.compile(r"-\d+-of-\d+\.npy$")
 _ATTEMPTS = 5  # to fetch files that another job replaces meanwhile
@@ -56,13 +65,14 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     bucket = Bucket(os.fspath(path))
     with _LOCK:
         if not (copy := copy_of(bucket.address)):
-            root = _folder_of(bucket)
+            root = enclosing_folder(bucket.address)
             copy = _COPIES[root] = WorkingCopy(root)
         return copy.path_of(bucket.address)
 
 
-def _folder_of(bucket: Bucket) -> str:
+def enclosing_folder(address: str) -> str:
     """Return the address of the folder that jaxret wrote, if an address is one or in one; else the address."""
+    bucket = Bucket(address)
     if bucket.version(MANIFEST):
         return bucket.address
     parts = bucket.folder.split("/")
@@ -95,6 +105,18 @@ def require_one_process(path: str | os.PathLike[str]) -> None:
             f"{shown_path(path)}: the processes of one job write a folder together, and each would have its own copy "
             "of this one; give a folder on a disk that all of them share, and copy it to the bucket afterwards"
         )
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Raise StorageError, with the cause, unless files can be written in a folder; it is made on a disk.
+
+    Jobs call it before the work whose results they write. A test block is written to a disk; of a working copy, the
+    first call writes a test object to the bucket.
+    """
+    if copy := copy_of(folder):
+        copy.require_writable()
+    else:
+        require_writable_disk(folder)
 
 
 def refresh(path: str | os.PathLike[str]) -> None:
@@ -337,12 +359,12 @@ class WorkingCopy:
         removed += [name for name in self._remote_names if not (self.path / name).parent.exists()]
         if not changed and not removed and not self._included_files:
             return
-        if self._plain and self.path.is_dir():
-            raise BucketError(
-                f"{self.address}: its files were not written by jaxret, and are only read; give another folder for "
-                f"what is written ({', '.join([*changed, *removed][:3])})"
-            )
-        self._require_writable()
+        try:
+            self.require_writable()
+        except BucketError:
+            if all(map(_DERIVED.search, [*changed, *removed])) and not self._included_files:
+                return  # a reader without rights to write
+            raise
         if self.path.is_file():  # a result, which other programs read
             state = file_state(self.path)
             parent, _, name = self.address.rpartition("/")
@@ -376,7 +398,7 @@ class WorkingCopy:
         Returns False if another job has added that group: its files then replace this process's, as `refresh`
         fetches them.
         """
-        self._require_writable()
+        self.require_writable()
         stored, states = self._upload(self.changes(folder)[0])
         added = self.folder.add_group(group, stored)
         if added:
@@ -409,7 +431,13 @@ class WorkingCopy:
         """Return whether this process has fetched or written some of these very files."""
         return any(self._files.get(name) == file for name, file in files.items())
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
+        """Raise BucketError if nothing can be written at the address."""
+        if self._plain and self.path.is_dir():
+            raise BucketError(
+                f"{self.address}: its files were not written by jaxret, and are only read; give another folder for "
+                "what is written"
+            )
         if not self._writable:
             self.folder.bucket.probe()
             self._writable = True

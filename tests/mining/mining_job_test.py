@@ -555,8 +555,8 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
         open_teacher(str(tmp_path / "run"), "").over(queries, passages)
 
     class Raw(RunPool):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             self.bounded = False  # as of a run without normalize
 
     monkeypatch.setattr(mining_job, "RunPool", Raw)

@@ -19,7 +19,7 @@ from jaxret.storage.atomic import (
     atomic_write,
     read_json,
     read_with_digest,
-    require_writable,
+    require_writable_disk,
     sha256_file,
     sha256_json,
     sha256_json_lists,
@@ -184,19 +184,19 @@ def test_errors_of_other_files_are_not_changed(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_folder_is_an_error_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_writable(tmp_path / "new" / "folder")
+    require_writable_disk(tmp_path / "new" / "folder")
     assert not list((tmp_path / "new" / "folder").iterdir())
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StorageError, match=f"{place} cannot be written: a file is where a folder should be"):
-            require_writable(place)
+            require_writable_disk(place)
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=f"{tmp_path} cannot be written: the disk is full"):
-        require_writable(tmp_path)
+        require_writable_disk(tmp_path)
 
 
 def test_only_leftovers_of_atomic_write_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ class FakeGcs(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []  # method, and name of the object or prefix of the list
         self.lost: Callable[[str], bool] = lambda name: False  # whether the answer to a write of a name is lost
+        self.read_only = False
         self.before: Callable[[int], None] = lambda number: None  # called with the number of each request
 
     def handle_error(self, *_: object) -> None:
@@ -71,6 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append((self.command, query.get("name") or unquote(parts[-1])))
             self.server.before(len(self.server.requests))
+            if self.server.read_only and self.command != "GET":
+                return self._reply(403, b'{"error": {"message": "no rights to write"}}')
             if parts[0] == "upload":
                 if self.server.lost(query["name"]):
                     self._reply = self._lose  # type: ignore[method-assign, assignment]

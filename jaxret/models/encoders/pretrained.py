@@ -25,7 +25,9 @@ from jaxret.models.encoders.weight_files import (
     open_weights,
     weight_files,
 )
-from jaxret.storage.atomic import atomic_write, write_json
+from jaxret.storage.address import is_bucket_address
+from jaxret.storage.atomic import atomic_write, require_disk_path, write_json
+from jaxret.storage.working_copy import local_path
 
 Params = dict[str, Any]
 
@@ -41,8 +43,8 @@ def find_model(name: str, download: bool = False) -> Path:
     """Return the local directory of a model.
 
     Args:
-      name: a directory, `package:NAME/FOLDER` (weights in an installed Python package), or a Hugging Face hub name
-        (from the local cache).
+      name: a directory, the address of one in a bucket, `package:NAME/FOLDER` (weights in an installed Python
+        package), or a Hugging Face hub name (from the local cache).
       download: fetch a hub name that is not in the cache.
 
     Raises:
@@ -59,9 +61,12 @@ def find_model(name: str, download: bool = False) -> Path:
                 f"encoder.checkpoint={name!r}: the Python package {package} is not installed; {remedy}"
             )
         return Path(spec.submodule_search_locations[0]) / folder
-    path = Path(name)
+    require_disk_path(name)
+    path = local_path(name)
     if path.is_dir():
         return path
+    if is_bucket_address(name):
+        raise FileNotFoundError(f"encoder.checkpoint={name!r}: the bucket has no such folder")
     if path.exists():
         raise FileNotFoundError(f"encoder.checkpoint={name!r} is a file; give the folder of the model: {path.parent}")
     if path.is_absolute() or name.startswith((".", "~")):  # no name on the hub
@@ -80,7 +85,7 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
         if not (has_weights(directory) if file == "model.safetensors" else (directory / file).exists()):
             files = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"
-            if file == "model.safetensors" and not (name.startswith("package:") or Path(name).is_dir()):
+            if file == "model.safetensors" and not (name.startswith("package:") or local_path(name).is_dir()):
                 remedy = (
                     f"{name} stores no safetensors on the hub, perhaps a pickle: fetch it with `hf download {name} "
                     "--local-dir FOLDER`; encoder.checkpoint=FOLDER then prints the command that converts it"
@@ -100,9 +105,10 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
 def model_files(name: str) -> list[Path]:
     """Return the files of a model's directory that its results depend on: config, weights, tokenizer, modules; [] if
     `name` is not a directory."""
-    if not name or not Path(name).is_dir():
+    if not name or not (folder := local_path(name)).is_dir():
         return []
-    return sorted(path for path in Path(name).rglob("*") if path.suffix in (".json", ".safetensors", ".txt", ".model"))
+    kinds = (".json", ".safetensors", ".txt", ".model")
+    return sorted(path for path in folder.rglob("*") if path.suffix in kinds)
 
 
 def _from_hub(name: str, download: bool) -> Path:
