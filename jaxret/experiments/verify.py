@@ -45,17 +45,19 @@ class Verification(NamedTuple):
     warning: str = ""  # a sentence on an intact item that is probably a mistake
 
 
-def verify_folder(folder: str | Path) -> Iterator[Verification]:
+def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[Verification]:
     """Verify the items of a folder one by one.
 
     Of a folder in a bucket, the bytes of all files that jaxret wrote are read first; the rest follows if all are
-    intact.
+    intact. With `delete_unused`, its objects that belong to no file are deleted: no job may write there meanwhile.
 
     Raises FileNotFoundError where there is no folder, ValueError for one of no kind that can be verified.
     """
     require_disk_path(folder)
+    if delete_unused and not is_bucket_address(folder):
+        raise ValueError(f"--delete_unused: {folder} is no folder in a bucket, and has no objects")
     if is_bucket_address(folder):
-        bytes_in_bucket = list(_bucket(BucketFolder(enclosing_folder(os.fspath(folder)))))
+        bytes_in_bucket = list(_bucket(BucketFolder(enclosing_folder(os.fspath(folder))), delete_unused))
         yield from bytes_in_bucket
         if any(result.problem for result in bytes_in_bucket):
             return
@@ -76,9 +78,10 @@ def verify_folder(folder: str | Path) -> Iterator[Verification]:
         )
 
 
-def report_verification(folder: str | Path) -> None:
-    """Verify a folder, and print damages, warnings and a summary. Raises ValueError if anything is damaged."""
-    results = list(verify_folder(folder))
+def report_verification(folder: str | Path, delete_unused: bool = False) -> None:
+    """Verify a folder, and print damages, warnings and a summary; see `verify_folder`. Raises ValueError if anything is
+    damaged."""
+    results = list(verify_folder(folder, delete_unused))
     damages = [result.problem for result in results if result.problem]
     for damage in damages:
         print(f"bad: {damage}")
@@ -91,11 +94,16 @@ def report_verification(folder: str | Path) -> None:
     print(f"{folder}: {len(results):,} items verified, nothing is damaged")
 
 
-def _bucket(folder: BucketFolder) -> Iterator[Verification]:
+def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]:
     for name, problem in bucket_problems(folder):
         yield Verification(f"{folder}/{name}", problem)
     if unnamed := unnamed_objects(folder):
         sentence = f"{folder}/data: {len(unnamed):,} objects belong to no file; killed jobs leave such objects"
+        if delete_unused:
+            if leases := folder.bucket.list("leases"):
+                raise ValueError(f"--delete_unused: a job works in {folder}, or was killed there ({leases[0]})")
+            folder.bucket.delete(unnamed)
+            sentence = f"{folder}/data: {len(unnamed):,} objects belonged to no file, and are deleted"
         yield Verification(f"{folder}/data", warning=sentence)
 
 

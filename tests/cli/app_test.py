@@ -122,7 +122,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("-m", ("jaxret", "export", "--workdir=w", "--to=faiss", "--out=x"), "qdrant, milvus; did you mean pyserini?"),
         ("encode.py", ("--workdir=hdfs://b/w", "--corpus=x"), "hdfs://b/w: hdfs:// is not read or written"),
         ("encode.py", ("--workdir=s3a://b/w", "--corpus=x"), "s3a://b/w: s3a:// is not read or written"),
-        ("train.py", (MINILM[0], "--workdir=GS://b/w"), "GS://b/w: GS:// is not read or written, but gs:// and s3://"),
+        ("train.py", (MINILM[0], "--workdir=GS://b/w"), "GS://b/w: write gs:// in place of GS://"),
         ("-m", ("jaxret", "data", "check", "abfs://b/w"), "abfs://b/w: abfs:// is not read or written"),
         ("-m", ("jaxret", "recipe", *MINILM), "--config.data.train must be given"),
         ("-m", ("jaxret", "index", "--workdir=w", "--type=HNSW"), "--type is not a flag; did you mean --factory?"),

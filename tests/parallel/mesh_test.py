@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.pipeline import (
     write_encoder,
 )
 from tests.tiny import DUAL_ENCODER, I3, SELF_CONTRASTIVE, make_batch, make_retriever, run_steps
+from tests.training.tensor_test import write_divisible_model
 
 
 def test_meshes() -> None:
@@ -284,13 +286,24 @@ ADAPTERS = {"lora__rank": 2, "lora__alpha": 4.0, "optimizer__learning_rate": 1e-
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("more", "fsdp"),
-    [pytest.param(MORE, 1, id="whole"), pytest.param(ADAPTERS, 8, id="adapters, base split over both")],
+    ("write", "more", "mesh"),
+    [
+        pytest.param(write_encoder, MORE, {}, id="whole"),
+        pytest.param(write_encoder, ADAPTERS, {"mesh__fsdp": 8}, id="adapters, base split over both"),
+        pytest.param(
+            write_divisible_model,
+            {**ADAPTERS, "head__token": "last"},
+            {"mesh__fsdp": 4, "mesh__tensor": 2},
+            id="layers of a language model shared by two devices each",
+        ),
+    ],
 )
-def test_two_processes_train_stop_resume_and_encode(more: dict[str, Any], fsdp: int, tmp_path: Path) -> None:
+def test_two_processes_train_stop_resume_and_encode(
+    write: Callable[[Path], Path], more: dict[str, Any], mesh: dict[str, int], tmp_path: Path
+) -> None:
     """The scripts, as on two hosts that share a folder. One process is told to stop: both save the same step. What
     comes out are the metrics and vectors of one process that was left alone. With all that a step may have more."""
-    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    encoder, data = write(tmp_path / "encoder"), write_data(tmp_path / "data")
     more = {**more, "validation__corpus": str(data)}
     options: dict[str, Any] = {"train__steps": 40, "train__checkpoint_every": 10, **more}
     alone, shared = tmp_path / "alone", tmp_path / "shared"
@@ -298,8 +311,8 @@ def test_two_processes_train_stop_resume_and_encode(more: dict[str, Any], fsdp: 
     encode_corpus(open_run(alone), data, progress=False)
 
     def training() -> list[list[str]]:
-        mesh = {"mesh__coordinator": free_address(), "mesh__num_processes": 2, "mesh__fsdp": fsdp}
-        each = [train_arguments(encoder, data, shared, **options, **mesh, mesh__process_id=rank) for rank in range(2)]
+        job = {"mesh__coordinator": free_address(), "mesh__num_processes": 2, **mesh}
+        each = [train_arguments(encoder, data, shared, **options, **job, mesh__process_id=rank) for rank in range(2)]
         return [command("train.py", *arguments) for arguments in each]
 
     def stop(workers: list[subprocess.Popen[str]]) -> None:

@@ -103,9 +103,17 @@ def test_damaged_objects_are_named_and_a_copy_repairs_them(gcs: Server, tmp_path
     refused = jaxret(gcs[1], "search", f"--workdir={run}", "--query=x")
     assert refused.returncode == 1
     assert "config.json: its object data/" in refused.stderr or "contract.json is damaged" in refused.stderr
+    unused = jaxret(gcs[1], "verify", run, "--delete_unused")
+    assert "objects belong" not in unused.stdout, "all objects belong to files"
     assert ": 0 copied" in jaxret(gcs[1], "copy", str(tmp_path / "run"), run).stdout
     assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "run"), run, "--verify").stdout
     assert "nothing is damaged" in jaxret(gcs[1], "verify", run).stdout
+    before = dict(gcs[0].objects)
+    gcs[0].objects["bucket", f"runs/tiny/data/{'1' * 16}-{'2' * 64}"] = 1, b"of a killed job"
+    assert "1 objects belong to no file" in jaxret(gcs[1], "verify", run).stdout
+    assert "1 objects belonged to no file, and are deleted" in jaxret(gcs[1], "verify", run, "--delete_unused").stdout
+    assert gcs[0].objects == before
+    assert "has no objects" in jaxret(gcs[1], "verify", str(tmp_path / "run"), "--delete_unused").stderr
     assert jaxret(gcs[1], "copy", run, str(tmp_path / "back")).returncode == 0
     ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "back")
     assert {name: text for name, text in ours.items() if name in theirs} == theirs

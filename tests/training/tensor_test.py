@@ -36,6 +36,14 @@ QWEN = dataclasses.replace(LLAMA, num_heads=4, num_kv_heads=2, attention_bias=Tr
 SHARED_KEYS = dataclasses.replace(GEMMA, num_heads=4, num_kv_heads=2)
 
 
+def write_divisible_model(folder: Path) -> Path:
+    """A language model whose heads and inner size two devices can share."""
+    write_language_model(folder)
+    shapes = dataclasses.replace(QWEN, vocab_size=99, max_positions=40, mlp_bias=False)
+    save_pretrained(folder, shapes, make_params(make_retriever(LAST, shapes))["encoder"])
+    return folder
+
+
 def gradient(settings: dict[str, Any], mesh: Any, encoder: Any, chunk_size: int = 0) -> tuple[float, Any]:
     objective = make_objective(settings, mesh, encoder, chunk_size)
     params = make_params(objective.model)
@@ -100,9 +108,7 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
 )
 def test_a_run_stops_and_resumes_as_without_the_axis(more: dict[str, Any], tmp_path: Path) -> None:
     """With validation, from a checkpoint of another mesh; the vectors of the run follow."""
-    encoder, data = write_language_model(tmp_path / "encoder"), write_data(tmp_path / "data")
-    shapes = dataclasses.replace(QWEN, vocab_size=99, max_positions=40, mlp_bias=False)
-    save_pretrained(encoder, shapes, make_params(make_retriever(LAST, shapes))["encoder"])
+    encoder, data = write_divisible_model(tmp_path / "encoder"), write_data(tmp_path / "data")
     more = {**more, "head__token": "last", "optimizer__decay": "none", "train__batch_size": 16}
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     train(tiny_config(encoder, data, **more), alone, progress=False)
