@@ -314,7 +314,7 @@ def free_address() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def train_arguments(encoder: Path, data: Path, workdir: Path, **overrides: Any) -> list[str]:
+def train_arguments(encoder: Path | str, data: Path, workdir: Path, **overrides: Any) -> list[str]:
     """The flags of train.py for `tiny_config`, through the command line as a user gives them."""
     flat = flat_config(tiny_config(encoder, data, **overrides))
     base = flat_config(get_config())
