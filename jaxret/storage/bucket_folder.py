@@ -37,8 +37,8 @@ class ChangedFolderError(BucketError):
     """Another job has written the same file of a folder in a bucket."""
 
 
-class DamagedFileError(BucketError):
-    """The bytes of a file of a folder in a bucket are gone, or are not those that were written."""
+class DamagedObjectError(BucketError):
+    """The objects of a file of a folder in a bucket are gone, or are not those that were written."""
 
 
 def is_leftover(key: str) -> bool:
@@ -224,29 +224,29 @@ class BucketFolder:
         return next(self._parts(name, file), b"")
 
     def check(self, name: str, file: StoredFile) -> None:
-        """Read a file's bytes from the bucket. Raises DamagedFileError if they are gone, or have another digest."""
+        """Read a file's bytes from the bucket. Raises DamagedObjectError if they are gone, or have another digest."""
         digest = sha256()
         for part in self._parts(name, file):
             digest.update(part)
         if digest.hexdigest() != file.sha256:
-            raise DamagedFileError(f"{self}/{name} {_DAMAGED}")
+            raise DamagedObjectError(f"{self}/{name} {_DAMAGED}")
 
     def copy_file(self, source: BucketFolder, name: str, file: StoredFile) -> StoredFile:
         """Write the bytes of a file of another folder, and return what describes them here; see `upload`.
 
-        Raises DamagedFileError if they are gone or damaged.
+        Raises DamagedObjectError if they are gone or damaged.
         """
         stored = self._store(source._parts(name, file))
         if stored.sha256 != file.sha256:
             self.discard([stored])
-            raise DamagedFileError(f"{source}/{name} {_DAMAGED}")
+            raise DamagedObjectError(f"{source}/{name} {_DAMAGED}")
         return stored
 
     def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
         for key, part in zip(file.parts, self.bucket.get_several(file.parts), strict=True):
             if part is None:
                 if self.files().get(name) == file:
-                    raise DamagedFileError(
+                    raise DamagedObjectError(
                         f"{self}/{name}: its object {key} is gone from the bucket, though {MANIFEST} names it; {REPAIR}"
                     )
                 raise ChangedFolderError(f"{self}/{name}: another job has just replaced it; run the command again")

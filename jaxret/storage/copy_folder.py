@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file
 from jaxret.storage.bucket import BucketError
-from jaxret.storage.bucket_folder import BucketFolder, DamagedFileError, StoredFile, is_leftover
+from jaxret.storage.bucket_folder import BucketFolder, DamagedObjectError, StoredFile, is_leftover
 from jaxret.storage.file_state import file_state
 from jaxret.storage.folder_kinds import Contents, require_same_folder, require_same_kind
 from jaxret.storage.lockfile import HOLDER
@@ -147,7 +147,7 @@ def _to_bucket(
         try:
             if verify:
                 target.check(name, stored[name])
-        except DamagedFileError:
+        except DamagedObjectError:
             return False
         return True
 
