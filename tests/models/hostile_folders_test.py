@@ -14,11 +14,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from jaxret import plan
 from jaxret.data.records import Query
 from jaxret.data.tokens.backend import load_backend, rules_growth
 from jaxret.data.tokens.expressions import check_expressions
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.models.encoders.architectures import ARCHITECTURES, read_config
+from jaxret.models.encoders.architectures import ARCHITECTURES, read_config, require_stored_sizes, stored_tensors
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.sentence_transformers import read_sentence_transformers_keys
 from jaxret.models.encoders.weight_files import weight_shapes
@@ -195,6 +196,18 @@ def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) 
         open_both(folder)
     assert str(folder) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+PUBLISHED = sorted(path.parent for path in Path(plan.__file__).with_name("encoders").rglob("config.json"))
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_published_models_have_the_sizes_of_their_weights(folder: Path) -> None:
+    """Llama 3.1 has 131,072 positions and 128,256 words, Mistral 7B v0.1 32,768 and 32,000."""
+    config = read_config(folder)
+    tensors = stored_tensors(config).values()
+    shapes = {name: tensor.shape for tensor in tensors for name in tensor.names}
+    require_stored_sizes(config, ARCHITECTURES[config.model_type], folder / "config.json", shapes)
 
 
 @pytest.mark.faults(33, refused=True)

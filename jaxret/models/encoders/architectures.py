@@ -31,8 +31,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "t5": t5.ARCHITECTURE,
     "xlm-roberta": xlm_roberta.ARCHITECTURE,
 }
-# Of configs; not all have the last three.
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size", "max_positions", "type_vocab_size")
+# Axes of stored tensors, in the names of configs; not all have the last one.
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")
+_TABLES = ("max_positions", "type_vocab_size")  # of a BERT; where positions are rotations, any number may be allowed
 _MOST_LABELS = 100_000  # of a classifier, which is not read here; transformers makes a table of them
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
@@ -90,10 +91,11 @@ def require_stored_sizes(
       path: of config.json, for the error.
       shapes: of the stored tensors, by name.
     """
+    sizes = _SIZES + (_TABLES if isinstance(config, bert.BertConfig) else ())
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
     for field, most, what in (
         ("num_layers", len(shapes), "tensors"),
-        *((field, largest, "as its largest axis") for field in _SIZES),
+        *((field, largest, "as its largest axis") for field in sizes),
     ):
         if (value := getattr(config, field, 0)) > most:
             key = architecture.keys[field].name
