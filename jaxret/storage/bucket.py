@@ -180,7 +180,7 @@ class Bucket:
                 return False
             # Refused, though nothing was changed: S3's answer while another write is on its way, or to no bucket.
             time.sleep(_PAUSE)
-        raise BucketError(f"{self.address}/{key}: the server refuses to write it; is there a bucket {self.name}?")
+        raise BucketError(f"{self.address}/{key}: the server refuses it; is there a bucket {self.name}?")
 
     def put(self, key: str, body: bytes) -> None:
         """Write an object, whatever is there."""
@@ -211,7 +211,12 @@ class Bucket:
         """
         key = f".probe-{secrets.token_hex(8)}"
         first, second, third = (salted({}) for _ in range(3))
-        if not self.create(key, first):
+        try:
+            is_written = self.create(key, first)
+        except BucketError as error:
+            cause = str(error).removeprefix(f"{self.address}/{key}: ")
+            raise BucketError(f"{self.address} cannot be written: {cause}") from error
+        if not is_written:
             raise BucketError(f"{self.address}: an object that was just written cannot be read")
         try:
             before = self.get(key)

@@ -436,7 +436,7 @@ class WorkingCopy:
         if self._plain and self.path.is_dir():
             raise BucketError(
                 f"{self.address}: its files were not written by jaxret, and are only read; give another folder for "
-                "what is written"
+                "what is written, or one that `jaxret copy` makes of this"
             )
         if not self._writable:
             self.folder.bucket.probe()

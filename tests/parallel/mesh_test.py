@@ -343,4 +343,6 @@ def test_two_processes_train_stop_resume_and_encode(
     assert parts.ids(rows) == whole.ids(rows)
     assert len(parts.shards) > 2
     np.testing.assert_allclose(parts.rows(rows), whole.rows(rows), atol=1e-3)
-    assert np.abs(np.diff(whole.rows(rows)[:, 0], axis=0)).max() > 0.05, "control: rows differ by more than the tolerance"
+    assert np.abs(np.diff(whole.rows(rows)[:, 0], axis=0)).max() > 0.05, (
+        "control: rows differ by more than the tolerance"
+    )

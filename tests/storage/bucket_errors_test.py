@@ -63,7 +63,10 @@ def test_a_bucket_without_rights_to_write_is_read_and_refused_before_the_work(gc
     for verb, (arguments, work) in commands.items():
         refused = jaxret(gcs[1], verb, *arguments)
         assert refused.returncode == 1, (verb, refused)
-        assert "no permission, or wrong credentials" in refused.stderr.splitlines()[-1], (verb, refused.stderr)
+        assert "cannot be written: no permission, or wrong credentials" in refused.stderr.splitlines()[-1], (
+            verb,
+            refused.stderr,
+        )
         assert refused.stderr.count("error") == 1, (verb, refused.stderr)
         assert "not published" not in refused.stderr
         assert work not in refused.stdout, (verb, refused.stdout)
