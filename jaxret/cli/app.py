@@ -23,16 +23,16 @@ from absl import flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.configs import all_keys, load_config, locate_config, require_keys
 from jaxret.configs.synonyms import CONFIG, suggest_name
-from jaxret.parallel.events import emit
+from jaxret.parallel.events import emit, show_texts_by
 from jaxret.parallel.metrics_file import report_status, start_metrics_file
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import cache_folder
+from jaxret.storage.atomic import cache_folder, require_disk_path
 from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
-_OUT = "out"  # the flag of what a verb writes
 _OTHER_ADDRESSES = {"url", "bucket"}  # flags whose gs:// and s3:// stay addresses
+_NO_PATHS = {"engine", "passage", "query", "title", "title_separator", "url"}  # flags whose :// is no matter of ours
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
@@ -202,6 +202,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         return
     positional = parse_flags(module, arguments)
     require_utf8([*arguments, _working_directory()])
+    require_known_schemes(arguments)
     silence_libraries()  # after parsing, where absl sets its log level
     enable_compilation_cache()
     if _QUIET.value:
@@ -212,6 +213,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
         start_metrics_file(_PROMETHEUS.value, module.__name__.rpartition(".")[2].replace("_", " "))
     if any(re.search(r"\b(gs|s3)://", argument) for argument in arguments):  # also within FORMAT:gs://...
         sys.stdout, sys.stderr = _AddressStream(sys.stdout), _AddressStream(sys.stderr)
+        show_texts_by(_with_addresses)
     positional = _fetch_addresses(module, positional)
     try:
         module.main(*positional)
@@ -256,22 +258,56 @@ class _AddressStream:
 def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
     """Replace the addresses of folders and files in buckets by the paths of their working copies: in the flags, and in
     the positional arguments, which are returned."""
-    values = {
-        holder.name: holder.value
-        for holder in _verb_flags(module)
-        if holder.name not in _OTHER_ADDRESSES and isinstance(holder.value, str) and is_bucket_address(holder.value)
-    }
-    addresses = [*values.values(), *filter(is_bucket_address, positional)]
-    if getattr(module, "OPENS_ADDRESSES", False) or not addresses:
+    if getattr(module, "OPENS_ADDRESSES", False):
         return positional
-    from jaxret.storage.working_copy import local_path, require_writable
+    holders = {holder.name: holder for holder in _verb_flags(module) if holder.name not in _OTHER_ADDRESSES}
+    values = [*(holder.value for holder in holders.values()), *positional]
+    addresses = sorted({address for value in values for address in _addresses_in(value)}, key=len)
+    if not addresses:
+        return positional
+    from jaxret.storage.working_copy import copy_of, local_path
 
-    paths = {value: str(local_path(value)) for value in sorted(addresses, key=len)}  # a run before its files
-    for name, value in values.items():
-        flags.FLAGS[name].value = paths[value]
-        if name == _OUT:
-            require_writable(paths[value])  # now, not after the work
-    return [paths.get(value, value) for value in positional]
+    paths = {address: str(local_path(address)) for address in addresses}  # a run before its files
+    arguments = {name: holder.value for name, holder in holders.items()} | dict(zip(_arguments(module), positional))
+    for name in getattr(module, "WRITES", ("out",)):
+        if arguments.get(name) in paths and (copy := copy_of(arguments[name])):
+            copy.require_writable()  # now, not after the work
+    for name, holder in holders.items():
+        if _addresses_in(holder.value):
+            flags.FLAGS[name].value = _replaced(holder.value, paths)
+    return [_replaced(value, paths) for value in positional]
+
+
+def _addresses_in(value: Any) -> list[str]:
+    """Return the addresses in the value of a flag or argument: ADDRESS, NAME=ADDRESS,ADDRESS, or a list of these."""
+    if isinstance(value, list):
+        return [address for one in value for address in _addresses_in(one)]
+    if not isinstance(value, str):
+        return []
+    if is_bucket_address(value):
+        return [value]
+    return [part for part in value.partition("=")[2].split(",") if is_bucket_address(part)]
+
+
+def _replaced(value: Any, paths: Mapping[str, str]) -> Any:
+    """Return the value of a flag or argument with paths for its addresses."""
+    if isinstance(value, list):
+        return [_replaced(one, paths) for one in value]
+    if value in paths:
+        return paths[value]
+    name, equals, rest = value.partition("=")
+    return name + equals + ",".join(paths.get(part, part) for part in rest.split(","))
+
+
+def require_known_schemes(arguments: Iterable[str]) -> None:
+    """Raise ValueError for an argument with an address of a scheme that is not read: it would be a folder "https:"."""
+    name = ""  # of a flag whose value is the next argument
+    for argument in arguments:
+        flag, equals, value = argument.partition("=") if argument.startswith("-") else (name, "=", argument)
+        name = "" if equals else flag
+        if flag.lstrip("-") not in _NO_PATHS:
+            for match in re.finditer(r"(?:^|[=:,])(\w[\w+.-]*://[^,]*)", value):
+                require_disk_path(match[1])
 
 
 def _with_addresses(message: str) -> str:

@@ -12,6 +12,7 @@ import sys
 
 from absl import flags
 
+WRITES = ("report",)
 ARGUMENTS = {"RUN...": "folders of runs or result files (runs/NAME/eval/DATA.json); NAME=RUN,RUN is one system"}
 
 _DATA = flags.DEFINE_list(

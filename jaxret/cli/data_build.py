@@ -9,6 +9,7 @@ from absl import flags
 
 from jaxret.cli import shared_flags
 
+WRITES = ("FOLDER",)
 ARGUMENTS = {
     "SRC": "folder, file or named data set (tfds:, irds: or hf: and a name); FORMAT:PATH forces a format",
     "FOLDER": "folder to write; its name is the name of the data set: small letters, digits and _",

@@ -9,6 +9,7 @@ from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.data.chunks import ChunkOptions
 
+WRITES = ("DST",)
 ARGUMENTS = {
     "SRC": "corpus (file, folder or named data set), or file of training records with answers",
     "DST": "JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst)",

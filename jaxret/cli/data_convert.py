@@ -7,6 +7,7 @@ from absl import flags
 
 from jaxret.cli import shared_flags
 
+WRITES = ("DST",)
 ARGUMENTS = {
     "SRC": "folder, file or named data set (tfds:, irds: or hf: and a name); FORMAT:PATH forces a format",
     "DST": "file (plain, .gz, .zst or .parquet) or folder to write",

@@ -7,6 +7,7 @@ from absl import flags
 
 from jaxret.cli import shared_flags
 
+WRITES = ("workdir",)
 ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory, or a hub name"}
 _WORKDIR = shared_flags.workdir("new folder of the run")
 _TOKEN = flags.DEFINE_enum(

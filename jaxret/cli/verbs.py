@@ -1,7 +1,8 @@
 """The verbs of `jaxret VERB`, a module each (with _ for a blank).
 
 A module has a docstring (its help), flags at module level, `ARGUMENTS` with its positional arguments ("[X]" is
-optional, "X..." is one or more), and `main`, which takes them. It imports nothing heavy before `main`.
+optional, "X..." is one or more), and `main`, which takes them. `WRITES` has the names of the flags and arguments that
+it always writes, if that is not --out; rights to write there are tried first. It imports nothing heavy before `main`.
 """
 
 VERBS = {

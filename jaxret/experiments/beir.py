@@ -30,6 +30,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.search_options import SearchOptions
 from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.working_copy import shown_path
 
 MEASURES = ("nDCG@10", "R@100")
 K = 100
@@ -147,7 +148,7 @@ class _Evaluator:
     def _inputs(self, folder: Path) -> dict[str, Any]:
         """Return what a result depends on beside the system, as JSON."""
         files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
-        return {"folder": str(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
+        return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
 
     def describe(self, results: Mapping[str, Any], skipped: Mapping[str, str]) -> dict[str, Any]:
         """Return the result as JSON."""
@@ -162,7 +163,7 @@ class _Evaluator:
                 "query": self.searcher.tokenizer.query_length,
                 "passage": self.encoder.tokenizer.passage_length,
             },
-            "folder": str(Path(self.job.folder).absolute()),
+            "folder": shown_path(Path(self.job.folder).absolute()),
             "split": self.job.split,
         }
 
@@ -174,7 +175,12 @@ def read_set(path: Path) -> dict[str, Any]:
         digests = stored.get("provenance", {}).get("dataset", {})
         qrels = digests.get("sha256", digests).get("qrels", "")
         measures = {measure: stored["mean"][measure] for measure in MEASURES}
-        return {"measures": measures, "queries": stored["queries_expected"], "qrels": qrels, "evaluation": str(path)}
+        return {
+            "measures": measures,
+            "queries": stored["queries_expected"],
+            "qrels": qrels,
+            "evaluation": shown_path(path),
+        }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not an evaluation with {' and '.join(MEASURES)}: {error} is missing") from error
 

@@ -20,6 +20,7 @@ from jaxret.data.formats.source_layout import has_judgements
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.records import Judgement, Query
 from jaxret.storage.atomic import sha256_json
+from jaxret.storage.working_copy import shown_message
 
 SHARED_NAMES = (
     "train",
@@ -67,6 +68,7 @@ class EvaluationQueries:
             removed: whether self-matches were removed.
             match: how answers are read, "string" or "regex".
         """
+        queries, qrels = shown_message(queries), shown_message(qrels)
         values: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skipped), "sha256": self.digests()}
         values |= {"self_matches": "removed" if removed else "kept"}
         values |= {"match": match} if match != "string" else {}

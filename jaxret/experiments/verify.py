@@ -31,7 +31,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path, sha256_file
-from jaxret.storage.bucket_folder import BucketFolder
+from jaxret.storage.bucket_folder import MANIFEST, BucketFolder
 from jaxret.storage.checkpoint import CheckpointError
 from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
 from jaxret.storage.working_copy import enclosing_folder, fetch_files, local_path
@@ -95,6 +95,11 @@ def report_verification(folder: str | Path, delete_unused: bool = False) -> None
 
 
 def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]:
+    if not folder.exists() and (objects := folder.bucket.list("data")):
+        raise ValueError(
+            f"{folder}: {MANIFEST}, which names its files, is not there, but {len(objects):,} data objects are: it was "
+            "deleted, or the job that wrote them was killed before it"
+        )
     for name, problem in bucket_problems(folder):
         yield Verification(f"{folder}/{name}", problem)
     if unnamed := unnamed_objects(folder):

@@ -19,6 +19,7 @@ from jaxret.runs.from_sentence_transformers import UNSET, settings_family
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.transaction import new_folder
+from jaxret.storage.working_copy import shown_path
 from jaxret.training.loop import train
 
 _EXAMPLE = Passage("", "TEXT", "TITLE")
@@ -101,7 +102,7 @@ def make_run(
     config = load_config("base")
     config.update_from_flattened_dict(
         {
-            "encoder.checkpoint": model,
+            "encoder.checkpoint": shown_path(model),
             "encoder.download": download,
             "encoder.tied": True,
             "train.steps": 0,

@@ -11,12 +11,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 _output: list[io.FileIO] = []  # where events are written: none, or one file
 _lock = threading.Lock()
+_shown: list[Callable[[str], str]] = []  # changes the texts of events: none, or one function
 
 
 def start_events() -> None:
@@ -32,6 +33,11 @@ def start_events() -> None:
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in order with the lines on standard error
+
+
+def show_texts_by(function: Callable[[str], str]) -> None:
+    """Let a function change all texts of the events that follow, such as paths on this host to addresses."""
+    _shown[:] = [function]
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -65,12 +71,14 @@ def _json_value(value: Any) -> Any:
     """Return a value of JSON for a Python, NumPy or JAX value."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, int)):
         return value
+    if isinstance(value, str):
+        return _shown[0](value) if _shown else value
     if isinstance(value, Mapping):
         return {str(key): _json_value(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_json_value(one) for one in value]
     if hasattr(value, "tolist"):
         return _json_value(value.tolist())
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return _json_value(os.fspath(value) if isinstance(value, os.PathLike) else str(value))

@@ -30,7 +30,8 @@ REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"
 _DAMAGED = f"is damaged in the bucket: its SHA-256 is not the one that was written; {REPAIR}"
 _AT_ONCE = 8  # files; a file has one part in memory
 _ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
-_LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{DATA}/[0-9a-f]{{16}}-[0-9a-f]{{64}})")
+COPYING = ".copying.json"  # what is being copied to the folder, or was when the copy was killed (`copy_folder`)
+_LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{re.escape(COPYING)}|{DATA}/[0-9a-f]{{16}}-[0-9a-f]{{64}})")
 
 
 class ChangedFolderError(BucketError):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxret.storage.address import is_bucket_address
-from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file
-from jaxret.storage.bucket import BucketError
-from jaxret.storage.bucket_folder import BucketFolder, DamagedObjectError, StoredFile, is_leftover
+from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file, storage_errors
+from jaxret.storage.bucket import BucketError, salted
+from jaxret.storage.bucket_folder import COPYING, BucketFolder, StoredFile, is_leftover
 from jaxret.storage.file_state import file_state
-from jaxret.storage.folder_kinds import Contents, require_same_folder, require_same_kind
-from jaxret.storage.lockfile import HOLDER
+from jaxret.storage.folder_kinds import Contents, identifying, require_same_folder, require_same_kind
+from jaxret.storage.lockfile import HOLDER, FolderLock
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
+_FETCHED = 64  # files that are fetched at a time
 _BATCH = 1 << 30  # bytes after which the sent files are published: a kill loses one batch
 
 
@@ -57,22 +59,50 @@ def copy_folder(
     if is_bucket_address(destination):
         return _to_bucket(source, BucketFolder(destination), origin, names, verify, show)
     require_folder_path(destination, "DST")
-    _require_same(origin, names, _Side(Path(destination), None, {}), destination)
+    with storage_errors(destination):
+        Path(destination).mkdir(exist_ok=True)
+    lock = FolderLock(Path(destination), "a copy")
+    try:
+        return _to_disk(source, Path(destination), origin, names, show)
+    finally:
+        lock.release()
+
+
+def _to_disk(
+    source: str, destination: Path, origin: _Side, names: Sequence[str], show: Callable[[int], None]
+) -> CopyResult:
+    _require_same(origin, names, _Side(destination, None, {}), str(destination))
     copied, size = 0, 0
-    for name in names:
-        path = Path(destination, name)
-        file = origin.describe(name)
-        if not path.is_file() or path.stat().st_size != file.size or sha256_file(path) != file.sha256:
-            if origin.folder:
-                origin.folder.download({name: file}, Path(destination))
-            else:
-                _copy_file(origin.path / name, path)
-            if sha256_file(path) != file.sha256:
-                raise BucketError(f"{path} is not what {source}/{name} was; copy again")
-            copied += 1
-        size += file.size
-        show(file.size)
-    return CopyResult(source, destination, len(names), size, copied)
+    files = {name: origin.describe(name) for name in names}
+    for batch in _batches(files):
+        absent = {name: file for name, file in batch.items() if not _has(destination / name, file)}
+        if origin.folder:
+            origin.folder.download(absent, destination)
+        for name, file in absent.items():
+            if not origin.folder:
+                _copy_file(origin.path / name, destination / name)
+            if not _has(destination / name, file):
+                raise BucketError(f"{destination / name} is not what {source}/{name} was; copy again")
+        for file in batch.values():
+            show(file.size)
+            size += file.size
+        copied += len(absent)
+    return CopyResult(source, str(destination), len(names), size, copied)
+
+
+def _batches(files: Mapping[str, StoredFile]) -> Iterator[dict[str, StoredFile]]:
+    """Yield the files in their order, some at a time, those at the top apart: they make a folder a run."""
+    batch = dict[str, StoredFile]()
+    for name, file in files.items():
+        if len(batch) == _FETCHED or (batch and "/" not in name and "/" in next(iter(batch))):
+            yield batch
+            batch = {}
+        batch[name] = file
+    yield batch
+
+
+def _has(path: Path, file: StoredFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.size and sha256_file(path) == file.sha256
 
 
 @dataclass(frozen=True)
@@ -137,19 +167,18 @@ def _to_bucket(
     target.bucket.probe()
     if not target.exists() and (others := [key for key in target.bucket.list() if not is_leftover(key)]):
         raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
-    stored, pending = target.files(), dict[str, StoredFile]()
-    _require_same(origin, names, _Side(Path(), target, stored), str(target))
+    is_first = _announce(target, origin, names)
+    try:
+        stored, pending = target.files(), dict[str, StoredFile]()
+        if verify:
+            damaged = {name for name, problem in bucket_problems(target, [*stored]) if problem}
+            stored = {name: file for name, file in stored.items() if name not in damaged}
+        _require_same(origin, names, _Side(Path(), target, stored), str(target))
+    except BaseException:
+        if is_first:
+            target.bucket.delete([COPYING])
+        raise
     copied, size = 0, 0
-
-    def is_there(name: str, file: StoredFile) -> bool:
-        if name not in stored or stored[name].sha256 != file.sha256:
-            return False
-        try:
-            if verify:
-                target.check(name, stored[name])
-        except DamagedObjectError:
-            return False
-        return True
 
     def commit() -> None:
         target.commit(pending, stored)
@@ -159,7 +188,7 @@ def _to_bucket(
     for place, name in enumerate(names):
         path = origin.path / name
         state, file = file_state(path), origin.describe(name)
-        if not is_there(name, file):
+        if name not in stored or stored[name].sha256 != file.sha256:
             new = target.copy_file(origin.folder, name, file) if origin.folder else target.upload({name: path})[name]
             if new.sha256 != file.sha256 or file_state(path) != state:
                 raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")
@@ -171,10 +200,45 @@ def _to_bucket(
         if sum(new.size for new in pending.values()) >= _BATCH or ends_folders:
             commit()
     commit()
+    target.bucket.delete([COPYING])
     final = target.files()
     if missing := [name for name in names if name not in final]:
         raise BucketError(f"{target}/{missing[0]} was removed by another job while it was copied; copy again")
     return CopyResult(source, str(target), len(names), size, copied)
+
+
+def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool:
+    """Write what is being copied to a folder in a bucket, so that no other source is copied there until it is whole;
+    return False if another copy of the same source has done so.
+
+    Files are published some at a time, and only the last ones tell whose they are. Raises FileExistsError if a copy of
+    another source goes on, or was killed.
+    """
+    contents = origin.contents(names)
+    lines = {name: contents.first_line(name).decode(errors="replace") for name in identifying(names)}
+    digests = {name: contents.digest(name) for name in lines}
+    body = salted({"names": list(names), "digests": digests, "first_lines": lines})
+    while not target.bucket.create(COPYING, body):
+        if other := target.bucket.get(COPYING):
+            theirs = _announced(other.body)
+            try:
+                require_same_kind(names, theirs.names, str(target))
+                require_same_folder(
+                    replace(contents, first_line=lambda name: lines[name].encode()), theirs, str(target)
+                )
+            except FileExistsError as error:
+                raise FileExistsError(
+                    f"{error} (a copy to it goes on, or was interrupted: {target}/{COPYING})"
+                ) from None
+            return False
+    return True
+
+
+def _announced(body: bytes) -> Contents:
+    """Return what another copy has announced."""
+    begun = json.loads(body)
+    names, digests, lines = frozenset(begun["names"]), begun["digests"], begun["first_lines"]
+    return Contents(names, digests.__getitem__, lambda name: lines[name].encode())
 
 
 def _copy_file(source: Path, path: Path) -> None:

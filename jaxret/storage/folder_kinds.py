@@ -66,6 +66,13 @@ def require_same_folder(source: Contents, destination: Contents, folder: str) ->
         raise FileExistsError(f"{folder} has files of another source, as {name}; give another folder, or remove it")
 
 
+def identifying(names: Iterable[str]) -> Iterator[str]:
+    """Yield those of the names of files whose contents `require_same_folder` may compare."""
+    names = set(names)
+    marks = {mark for _, mark in _kinds(names)}
+    yield from sorted(name for name in names if name in marks | {CONFIG} or PurePosixPath(name).name == LOG)
+
+
 def _others(source: Contents, destination: Contents, both: Set[str]) -> Iterator[str]:
     """Yield the names of files that two folders have and that are the same in all copies of one source."""
     for name in sorted(name for name in both if PurePosixPath(name).name == LOG):

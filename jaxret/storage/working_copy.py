@@ -43,8 +43,8 @@ from jaxret.storage.unfinished import lock, sweep, temporary_path
 
 # Results that any job writes as a whole; the last one stays.
 _REPLACED = ("encoding.json", "eval/", "runs/", "warnings/")
-# Where passages are in their files, which any search finds out if it is not there.
-_DERIVED = re.compile(r"(^|/)embeddings/[^/]+/passages\.(npy|jsonl?)$")
+# Where passages and their metadata are: any command finds that out if it is not there.
+_DERIVED = re.compile(r"(^|/)embeddings/[^/]+/(passages\.(npy|jsonl?)|metadata/.*)$")
 # Arrays of shards: fetched when a corpus is opened, as an encoding job needs none of another's.
 _VECTORS = re.compile(r"-\d+-of-\d+\.npy$")
 _ATTEMPTS = 5  # to fetch files that another job replaces meanwhile
@@ -159,6 +159,7 @@ def shown_message(message: str) -> str:
     """Return a message with the addresses of what is in working copies."""
     for copy in _COPIES.values():
         message = message.replace(str(copy.path), copy.address)
+        message = message.replace(str(copy.path.parent), copy.address.rpartition("/")[0])
     return message
 
 
@@ -215,6 +216,7 @@ class WorkingCopy:
         self.path = self._parent / bucket.folder.rpartition("/")[2]
         self._files: dict[str, StoredFile] = {}  # in the bucket, as this process has seen or written them
         self._states: dict[str, FileState] = {}  # of these files in the copy
+        self._results: dict[str, FileState] = {}  # published, where the address is one of a file
         self._included_files: dict[str, StoredFile] = {}  # by name: uploaded already, for the next `publish`
         self._remote_names: set[str] = set()  # names of files of `_files` whose bytes are in the bucket alone
         self._writable = False  # whether `probe` has passed
@@ -235,7 +237,7 @@ class WorkingCopy:
             return
         parent, _, name = bucket.address.rpartition("/")
         # Consoles make empty objects for folders.
-        keys = [key for key in bucket.list() if not key.endswith("/") and not is_leftover(key)]
+        keys = [key for key in bucket.list() if key and not key.endswith("/") and not is_leftover(key)]
         for key in keys:
             self._fetch_object(bucket, key, key)
         if not keys and parent.count("/") >= 2:
@@ -365,11 +367,8 @@ class WorkingCopy:
             if all(map(_DERIVED.search, [*changed, *removed])) and not self._included_files:
                 return  # a reader without rights to write
             raise
-        if self.path.is_file():  # a result, which other programs read
-            state = file_state(self.path)
-            parent, _, name = self.address.rpartition("/")
-            Bucket(parent).put(name, self.path.read_bytes())
-            self._states[""] = state
+        if self.path.is_file():
+            self._publish_results()
             return
         if removed:  # else they would come back with a group that a killed job left
             self.folder.sweep_groups("")
@@ -381,6 +380,16 @@ class WorkingCopy:
         self._states |= states
         self._remote_names = (self._remote_names - set(removed)) | (self._included_files.keys() - changed.keys())
         self._included_files = {}
+
+    def _publish_results(self) -> None:
+        """Write a result, and others that were written beside it, as objects that other programs read."""
+        parent = Bucket(self.address.rpartition("/")[0])
+        for path in sorted(self._parent.iterdir()):
+            state = file_state(path)
+            if path.is_file() and not path.name.startswith(".") and state != self._results.get(path.name):
+                parent.put(path.name, path.read_bytes())
+                self._results[path.name] = state
+        self._states[""] = file_state(self.path)
 
     def include(self, files: Mapping[str, StoredFile]) -> None:
         """Make files that processes of this job have uploaded, and do not change any more, a part of the folder with
@@ -426,6 +435,7 @@ class WorkingCopy:
             self._states.pop(name, None)
         self._states |= states
         self.folder.remove_groups(groups)
+        self.folder.discard(file for name, file in members.items() if name in removed)
 
     def has_seen(self, files: Mapping[str, StoredFile]) -> bool:
         """Return whether this process has fetched or written some of these very files."""

@@ -44,6 +44,9 @@ def test_a_bucket_without_rights_to_write_is_read_and_refused_before_the_work(gc
     assert not jaxret(gcs[1], "copy", str(tmp_path / "run"), run).returncode
     before = dict(gcs[0].objects)
     gcs[0].read_only = True
+    exported = jaxret(gcs[1], "export", workdir, "--to=parquet", f"--out={tmp_path / 'parquet'}")
+    assert exported.returncode == 0, exported.stderr
+    assert "not published" not in exported.stderr
     answer = jaxret(gcs[1], "search", workdir, "--query=what is x")
     assert answer.returncode == 0, answer.stderr
     assert "not published" not in answer.stderr
@@ -58,6 +61,7 @@ def test_a_bucket_without_rights_to_write_is_read_and_refused_before_the_work(gc
         "encode": ([workdir, f"--corpus={data}", "--name=new"], "encoded"),
         "train": ([*config, "--workdir=gs://bucket/runs/new"], "step"),
         "report": ([run, "--out=gs://bucket/reports/report.html"], "report"),
+        "open": ([str(encoder), "--workdir=gs://bucket/runs/opened"], "transformers"),
         "copy": ([str(tmp_path / "run"), "gs://bucket/runs/copy"], "copied"),
     }
     for verb, (arguments, work) in commands.items():
@@ -98,18 +102,20 @@ def test_damaged_objects_are_named_and_a_copy_repairs_them(gcs: Server, tmp_path
     del gcs[0].objects[keys["config.json"]]
     generation, body = gcs[0].objects[keys["contract.json"]]
     gcs[0].objects[keys["contract.json"]] = generation, bytes([body[0] ^ 1]) + body[1:]
+    generation, body = gcs[0].objects[keys["data.json"]]
+    gcs[0].objects[keys["data.json"]] = generation, body[:-1]
     damaged = jaxret(gcs[1], "verify", run)
     assert damaged.returncode == 1
     assert f"bad: {run}/config.json: its object data/" in damaged.stdout
     assert f"bad: {run}/contract.json is damaged in the bucket" in damaged.stdout
-    assert f"error: {run}: 2 of" in damaged.stderr
+    assert f"error: {run}: 3 of" in damaged.stderr
     refused = jaxret(gcs[1], "search", f"--workdir={run}", "--query=x")
     assert refused.returncode == 1
     assert "config.json: its object data/" in refused.stderr or "contract.json is damaged" in refused.stderr
     unused = jaxret(gcs[1], "verify", run, "--delete_unused")
     assert "objects belong" not in unused.stdout, "all objects belong to files"
     assert ": 0 copied" in jaxret(gcs[1], "copy", str(tmp_path / "run"), run).stdout
-    assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "run"), run, "--verify").stdout
+    assert ": 3 copied" in jaxret(gcs[1], "copy", str(tmp_path / "run"), run, "--verify").stdout
     assert "nothing is damaged" in jaxret(gcs[1], "verify", run).stdout
     before = dict(gcs[0].objects)
     gcs[0].objects["bucket", f"runs/tiny/data/{'1' * 16}-{'2' * 64}"] = 1, b"of a killed job"
@@ -149,9 +155,120 @@ def test_an_encoder_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
         (["copy", "ftp://host/run", "copy"], "ftp://host/run: ftp:// is not read or written, but gs:// and s3:// are"),
         (["copy", "run", "S3://bucket/run"], "write s3:// in place of S3://"),
         (["compare", "run", "--prometheus=gs://bucket/x.prom"], "give a file on this host's disk"),
+        (["compare", "A=gs://bucket/a,azure://b/x"], "azure://b/x: azure:// is not read or written"),
+        (["demo", "--workdir", "azure://b/x"], "azure://b/x: azure:// is not read or written"),
+        (["data", "check", "beir:hdfs://b/x"], "hdfs://b/x: hdfs:// is not read or written"),
+        (["plan", "table", "--configs=https://b/x"], "https://b/x: https:// is not read or written"),
     ],
 )
 def test_addresses_of_other_kinds_are_named(arguments: list[str], message: str) -> None:
     refused = jaxret(dict(os.environ), *arguments)
     assert refused.returncode == 1
     assert message in refused.stderr
+
+
+COPY = """
+import sys
+from jaxret.storage import copy_folder
+target, other = sys.argv[2], sys.argv[3]
+if other:  # begins before this copy has published anything, when it has announced itself
+    announce = copy_folder._announce
+    def announced(*arguments):
+        result = announce(*arguments)
+        copy_folder._announce = announce
+        try:
+            copy_folder.copy_folder(other, target)
+        except FileExistsError as error:
+            print(error)
+        return result
+    copy_folder._announce = announced
+copy_folder.copy_folder(sys.argv[1], target)
+"""
+
+
+def test_two_sources_are_not_mixed_by_copies_at_once(gcs: Server, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / name / "checkpoints" / name / "params").write_text(name)
+        (tmp_path / name / "contract.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "metrics.jsonl").write_text(f"{name}\n")
+    output = finish(start("-c", gcs[1], COPY, str(tmp_path / "one"), "gs://bucket/run", str(tmp_path / "other")))
+    assert "gs://bucket/run has files of another source, as metrics.jsonl" in output
+    assert "(a copy to it goes on, or was interrupted" in output
+    files = json.loads(gcs[0].objects["bucket", "run/files.json"][1])["files"]
+    assert set(files) == set(contents(tmp_path / "one"))
+    assert not any("copying" in name for _, name in gcs[0].objects)
+    finish(start("-c", gcs[1], COPY, str(tmp_path / "one"), "gs://bucket/run", str(tmp_path / "one")))
+    # Damage does not make it another run's.
+    keys = {name: ("bucket", f"run/{parts[0]}") for name, (_, _, *parts) in files.items()}
+    gcs[0].objects[keys["metrics.jsonl"]] = 1, b"0ne\n"
+    del gcs[0].objects[keys["checkpoints/one/params"]]
+    assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "one"), "gs://bucket/run", "--verify").stdout
+    assert "has files of another source" in jaxret(gcs[1], "copy", str(tmp_path / "other"), "gs://bucket/run").stderr
+    assert not any("copying" in name for _, name in gcs[0].objects)
+
+
+@pytest.mark.slow
+def test_what_commands_write_beside_a_result_and_where(gcs: Server, tmp_path: Path) -> None:
+    """Addresses of the bucket, in results, in what is recorded and in events; and nothing is left over."""
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    run = "gs://bucket/runs/tiny"
+    for source, target in ((encoder, "gs://bucket/encoder"), (data, "gs://bucket/data")):
+        assert not jaxret(gcs[1], "copy", str(source), target).returncode
+    assert not jaxret(gcs[1], "open", "gs://bucket/encoder", f"--workdir={run}").returncode
+    assert not jaxret(gcs[1], "encode", f"--workdir={run}", "--corpus=gs://bucket/data").returncode
+    searched = ("search", f"--workdir={run}", "--queries=gs://bucket/data", "--qrels=gs://bucket/data", "--json")
+    event = json.loads(jaxret(gcs[1], *searched).stdout.splitlines()[-1])
+    assert (event["run"], event["results"]) == (f"{run}/runs/data.test.trec", f"{run}/eval/data.test.json")
+    corpus, out = "--corpus=gs://bucket/data", "--out=gs://bucket/mined/train.jsonl"
+    mined = jaxret(gcs[1], "mine", "--data=gs://bucket/data", "--pool=bm25", corpus, out)
+    assert "its parents: gs://bucket/mined/train.parents.json" in mined.stdout, mined
+    assert {"mined/train.jsonl", "mined/train.parents.json"} <= {name for _, name in gcs[0].objects}
+    compared = jaxret(gcs[1], "compare", f"A={run}", f"B={run}")
+    assert f"{run}/eval/data.test.json is in two systems" in compared.stderr
+    assert "belong" not in jaxret(gcs[1], "verify", run).stdout, "no object of no file"
+    assert not jaxret(gcs[1], "copy", run, str(tmp_path / "back")).returncode
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["encoder"]["checkpoint"] == "gs://bucket/encoder"
+    dataset = json.loads((tmp_path / "back" / "eval" / "data.test.json").read_text())["provenance"]["dataset"]
+    assert (dataset["queries"], dataset["qrels"]) == ("gs://bucket/data", "gs://bucket/data")
+    for path in (tmp_path / "back").rglob("*.json"):
+        assert "/working/" not in path.read_text(), path
+
+
+@pytest.mark.slow
+def test_an_interrupted_export_to_a_bucket_continues(gcs: Server, tmp_path: Path) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    untrained_run(tmp_path / "run", encoder, data)
+    assert not jaxret(
+        gcs[1], "encode", f"--workdir={tmp_path / 'run'}", f"--corpus={data}", "--shard_rows=8"
+    ).returncode
+    arguments = ("export", f"--workdir={tmp_path / 'run'}", "--to=parquet", "--out=gs://bucket/parquet")
+    job = start("-m", gcs[1], "jaxret", *arguments)
+
+    def parts() -> int:
+        stored = gcs[0].objects.get(("bucket", "parquet/files.json"))
+        return sum(name.endswith(".parquet") for name in json.loads(stored[1])["files"]) if stored else 0
+
+    while parts() < 2:
+        assert job.poll() is None, job.communicate()[0]
+    job.kill()
+    job.communicate()
+    before = parts()
+    assert not jaxret(gcs[1], *arguments).returncode
+    assert parts() > before >= 2
+    assert not jaxret(gcs[1], "copy", "gs://bucket/parquet", str(tmp_path / "back")).returncode
+    assert not jaxret(gcs[1], *arguments[:-1], f"--out={tmp_path / 'local'}").returncode
+    ours, theirs = contents(tmp_path / "back"), contents(tmp_path / "local")
+    assert {name: ours[name] for name in ours if name.endswith(".parquet")} == {
+        name: theirs[name] for name in theirs if name.endswith(".parquet")
+    }
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_console_made_is_no_file(gcs: Server, tmp_path: Path) -> None:
+    gcs[0].objects["bucket", "made/"] = 1, b""
+    gcs[0].objects["bucket", "made/sub/"] = 2, b""
+    gcs[0].objects["bucket", "made/sub/corpus.jsonl"] = 3, b"text"
+    assert ": 1 copied" in jaxret(gcs[1], "copy", "gs://bucket/made", str(tmp_path / "made")).stdout
+    assert contents(tmp_path / "made") == {"sub/corpus.jsonl": b"text"}

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxret.runs.mismatch import require_equal
 from jaxret.storage.atomic import read_with_digest, with_digest, write_json
+from jaxret.storage.working_copy import publish
 
 MANIFEST, _JOURNAL = "_manifest.json", "_journal"
 
@@ -53,11 +54,13 @@ class ExportJournal:
     def begin(self) -> None:
         """Note that the export was started."""
         write_json(self.out / _JOURNAL / "begun.json", with_digest({"export": self._identity}))
+        publish(self.out)
         self.started = True
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """Note that the next shard is finished."""
         write_json(self._entry(len(self.entries)), with_digest({"shard": dict(entry)}))
+        publish(self.out)
         self.entries.append(dict(entry))
 
     def finish(self, comparison: Mapping[str, Any]) -> None:
