@@ -168,7 +168,8 @@ class Progress:
         if self._note:
             parts.append(self._note)
         self._lines += 1
-        print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {', '.join(parts)}", file=sys.stderr, flush=True)
+        line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {', '.join(parts)}\n"
+        print(line, end="", file=sys.stderr, flush=True)  # one write: other threads write lines, too
 
 
 def with_progress(

@@ -19,7 +19,7 @@ progress.INTERVAL = 1e-4
 main()
 """
 LINE = re.compile(
-    r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d ([\w .]+): [\d,]+ (of [\d,]+ )?\w+ (\(\d+%\) )?(for|in) \d\d:\d\d, .*"
+    r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d ([\w .]+): [\d,]+ (of [\d,]+ )?\w+ (\(\d+%\) )?(for|in) \d\d:\d\d(, .*)?"
 )
 
 

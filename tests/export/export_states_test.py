@@ -65,6 +65,7 @@ REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
     ("late", "pyserini"): "a passage has a vector for each token in",
     ("weights of words", "pyserini"): "are weights of words, and Pyserini's dense search has others",
     ("weights of words", "pylate"): "PyLate scores every token of a query",
+    **dict.fromkeys(((kind, "peft") for kind in RUNS), "was trained without adapters"),
     **dict.fromkeys(
         ((kind, "anserini") for kind in ("one vector", "several vectors", "late")), "are dense, and Anserini"
     ),
