@@ -110,9 +110,21 @@ def describe_error(error: Exception) -> str:
         return f"out of memory{f' ({error})' if str(error) else ''}"
     if isinstance(error, (ValueError, OSError, ArithmeticError, EOFError)):
         return str(error) or type(error).__name__
+    if _has_no_devices(error):
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX has no device of JAX_PLATFORMS={asked}; unset it, or install JAX for it (jaxret doctor)"
     if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
         return _first_line(error)  # JAX adds pages to errors about its devices
     return ""
+
+
+def _has_no_devices(error: Exception) -> bool:
+    """Return whether JAX failed where it looks for its devices, without a word about it."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename if trace else ""
+    return isinstance(error, AssertionError) and file.endswith("xla_bridge.py")
 
 
 def _lost_a_process(error: Exception) -> bool:

@@ -35,6 +35,6 @@ def main(*runs: str) -> None:
     emit_comparisons(sets)
     if _REPORT.value:
         options = ReportOptions(tuple(sets), tuple(_MEASURES.value or ()))
-        path = write_report(run_folders(runs), _REPORT.value, options)
+        path = write_report(run_folders(runs), _REPORT.value, options, "--report")
         print(f"report: {path}", file=sys.stderr)
         emit("file", kind="report", path=path)

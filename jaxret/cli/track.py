@@ -12,7 +12,9 @@ from absl import flags
 ARGUMENTS = {"RUN": "folder of a run"}
 
 _TO = flags.DEFINE_list("to", [], "trackers, of trackio, wandb and mlflow")
-_PROJECT = flags.DEFINE_string("project", "jaxret", "project (of mlflow: experiment) at the trackers")
+_PROJECT = flags.DEFINE_string(
+    "project", "", "project (of mlflow: experiment) at the trackers; default: train.tracker_project of the run"
+)
 
 
 def main(run: str) -> None:

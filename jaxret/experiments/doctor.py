@@ -6,6 +6,7 @@ Every check is a function of the examined values; `checks_of_machine` passes tho
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import platform
 import shutil
@@ -67,8 +68,8 @@ class Check:
         return "FAIL" if self.fatal else "note" if self.problem else "ok"
 
 
-def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
-    """Yield checks of installed versions, by name of the distribution."""
+def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iterator[Check]:
+    """Yield checks of installed versions, by name of the distribution; `faiss_problem`: why FAISS is not imported."""
     yield Check("Python", f"{platform.python_version()} on {platform.platform()}")
     missing = [name for name in PACKAGES if name not in versions]
     value = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
@@ -84,8 +85,31 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
         yield Check("FAISS", value, problem, fatal=True)
     elif not builds:
         yield Check("FAISS", value, "XLA searches, and there are no approximate indexes; pip install faiss-cpu")
+    elif faiss_problem:
+        problem = f"it cannot be imported ({faiss_problem}); pip install --force-reinstall {value.split()[0]}"
+        yield Check("FAISS", value, problem, fatal=True)
     else:
         yield Check("FAISS", value)
+
+
+def check_backend() -> Check | None:
+    """Return the check of JAX's devices if there are none; None if there are."""
+    try:
+        jax.local_devices()
+    except (AssertionError, RuntimeError) as error:
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        cause = (str(error).splitlines() or ["no such device"])[0]
+        remedy = "unset JAX_PLATFORMS, or install JAX for it: requirements-gpu.txt, requirements-tpu.txt"
+        return Check("devices", asked, f"JAX has no device ({cause}); {remedy}", fatal=True)
+    return None
+
+
+def _faiss_problem() -> str:
+    try:
+        importlib.import_module("faiss")
+    except ImportError as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def check_devices(backend: str, kinds: list[str], exists: Callable[[str], bool] = os.path.exists) -> Check:
@@ -249,15 +273,18 @@ def available_memory() -> int | None:
 
 def checks_of_machine(workdir: str = "", coordinator: str = "") -> Iterator[Check]:
     """Yield every check of this machine, of a run's folder, and of a coordinator's address if they are given."""
-    yield from check_packages({name: each.version for each in metadata.distributions() if (name := each.name.lower())})
-    backend = jax.default_backend()
-    yield check_devices(backend, [device.device_kind for device in jax.local_devices()])
+    versions = {name: each.version for each in metadata.distributions() if (name := each.name.lower())}
+    yield from check_packages(versions, _faiss_problem())
+    no_devices = check_backend()
+    backend = "" if no_devices else jax.default_backend()
+    yield no_devices or check_devices(backend, [device.device_kind for device in jax.local_devices()])
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     yield check_load(cores, os.getloadavg()[0])
     yield check_memory(available_memory())
-    yield check_product()
-    yield from check_backends()
-    yield from check_attention(backend)
+    if backend:
+        yield check_product()
+        yield from check_backends()
+        yield from check_attention(backend)
     yield check_folder("caches", cache_folder(""))
     yield check_folder("working copy" if is_bucket_address(shown_path(workdir)) else "workdir", Path(workdir or "."))
     if coordinator:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import padded_batch_size
-from jaxret.experiments.doctor import Check, available_memory, checks_of_machine
+from jaxret.experiments.doctor import Check, available_memory, check_backend, checks_of_machine
 from jaxret.models.encoders.fused import ATTENTION_PLATFORMS, require_kernel
 from jaxret.models.encoders.pretrained import resolve_encoder
 from jaxret.models.retriever import DTYPES
@@ -60,13 +60,14 @@ def checks_of_request(
     if config is None and encoder:
         config = stored_config(run)
     wrong_platform = check_platform(config) if config else None  # before JAX has devices, which it may exclude
+    no_devices = check_backend()
     yield from checks_of_machine(workdir, coordinator)
     address = shown_path(workdir)
     if bucket or is_bucket_address(address):
         yield check_bucket(bucket or address)
     if wrong_platform:
         yield wrong_platform  # every other check would be of other devices
-    elif config is not None:
+    elif config is not None and not no_devices:
         yield from checks_of_job(config, encoder, workdir)
 
 
@@ -105,6 +106,8 @@ def check_platform(config: ConfigDict) -> Check | None:
         require_platform(config.mesh.platform, "mesh.platform")
     except ValueError as error:
         return Check("platform", config.mesh.platform, str(error), fatal=True)
+    except (AssertionError, RuntimeError):  # JAX has no device at all, which is another check
+        return None
     return None
 
 

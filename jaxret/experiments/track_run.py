@@ -17,13 +17,13 @@ class SentCounts(NamedTuple):
     evaluations: int
 
 
-def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str) -> dict[str, SentCounts]:
+def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str = "") -> dict[str, SentCounts]:
     """Send what trackers lack of a run; return how much, by tracker.
 
     Args:
         path: the run's folder.
         names: of the trackers.
-        project: at the trackers.
+        project: at the trackers; "": that of the run's config.
 
     Raises:
         ValueError: no tracker, an unknown one, or one that is not installed or fails.
@@ -32,7 +32,8 @@ def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str) 
     if not names:
         raise ValueError("--to names no tracker; give trackio, wandb or mlflow, or several with commas")
     check_trackers(names, "--to")
-    workdir = open_run(path).workdir
+    run = open_run(path)
+    workdir, project = run.workdir, project or run.config.train.tracker_project
     sent = {}
     for name in names:
         try:

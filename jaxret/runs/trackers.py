@@ -1,9 +1,9 @@
 """Experiment trackers (trackio, wandb, mlflow) of a run: its metrics, sent once each.
 
-`trackers.json` in the run's folder has the run's id at each tracker, and how far its lines were sent: a run that is
-resumed, and one that is sent again, doubles no step. A tracker that was missing or failed gets the earlier lines of
-metrics.jsonl first. What a tracker has of a run besides: its config, environment (env.json, with the state of git at
-the start of training), and the means of its evaluations.
+`trackers.json` in the run's folder has the run's id in each project of a tracker, and how far its lines were sent: a
+run that is resumed, and one that is sent again, doubles no step. A tracker that was missing or failed gets the earlier
+lines of metrics.jsonl first. What a tracker has of a run besides: its config, environment (env.json, with the state of
+git at the start of training), and the means of its evaluations.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 
 Values = Mapping[str, float]
-VALIDATION = "validation/"
+TRAINING, VALIDATION = "training", "validation/"
+KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
 
 
 class Tracker(NamedTuple):
-    """A run that is open at a tracker."""
+    """A run that is open at a tracker; `newest` is the last step that it has, None where that is not known."""
 
     id: str
     log: Callable[[int, Values], object]
     finish: Callable[[], object]
+    newest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ def open_trackio(run: TrackedRun) -> Tracker:
     key = run.id or f"{run.name}-{secrets.token_hex(4)}"  # trackio knows runs by their names
     settings: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
     handle = trackio.init(run.project, name=key, config=run.config, resume="allow", **settings)
-    return Tracker(key, lambda step, values: handle.log(dict(values), step=step), handle.finish)
+    # Lines wait in a queue: a killed process has lost those that trackio does not have.
+    following = getattr(handle, "_next_step", None)
+    newest = following - 1 if run.id and following is not None else None
+    return Tracker(key, lambda step, values: handle.log(dict(values), step=step), handle.finish, newest)
 
 
 def open_wandb(run: TrackedRun) -> Tracker:
@@ -99,6 +104,11 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 PACKAGES = {"mlflow": "mlflow-skinny"}  # what to install, where it has another name
 
 
+def tracker_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of train.trackers, which a command line has as one text, a,b."""
+    return tuple(name for text in names for name in text.split(",") if name)
+
+
 def check_trackers(names: Sequence[str], setting: str = "train.trackers") -> None:
     """Raise ValueError for an unknown tracker, and for one that is not installed."""
     for name in names:
@@ -115,11 +125,14 @@ class RunTracker:
     """
 
     def __init__(self, name: str, workdir: Workdir, project: str) -> None:
-        self.name, self._workdir = name, workdir
-        stored = _state(workdir).get(name, {})
+        self.name, self._workdir, self._key = name, workdir, f"{name}: {_place(name)}{project}"
+        stored = _state(workdir).get(self._key, {})
         self._sent: dict[str, Any] = dict(stored.get("sent", {}))
         config = {**read_json(workdir.config), "environment": read_json(workdir.environment)}
         self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, stored.get("id", ""), flatten(config)))
+        if (newest := self._tracker.newest) is not None:
+            for kind in KINDS & self._sent.keys():
+                self._sent[kind] = min(self._sent[kind], newest)
         self._store()
 
     def catch_up(self) -> int:
@@ -128,7 +141,7 @@ class RunTracker:
 
     def send(self, step: int, values: Values) -> bool:
         """Send a line of metrics.jsonl unless it was sent; return whether it was sent now."""
-        kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else "training"
+        kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else TRAINING
         if not values or step <= self._sent.get(kind, -1):
             return False
         self._tracker.log(step, values)
@@ -154,7 +167,7 @@ class RunTracker:
         self._tracker.finish()
 
     def _store(self) -> None:
-        state = {**_state(self._workdir), self.name: {"id": self._tracker.id, "sent": self._sent}}
+        state = {**_state(self._workdir), self._key: {"id": self._tracker.id, "sent": self._sent}}
         write_json(self._workdir.trackers, state)
 
 
@@ -199,6 +212,15 @@ class LiveTrackers:
 
 def _state(workdir: Workdir) -> dict[str, Any]:
     return read_json(workdir.trackers) if workdir.trackers.exists() else {}
+
+
+def _place(name: str) -> str:
+    """Return where a tracker keeps its projects, if a run's id is valid there alone."""
+    if name != "mlflow":
+        return ""
+    from mlflow import get_tracking_uri
+
+    return f"{get_tracking_uri()}, "
 
 
 def _lines(workdir: Workdir) -> Iterator[tuple[int, dict[str, float]]]:

@@ -108,7 +108,8 @@ class Gateway:
     def _admit(self, request: Request, path: str) -> None:
         """Raise `RefusalError` for a request that must not be answered."""
         if self._token:
-            sent = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
+            scheme, _, word = request.headers.get("authorization", "").partition(" ")
+            sent = word.strip().encode() if scheme.lower() == "bearer" else b""
             if path not in OPEN and not hmac.compare_digest(sent, self._token):
                 raise RefusalError(401, "this server needs its token: Authorization: Bearer TOKEN", "unauthorized")
             return

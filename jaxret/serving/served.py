@@ -411,4 +411,4 @@ def _require_texts(searcher: Searcher) -> None:
     try:
         searcher.passages(set(searcher.shards.ids([0])))
     except (OSError, ValueError) as error:
-        raise type(error)(f"{error}; --notexts serves ids and scores without texts") from error
+        raise type(error)(f"{str(error).rstrip('.')}; --notexts serves ids and scores without texts") from error

@@ -55,6 +55,7 @@ from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
 from jaxret.runs.run import base_of_run, create_run, open_checkpoints
 from jaxret.runs.run_warnings import keep_warnings
+from jaxret.runs.trackers import tracker_names
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
@@ -165,7 +166,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             state = resume_state(job, data, optimization, checkpoints)
         start = checkpoints.last()
         state = replace(state, teacher=teacher)
-        tracked = tuple(config.train.trackers), config.train.tracker_project
+        tracked = tracker_names(config.train.trackers), config.train.tracker_project
         with closing(MetricsLog(job.workdir, first if start is None else start, callback, *tracked)) as metrics_log:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)

@@ -21,7 +21,7 @@ from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.resume import require_same_run
 from jaxret.runs.run import load_tokenizer, recorded_settings, require_stored_contract
-from jaxret.runs.trackers import check_trackers
+from jaxret.runs.trackers import check_trackers, tracker_names
 from jaxret.runs.workdir import Workdir
 from jaxret.training.config_check import check_config, reference_options
 from jaxret.training.examples import data_record, load_examples, load_validation_corpus
@@ -57,7 +57,7 @@ def prepare_job(
     require_platform(config.mesh.platform, "mesh.platform")
     mesh = make_mesh(config.mesh.fsdp, tensor=config.mesh.tensor)
     check_config(config)
-    check_trackers(config.train.trackers)
+    check_trackers(tracker_names(config.train.trackers))
     has_begun = not any_process(not workdir.config.exists())
     name, download = config.encoder.checkpoint, config.encoder.download
     encoder = workdir.encoder if has_begun else resolve_encoder(name, download)

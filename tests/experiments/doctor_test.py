@@ -22,7 +22,7 @@ from jaxret.experiments.doctor import (
     check_packages,
     check_product,
 )
-from tests.pipeline import REPOSITORY, environment
+from tests.pipeline import REPOSITORY, environment, run_script
 
 INSTALLED = dict.fromkeys(PACKAGES, "1.0") | {"faiss-cpu": "1.15"}
 
@@ -50,6 +50,18 @@ def test_a_failed_check_sets_the_exit_status() -> None:
     assert "FAIL  coordinator: no.such.host.invalid:1234\n      the host is not known here" in result.stdout
 
 
+@pytest.mark.slow
+def test_a_platform_without_devices_is_one_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    result = jaxret_doctor()
+    assert result.returncode == 1, result.stderr
+    assert "FAIL  devices: JAX_PLATFORMS=cuda\n      JAX has no device" in result.stdout
+    assert "unset JAX_PLATFORMS" in result.stdout
+    assert "caches: " in result.stdout, "the other checks follow"
+    searched = run_script("-m", "jaxret", "probe", "data", "--workdir=run", "--model=package:no_such_package/x")
+    assert "unexpected" not in searched.stderr
+
+
 def test_packages_that_do_not_fit_are_named() -> None:
     assert [check.mark for check in check_packages(INSTALLED)] == ["ok", "ok", "ok"]
     both = list(check_packages(INSTALLED | {"faiss-gpu": "1.15"}))[-1]
@@ -59,6 +71,8 @@ def test_packages_that_do_not_fit_are_named() -> None:
     without = {name: version for name, version in INSTALLED.items() if name not in ("optax", "faiss-cpu")}
     marks = {check.name: check.mark for check in check_packages(without)}
     assert (marks["packages"], marks["FAISS"]) == ("FAIL", "note")
+    (broken,) = [check for check in check_packages(INSTALLED, "libcudart.so.12: not here") if check.name == "FAISS"]
+    assert (broken.mark, "cannot be imported (libcudart.so.12" in broken.problem) == ("FAIL", True)
 
 
 def test_an_accelerator_that_is_not_used_is_named() -> None:

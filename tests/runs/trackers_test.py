@@ -13,7 +13,7 @@ from jaxret.evaluation.evaluation_report import write_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.track_run import SentCounts, track_run
 from jaxret.runs import trackers
-from jaxret.runs.trackers import TrackedRun, Tracker, check_trackers
+from jaxret.runs.trackers import TrackedRun, Tracker, check_trackers, tracker_names
 from jaxret.storage.atomic import read_json
 from jaxret.training.loop import train
 from tests.pipeline import tiny_config, write_data, write_encoder
@@ -31,6 +31,7 @@ class Service:
         self.opened: list[TrackedRun] = []
         self.fails = lambda step: False
         self.finished = 0
+        self.newest: int | None = None
 
     def open(self, run: TrackedRun) -> Tracker:
         key = run.id or f"{run.name}-{len(self.runs)}"
@@ -44,7 +45,7 @@ class Service:
         def finish() -> None:
             self.finished += 1
 
-        return Tracker(key, log, finish)
+        return Tracker(key, log, finish, self.newest)
 
 
 @pytest.fixture
@@ -97,13 +98,31 @@ def test_lines_after_the_checkpoint_of_a_killed_run_are_not_sent_twice(trained: 
     run = trained(2, "json")
     lines = (run / "metrics.jsonl").read_text()
     state = read_json(run / "trackers.json")
-    state["json"]["sent"]["training"] = 3
+    state["json: jaxret"]["sent"]["training"] = 3
     (run / "trackers.json").write_text(json.dumps(state))
     (run / "metrics.jsonl").write_text(lines + json.dumps({"step": 3, "loss": 1.0}) + "\n")
     trained(4, "json")
     (sent,) = service.runs.values()
     assert [step for step, values in sent if "loss" in values] == [1, 2, 4]
     assert len(logged(run)) == len(sent) + 1
+
+
+def test_lines_that_a_killed_process_had_queued_are_sent_again(trained: Any, service: Service) -> None:
+    run = trained(4, "json")
+    (sent,) = service.runs.values()
+    lost = [line for line in sent if line[0] > 2]
+    del sent[-len(lost) :]
+    service.newest = 2
+    assert track_run(run, ["json"]) == {"json": SentCounts(len(lost), 0)}
+    assert list(service.runs.values()) == [logged(run)]
+
+
+def test_projects_are_sent_to_apart(trained: Any, service: Service) -> None:
+    run = trained(2, "json")
+    assert track_run(run, ["json"], "other") == {"json": SentCounts(len(logged(run)), 0)}
+    assert track_run(run, ["json"], "other") == {"json": SentCounts(0, 0)}
+    assert [sent for sent in service.runs.values()] == [logged(run), logged(run)]
+    assert [opened.project for opened in service.opened] == ["jaxret", "other", "other"]
 
 
 def test_a_failed_tracker_does_not_end_training_and_is_updated_later(
@@ -171,6 +190,7 @@ def test_errors_are_one_sentence(trained: Any, service: Service, monkeypatch: py
     with pytest.raises(ValueError, match=r"train.trackers has 'no_such_module', which is not installed: pip install"):
         trained(2, "no_such_module")
     check_trackers(["json"])
+    assert tracker_names(["json,csv", "wandb"]) == ("json", "csv", "wandb")
     run = trained(2)
     with pytest.raises(ValueError, match=r"--to names no tracker"):
         track_run(run, [], "jaxret")

@@ -128,8 +128,26 @@ def test_filters_two_runs_and_the_link(page: Any, server: Running) -> None:
     page.set_window_size(400, 800)
     left, right = page.find_elements(By.CSS_SELECTOR, "section")
     assert left.location["y"] < right.location["y"], "below each other on a phone"
-    assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    for width in (400, 320):
+        page.set_window_size(width, 800)
+        assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"), width
     page.set_window_size(1200, 900)
+
+
+@pytest.mark.parametrize(
+    ("query", "absent"),
+    [
+        ("q=river&run=gone", "the run gone"),
+        ("q=river&beside=gone", "the run gone"),
+        ("q=river&filter=%5B%22colour%22%2C%22purple%22%5D", "the filter colour: purple"),
+        ("q=river&filter=%5B%22size%22%2C%22big%22%5D", "the filter size: big"),
+    ],
+)
+def test_a_link_to_what_is_gone_answers_no_other_question(page: Any, server: Running, query: str, absent: str) -> None:
+    page.get(f"http://127.0.0.1:{server.port}/?{query}")
+    until(page, lambda: f"This link needs {absent}, which is not here" in find(page, "#state").text)
+    assert not texts(page, "li h3")
+    assert find(page, "#question").get_attribute("value") == "river"
 
 
 def test_the_history_by_keyboard(page: Any) -> None:

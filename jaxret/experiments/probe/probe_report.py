@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from jaxret.configs import load_config
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.pictures.canvas import (
@@ -26,6 +28,7 @@ from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
 from jaxret.experiments.vector_diversity import has_several_vectors, report_diversity
 from jaxret.models.heads.head import TOKENS as HEAD_TOKENS
 from jaxret.parallel.events import emit
+from jaxret.runs.mismatch import flatten
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import write_json
 
@@ -167,11 +170,15 @@ def _describe(choice: Choice) -> str:
 
 
 def trained_keys(choice: Choice, config: ConfigDict) -> dict[str, Any]:
-    """Return the keys of the config mlr that train a pair of layers as it was probed with the run of a config."""
+    """Return the keys of the config mlr that train a pair of layers as it was probed with the run of a config.
+
+    All that decides how the encoder reads a text is that of the run: its lengths, prompts, depth, direction.
+    """
+    usual = flatten(load_config("mlr"))
+    read = {key: value for key, value in flatten(config).items() if key.startswith(("encoder.", "tokens."))}
     return {
         "encoder.checkpoint": config.encoder.checkpoint,
-        "tokens.query_length": config.tokens.query_length,
-        "tokens.passage_length": config.tokens.passage_length,
+        **{key: value for key, value in read.items() if value != usual[key]},
         "head.mlr.chosen": ",".join(map(str, choice.layers)),
         "head.token": choice.token,
         "pooling": choice.pooling,
@@ -181,6 +188,10 @@ def trained_keys(choice: Choice, config: ConfigDict) -> dict[str, Any]:
     }
 
 
+def _as_flag(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
 def _advice(run: Run, probe: Probe) -> list[str]:
     """Return the weights of the mixture, and the command that trains the best pair of layers."""
     mixture = probe.findings[-1].quality.choice
@@ -188,7 +199,9 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     shown = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
     choice = max((pair for pair in probe.pairs if pair.choice.token in HEAD_TOKENS), key=Quality.mean).choice
     keys = trained_keys(choice, run.config)
-    flags = " ".join(f"--config.{key}={value}" for key, value in keys.items())
+    flags = " ".join(shlex.quote(f"--config.{key}={_as_flag(value)}") for key, value in keys.items())
+    pairs = [finding for finding in probe.findings if len(finding.quality.choice.layers) == 2]
+    gain = max(pairs, key=lambda finding: finding.comparison.difference if finding.comparison else 0.0)
     score = "maximum" if choice.pooling == "none" else choice.pooling
     step = run.checkpoint["step"]
     return [
@@ -196,6 +209,10 @@ def _advice(run: Run, probe: Probe) -> list[str]:
         f"These numbers are of the encoder after {step:,} steps of training, which change the layers that it reads."
         if step
         else "These numbers say what the layers contain before training, not what they learn.",
+        f"Held out, the last layer with another is {gain.comparison.difference:+.4f} against it alone "
+        f"(p {format_p_value(gain.p_value)}), and takes {gain.quality.choice.vectors} vector(s)."
+        if gain.comparison
+        else "",
         f"The best pair on all {len(probe.data.relevance):,} queries ({_describe(choice)}; {score}) is trained by:",
         f"  jaxret train --config=mlr {flags} --config.data.train=... --workdir=...",
     ]

@@ -39,22 +39,28 @@ class ReportOptions:
     title: str = ""
 
 
-def write_report(arguments: Sequence[str], out: str | Path, options: ReportOptions | None = None) -> Path:
+def write_report(
+    arguments: Sequence[str], out: str | Path, options: ReportOptions | None = None, flag: str = "--out"
+) -> Path:
     """Write a report of runs, and return its path. The same files of runs give the same bytes.
 
     Args:
         arguments: folders of runs, or NAME=RUN,RUN for the seeds of a system; the first one is the baseline.
         out: HTML file to write.
         options: of the report.
+        flag: names `out` in an error.
 
     Raises:
         FileNotFoundError: a folder is not a run, or no run has a result that `options.data` names.
         ContractError: a file of a run was edited.
-        ValueError: a run is there twice.
+        ValueError: a run is there twice, or no result has a measure of the options.
     """
     options = options or ReportOptions()
-    require_file_path(out, "--out")
+    require_file_path(out, flag)
     files = ReportFiles(tuple(arguments), options.data, options.measures)
+    measures = dict.fromkeys(name for run in files.runs for result in run.evaluations.values() for name in result.mean)
+    if absent := [name for name in options.measures if name not in measures]:
+        raise ValueError(f"no run has the measure {absent[0]!r}; they have {', '.join(measures) or 'none'}")
     page = render_report(files, options)
     with atomic_write(out) as file:
         file.write(page)

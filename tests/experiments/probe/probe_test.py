@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,15 @@ def test_the_printed_command_trains_the_probed_choice(
     np.testing.assert_allclose(trained.embedder()(texts, "passage").stacked(), probed, atol=1e-5)
 
 
+def test_the_printed_command_reads_texts_as_the_run_does(root: Path) -> None:
+    config = open_run(root / "run").config.copy_and_resolve_references().unlock()
+    config.update_from_flattened_dict({"encoder.layers": 2, "tokens.query_prompt": "castle: "})
+    keys = trained_keys(Choice((1, 2), "mean", True), config)
+    assert (keys["encoder.layers"], keys["tokens.query_prompt"]) == (2, "castle: ")
+    assert keys["tokens.passage_length"] == config.tokens.passage_length
+    assert "tokens.passage_prompt" not in keys, "as usual"
+
+
 def test_choices_are_measured_on_other_queries() -> None:
     """Layer 1 finds the passages of the first half of the queries alone: it is chosen, and worse on the others."""
     data = planted(1, noise=0.0)
@@ -191,7 +201,7 @@ def test_a_probe_as_a_process(root: Path) -> None:
 
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("  jaxret train --config=mlr ")]
     assert line.endswith(" --config.data.train=... --workdir=...")
-    arguments = [*line.split()[1:-2], f"--config.data.train={root}/data", f"--workdir={root}/trained"]
+    arguments = [*shlex.split(line)[1:-2], f"--config.data.train={root}/data", f"--workdir={root}/trained"]
     done = run_script("-m", "jaxret", *arguments, "--config.train.steps=0")
     assert done.returncode == 0, done.stderr
     config = json.loads((root / "trained/config.json").read_text())

@@ -231,8 +231,12 @@ def test_arguments(runs: Path, tmp_path: Path) -> None:
         write_report([str(runs / "dual"), str(runs / "dual")], tmp_path / "report.html")
     with pytest.raises(FileNotFoundError, match=r"no run has the result 'x'; they have data\.test"):
         write_report([str(runs / "dual")], tmp_path / "report.html", ReportOptions(data=("x",)))
+    with pytest.raises(ValueError, match=r"no run has the measure 'foo'; they have nDCG@10"):
+        write_report([str(runs / "dual")], tmp_path / "report.html", ReportOptions(measures=("foo",)))
     with pytest.raises(ValueError, match=r"--out=.*there is no folder"):
         write_report([str(runs / "dual")], tmp_path / "no" / "report.html")
+    with pytest.raises(ValueError, match=r"--report=.*there is no folder"):
+        write_report([str(runs / "dual")], tmp_path / "no" / "report.html", flag="--report")
     assert not (tmp_path / "report.html").exists()
     result = Workdir(runs / "dual").evaluation("data.test")
     assert run_folders([f"a={result},{runs / 'layers'}"]) == [f"a={(runs / 'dual').resolve()},{runs / 'layers'}"]
