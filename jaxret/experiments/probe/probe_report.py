@@ -174,8 +174,8 @@ def trained_keys(choice: Choice, config: ConfigDict) -> dict[str, Any]:
 
     All that decides how the encoder reads a text is that of the run: its lengths, prompts, depth, direction.
     """
-    usual = flatten(load_config("mlr"))
-    read = {key: value for key, value in flatten(config).items() if key.startswith(("encoder.", "tokens."))}
+    usual = flatten(load_config("mlr").to_dict())
+    read = {key: value for key, value in flatten(config.to_dict()).items() if key.startswith(("encoder.", "tokens."))}
     return {
         "encoder.checkpoint": config.encoder.checkpoint,
         **{key: value for key, value in read.items() if value != usual[key]},
