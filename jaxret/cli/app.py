@@ -111,8 +111,8 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, (ValueError, OSError, ArithmeticError, EOFError)):
         return str(error) or type(error).__name__
     if _has_no_devices(error):
-        asked = os.environ.get("JAX_PLATFORMS", "")
-        return f"JAX has no device of JAX_PLATFORMS={asked}; unset it, or install JAX for it (jaxret doctor)"
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX has no device of JAX_PLATFORMS={platforms}; unset it, or install JAX for it (jaxret doctor)"
     if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
         return _first_line(error)  # JAX adds pages to errors about its devices
     return ""

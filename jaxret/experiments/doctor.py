@@ -97,10 +97,10 @@ def check_backend() -> Check | None:
     try:
         jax.local_devices()
     except (AssertionError, RuntimeError) as error:
-        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        platforms = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
         cause = (str(error).splitlines() or ["no such device"])[0]
         remedy = "unset JAX_PLATFORMS, or install JAX for it: requirements-gpu.txt, requirements-tpu.txt"
-        return Check("devices", asked, f"JAX has no device ({cause}); {remedy}", fatal=True)
+        return Check("devices", platforms, f"JAX has no device ({cause}); {remedy}", fatal=True)
     return None
 
 
