@@ -31,8 +31,9 @@ from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
-_OTHER_ADDRESSES = {"url", "bucket"}  # flags whose gs:// and s3:// stay addresses
-_NO_PATHS = {"engine", "passage", "query", "title", "title_separator", "url"}  # flags whose :// is no matter of ours
+_TEXTS = {"filter", "passage", "prompt", "query", "template", "title", "title_separator"}  # flags that are no paths
+_OTHER_ADDRESSES = {*_TEXTS, "url", "bucket"}  # flags whose gs:// and s3:// stay as they are
+_ANY_SCHEME = {*_TEXTS, "engine", "url"}  # flags whose :// is no matter of ours
 
 _QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
@@ -317,7 +318,7 @@ def require_known_schemes(arguments: Iterable[str]) -> None:
     for argument in arguments:
         flag, equals, value = argument.partition("=") if argument.startswith("-") else (name, "=", argument)
         name = "" if equals else flag
-        if flag.lstrip("-") not in _NO_PATHS:
+        if flag.lstrip("-") not in _ANY_SCHEME and not re.fullmatch(r"--?config\..*(prompt|separator)", flag):
             for match in re.finditer(r"(?:^|[=:,])(\w[\w+.-]*://[^,]*)", value):
                 require_disk_path(match[1])
 

@@ -5,6 +5,7 @@ jaxret demo --workdir=runs/demo
 
 from absl import flags
 
+WRITES = ("workdir",)
 _WORKDIR = flags.DEFINE_string("workdir", "runs/demo", "folder for all results")
 
 

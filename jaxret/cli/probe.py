@@ -13,6 +13,7 @@ from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.experiments.probe.probe_options import ProbeOptions
 
+WRITES = ("workdir",)
 ARGUMENTS = {"DATA": "folder with queries, judgements and a corpus"}
 
 _WORKDIR = shared_flags.workdir("folder of the run; with --model, of a new one")

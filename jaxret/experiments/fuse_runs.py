@@ -19,7 +19,7 @@ from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem
 from jaxret.storage.atomic import require_other_file, sha256_file
-from jaxret.storage.working_copy import require_writable
+from jaxret.storage.working_copy import require_writable, shown_message
 
 TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
 
@@ -85,7 +85,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
-    files = {str(run): sha256_file(file) for run in job.runs for file in run_files(run)}
+    files = {shown_message(str(run)): sha256_file(file) for run in job.runs for file in run_files(run)}
     made = {"runs": files, "weights": list(weights), **tuned}
     return _evaluate(job, dict(zip(names, runs, strict=True)), fused, made, evaluated)
 
@@ -116,7 +116,11 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     if not job.qrels:
         emit_evaluation(job.out, "", None)
         return None
-    made = {"systems": {each.folder: each.digest for each in systems}, "corpus": systems[0].corpus, "exact": True}
+    made = {
+        "systems": {shown_message(str(each.folder)): each.digest for each in systems},
+        "corpus": systems[0].corpus,
+        "exact": True,
+    }
     return _evaluate(job, {}, fused, made | {"depth": fusion.depth, "weights": list(weights), **tuned}, evaluated)
 
 

@@ -32,7 +32,7 @@ from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_nam
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
 from jaxret.storage.atomic import require_other_file, sha256_file
-from jaxret.storage.working_copy import require_writable
+from jaxret.storage.working_copy import require_writable, shown_message
 
 
 def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:
@@ -254,7 +254,7 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
     """Return the provenance of reranked results, with the keys of a search's provenance."""
     tokenizer = reranker.tokenizer
     source = [sha256_file(path) for path in run_files(job.run)]
-    search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": job.run}
+    search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(job.run)}
     search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
     dataset = inputs.evaluated.provenance(job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match)
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}

@@ -56,6 +56,7 @@ def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[V
     require_disk_path(folder)
     if delete_unused and not is_bucket_address(folder):
         raise ValueError(f"--delete_unused: {folder} is no folder in a bucket, and has no objects")
+    bytes_in_bucket: list[Verification] = []
     if is_bucket_address(folder):
         bytes_in_bucket = list(_bucket(BucketFolder(enclosing_folder(os.fspath(folder))), delete_unused))
         yield from bytes_in_bucket
@@ -72,7 +73,7 @@ def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[V
         yield _approximate(folder.absolute())
     elif (folder / "manifest.json").exists():
         yield from _columns(folder)
-    else:
+    elif not bytes_in_bucket:  # of any other folder that jaxret wrote to a bucket, all bytes have been compared
         raise ValueError(
             f"{folder} is not a run, an encoded corpus, an index or a store of tokens: there is nothing to verify"
         )

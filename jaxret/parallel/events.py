@@ -76,7 +76,7 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, str):
         return _shown[0](value) if _shown else value
     if isinstance(value, Mapping):
-        return {str(key): _json_value(one) for key, one in value.items()}
+        return {_json_value(str(key)): _json_value(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_json_value(one) for one in value]
     if hasattr(value, "tolist"):

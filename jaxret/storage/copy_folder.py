@@ -16,6 +16,7 @@ from jaxret.storage.folder_kinds import Contents, identifying, require_same_fold
 from jaxret.storage.lockfile import HOLDER, FolderLock
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
+_DAMAGED = b"damaged"  # in the place of a first line: only the very same file is that of the same source
 _FETCHED = 64  # files that are fetched at a time
 _BATCH = 1 << 30  # bytes after which the sent files are published: a kill loses one batch
 
@@ -112,6 +113,7 @@ class _Side:
     path: Path
     folder: BucketFolder | None
     files: dict[str, StoredFile]
+    damaged: frozenset[str] = frozenset()  # names of files that cannot be read
 
     def names(self, source: str) -> list[str]:
         """Return the names of the files to copy."""
@@ -143,7 +145,14 @@ def _require_same(origin: _Side, names: Sequence[str], target: _Side, destinatio
     """Raise FileExistsError if the destination is of another kind, or another folder of the same kind."""
     others = list(target.files) if target.folder else [name for name, _ in folder_files(target.path)]
     require_same_kind(names, others, destination)
-    require_same_folder(origin.contents(names), target.contents(others), destination)
+    ours, theirs = origin.contents(names), target.contents(others)
+
+    def first_line(name: str) -> bytes:
+        if name not in target.damaged:
+            return theirs.first_line(name)
+        return ours.first_line(name) if ours.digest(name) == theirs.digest(name) else _DAMAGED
+
+    require_same_folder(ours, replace(theirs, first_line=first_line), destination)
 
 
 def _open_source(source: str) -> _Side:
@@ -165,15 +174,14 @@ def _to_bucket(
     show: Callable[[int], None],
 ) -> CopyResult:
     target.bucket.probe()
-    if not target.exists() and (others := [key for key in target.bucket.list() if not is_leftover(key)]):
+    keys = [] if target.exists() else target.bucket.list()
+    if others := [key for key in keys if key and not key.endswith("/") and not is_leftover(key)]:
         raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
     is_first = _announce(target, origin, names)
     try:
         stored, pending = target.files(), dict[str, StoredFile]()
-        if verify:
-            damaged = {name for name, problem in bucket_problems(target, [*stored]) if problem}
-            stored = {name: file for name, file in stored.items() if name not in damaged}
-        _require_same(origin, names, _Side(Path(), target, stored), str(target))
+        damaged = {name for name, problem in bucket_problems(target, [*stored]) if problem} if verify else set()
+        _require_same(origin, names, _Side(Path(), target, stored, frozenset(damaged)), str(target))
     except BaseException:
         if is_first:
             target.bucket.delete([COPYING])
@@ -183,12 +191,13 @@ def _to_bucket(
     def commit() -> None:
         target.commit(pending, stored)
         stored.update(pending)
+        damaged.difference_update(pending)
         pending.clear()
 
     for place, name in enumerate(names):
         path = origin.path / name
         state, file = file_state(path), origin.describe(name)
-        if name not in stored or stored[name].sha256 != file.sha256:
+        if name not in stored or name in damaged or stored[name].sha256 != file.sha256:
             new = target.copy_file(origin.folder, name, file) if origin.folder else target.upload({name: path})[name]
             if new.sha256 != file.sha256 or file_state(path) != state:
                 raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")

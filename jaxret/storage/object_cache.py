@@ -20,6 +20,7 @@ from jaxret.storage.unfinished import temporary_path
 
 _LINKED = 1 << 20  # bytes from which a file is not copied; smaller ones may be appended to
 _APPENDED = (".jsonl",)
+_ATTEMPTS = 4  # to take a file from the cache, which other threads and processes may trim
 _EPOCH, _YEARS = 10**9, 10**8  # seconds: modification times of files lie in these years
 
 
@@ -47,7 +48,7 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     cached = folder / file.name
-    while True:
+    for _ in range(_ATTEMPTS):
         if not cached.exists():
             try:
                 with FileLock(folder / f".{file.name}.lock", mode=0o664):
@@ -61,11 +62,23 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
             os.utime(cached, (time.time(), cached.stat().st_mtime))
         with contextlib.suppress(FileNotFoundError):  # another process has just made room
             return _copy(cached, path)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, file, parts())  # the cache is too small for what is fetched at once
 
 
 def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
+    _write(cached, file, parts)
+    with contextlib.suppress(FileNotFoundError):  # another thread has just made room
+        cached.chmod(0o444)
+        # Equal on every host and after every fetch, because files made from it record this time.
+        os.utime(cached, (time.time(), _EPOCH + int(file.name[:8], 16) % _YEARS))
+
+
+def _write(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
+    """Write the bytes to a path. Raises BucketError if they do not have the digest."""
     actual = sha256()
-    with atomic_write(cached, "wb") as target:
+    with atomic_write(path, "wb") as target:
         for part in parts:
             actual.update(part)
             target.write(part)
@@ -74,9 +87,6 @@ def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
                 f"{file.source} is damaged in the bucket or on the way: SHA-256 {actual.hexdigest()[:16]}... instead "
                 f"of {file.sha256[:16]}... (jaxret verify names all such files)"
             )
-    cached.chmod(0o444)
-    # Equal on every host and after every fetch, because files made from it record this time.
-    os.utime(cached, (time.time(), _EPOCH + int(file.name[:8], 16) % _YEARS))
 
 
 def _copy(cached: Path, path: Path) -> None:

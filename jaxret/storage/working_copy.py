@@ -357,6 +357,10 @@ class WorkingCopy:
         """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
         if not is_first_process():
             return
+        if not self.path.is_dir() and self._new_results():
+            self.require_writable()
+            self._publish_results()
+            return
         changed, removed = self.changes()
         removed += [name for name in self._remote_names if not (self.path / name).parent.exists()]
         if not changed and not removed and not self._included_files:
@@ -367,9 +371,6 @@ class WorkingCopy:
             if all(map(_DERIVED.search, [*changed, *removed])) and not self._included_files:
                 return  # a reader without rights to write
             raise
-        if self.path.is_file():
-            self._publish_results()
-            return
         if removed:  # else they would come back with a group that a killed job left
             self.folder.sweep_groups("")
         states = {name: file_state(path) for name, path in changed.items()}
@@ -384,12 +385,18 @@ class WorkingCopy:
     def _publish_results(self) -> None:
         """Write a result, and others that were written beside it, as objects that other programs read."""
         parent = Bucket(self.address.rpartition("/")[0])
-        for path in sorted(self._parent.iterdir()):
+        for path in self._new_results():
             state = file_state(path)
-            if path.is_file() and not path.name.startswith(".") and state != self._results.get(path.name):
-                parent.put(path.name, path.read_bytes())
-                self._results[path.name] = state
-        self._states[""] = file_state(self.path)
+            parent.put(path.name, path.read_bytes())
+            self._results[path.name] = state
+            if path == self.path:
+                self._states[""] = state
+
+    def _new_results(self) -> list[Path]:
+        """Return the files at the address and beside it that this process has written."""
+        files = [path for path in self._parent.iterdir() if path.is_file() and not path.name.startswith(".")]
+        own = {self.path.name: self._states.get("", MISSING)} | self._results
+        return sorted(path for path in files if file_state(path) != own.get(path.name, MISSING))
 
     def include(self, files: Mapping[str, StoredFile]) -> None:
         """Make files that processes of this job have uploaded, and do not change any more, a part of the folder with
@@ -520,6 +527,7 @@ def _end() -> None:
     for copy in list(_COPIES.values()):
         with contextlib.suppress(OSError, ValueError):
             changed, removed = copy.changes()
+            changed = {name: path for name, path in changed.items() if not _DERIVED.search(name)}
             if (changed or removed) and copy._process == os.getpid() and not copy._plain:
                 print(
                     f"{copy.address}: {len(changed)} files were not published; they are in {copy.keep()}",

@@ -207,6 +207,19 @@ def test_two_sources_are_not_mixed_by_copies_at_once(gcs: Server, tmp_path: Path
     assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "one"), "gs://bucket/run", "--verify").stdout
     assert "has files of another source" in jaxret(gcs[1], "copy", str(tmp_path / "other"), "gs://bucket/run").stderr
     assert not any("copying" in name for _, name in gcs[0].objects)
+    # A damaged log is that of this very file alone; one that was continued repairs what else is damaged.
+    files = json.loads(gcs[0].objects["bucket", "run/files.json"][1])["files"]
+    keys = {name: ("bucket", f"run/{parts[0]}") for name, (_, _, *parts) in files.items()}
+    log = gcs[0].objects.pop(keys["metrics.jsonl"])
+    before = dict(gcs[0].objects)
+    refused = jaxret(gcs[1], "copy", str(tmp_path / "other"), "gs://bucket/run", "--verify")
+    assert "has files of another source, as metrics.jsonl" in refused.stderr
+    assert gcs[0].objects == before, "nothing is published"
+    gcs[0].objects[keys["metrics.jsonl"]] = log
+    del gcs[0].objects[keys["config.json"]]
+    (tmp_path / "one" / "config.json").write_text('{"steps": 9}')
+    (tmp_path / "one" / "metrics.jsonl").write_text("one\ntwo\n")
+    assert ": 2 copied" in jaxret(gcs[1], "copy", str(tmp_path / "one"), "gs://bucket/run", "--verify").stdout
 
 
 @pytest.mark.slow
@@ -222,6 +235,9 @@ def test_what_commands_write_beside_a_result_and_where(gcs: Server, tmp_path: Pa
     event = json.loads(jaxret(gcs[1], *searched).stdout.splitlines()[-1])
     assert (event["run"], event["results"]) == (f"{run}/runs/data.test.trec", f"{run}/eval/data.test.json")
     corpus, out = "--corpus=gs://bucket/data", "--out=gs://bucket/mined/train.jsonl"
+    titled = ("report", run, "--title=gs://no/bucket: a=gs://no/other", f"--out={tmp_path / 'report.html'}")
+    assert not jaxret(gcs[1], *titled).returncode
+    assert "<title>gs://no/bucket: a=gs://no/other</title>" in (tmp_path / "report.html").read_text()
     mined = jaxret(gcs[1], "mine", "--data=gs://bucket/data", "--pool=bm25", corpus, out)
     assert "its parents: gs://bucket/mined/train.parents.json" in mined.stdout, mined
     assert {"mined/train.jsonl", "mined/train.parents.json"} <= {name for _, name in gcs[0].objects}
@@ -265,6 +281,25 @@ def test_an_interrupted_export_to_a_bucket_continues(gcs: Server, tmp_path: Path
     }
 
 
+def test_results_beside_an_address_are_published(gcs: Server) -> None:
+    """Such as pictures, whose endings are added to the name. The cache is too small for any file."""
+    script = """
+from jaxret.storage.working_copy import local_path, publish_all
+for ending in (".svg", ".png"):
+    local_path("gs://bucket/plots/training").with_suffix(ending).write_text(ending)
+publish_all()
+folder = local_path("gs://bucket/many")
+folder.mkdir()
+for number in range(40):
+    (folder / f"{number}.txt").write_text(f"{number}" * 1000)
+publish_all()
+assert {path.name for path in local_path("gs://bucket/many").iterdir()} == {f"{number}.txt" for number in range(40)}
+"""
+    finish(start("-c", {**gcs[1], "JAXRET_OBJECTS_GB": "0.000001"}, script))
+    assert gcs[0].objects["bucket", "plots/training.svg"][1] == b".svg"
+    assert gcs[0].objects["bucket", "plots/training.png"][1] == b".png"
+
+
 @pytest.mark.slow
 def test_a_folder_that_a_console_made_is_no_file(gcs: Server, tmp_path: Path) -> None:
     gcs[0].objects["bucket", "made/"] = 1, b""
@@ -272,3 +307,6 @@ def test_a_folder_that_a_console_made_is_no_file(gcs: Server, tmp_path: Path) ->
     gcs[0].objects["bucket", "made/sub/corpus.jsonl"] = 3, b"text"
     assert ": 1 copied" in jaxret(gcs[1], "copy", "gs://bucket/made", str(tmp_path / "made")).stdout
     assert contents(tmp_path / "made") == {"sub/corpus.jsonl": b"text"}
+    gcs[0].objects["bucket", "empty/"] = 1, b""
+    assert ": 1 copied" in jaxret(gcs[1], "copy", str(tmp_path / "made"), "gs://bucket/empty").stdout
+    assert "nothing is damaged" in jaxret(gcs[1], "verify", "gs://bucket/empty").stdout

@@ -9,6 +9,7 @@ WORKDIR/sweep.json        settings that all points share; a sweep with others is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -173,7 +174,9 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     if index:
         return None
     name = _result_name(evaluation)
-    results = {run.label: [read_result(str(r.measured), name) for r in runs if r.label == run.label] for run in runs}
+    results = {
+        run.label: [read_result(os.fspath(r.measured), name) for r in runs if r.label == run.label] for run in runs
+    }
     points = {run.label: run.point for run in runs}
     table = compare_points(setup.grid, points, results, setup.baseline, evaluation.measures or ())
     return table.with_scores(_diversity_scores(runs))
