@@ -31,7 +31,7 @@ from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
 
-_TEXTS = {"filter", "passage", "prompt", "query", "template", "title", "title_separator"}  # flags that are no paths
+_TEXTS = {"filter", "passage", "prompt", "query", "title", "title_separator"}  # flags that are no paths
 _OTHER_ADDRESSES = {*_TEXTS, "url", "bucket"}  # flags whose gs:// and s3:// stay as they are
 _ANY_SCHEME = {*_TEXTS, "engine", "url"}  # flags whose :// is no matter of ours
 

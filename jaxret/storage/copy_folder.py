@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,8 +74,7 @@ def _to_disk(
 ) -> CopyResult:
     _require_same(origin, names, _Side(destination, None, {}), str(destination))
     copied, size = 0, 0
-    files = {name: origin.describe(name) for name in names}
-    for batch in _batches(files):
+    for batch in _batches((name, origin.describe(name)) for name in names):
         absent = {name: file for name, file in batch.items() if not _has(destination / name, file)}
         if origin.folder:
             origin.folder.download(absent, destination)
@@ -91,10 +90,10 @@ def _to_disk(
     return CopyResult(source, str(destination), len(names), size, copied)
 
 
-def _batches(files: Mapping[str, StoredFile]) -> Iterator[dict[str, StoredFile]]:
+def _batches(files: Iterable[tuple[str, StoredFile]]) -> Iterator[dict[str, StoredFile]]:
     """Yield the files in their order, some at a time, those at the top apart: they make a folder a run."""
     batch = dict[str, StoredFile]()
-    for name, file in files.items():
+    for name, file in files:
         if len(batch) == _FETCHED or (batch and "/" not in name and "/" in next(iter(batch))):
             yield batch
             batch = {}
