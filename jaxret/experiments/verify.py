@@ -31,7 +31,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path, sha256_file
-from jaxret.storage.bucket_folder import MANIFEST, BucketFolder
+from jaxret.storage.bucket_folder import COPYING, MANIFEST, BucketFolder
 from jaxret.storage.checkpoint import CheckpointError
 from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
 from jaxret.storage.working_copy import enclosing_folder, fetch_files, local_path
@@ -106,8 +106,12 @@ def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]
     if unnamed := unnamed_objects(folder):
         sentence = f"{folder}/data: {len(unnamed):,} objects belong to no file; killed jobs leave such objects"
         if delete_unused:
-            if leases := folder.bucket.list("leases"):
-                raise ValueError(f"--delete_unused: a job works in {folder}, or was killed there ({leases[0]})")
+            copying = [COPYING] if folder.bucket.version(COPYING) else []
+            if busy := [*folder.bucket.list("leases"), *copying]:
+                raise ValueError(
+                    f"--delete_unused: a job writes to {folder}, or was killed there ({busy[0]}); run it again, "
+                    "to its end"
+                )
             folder.bucket.delete(unnamed)
             sentence = f"{folder}/data: {len(unnamed):,} objects belonged to no file, and are deleted"
         yield Verification(f"{folder}/data", warning=sentence)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from jaxret.runs.mismatch import flatten
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import read_json, sha256_file, write_json
+from jaxret.storage.atomic import read_json, sha256_bytes, sha256_file, write_json
 
 Values = Mapping[str, float]
 TRAINING, VALIDATION = "training", "validation/"
@@ -215,12 +215,13 @@ def _state(workdir: Workdir) -> dict[str, Any]:
 
 
 def _place(name: str) -> str:
-    """Return where a tracker keeps its projects, if a run's id is valid there alone."""
+    """Return a digest of where a tracker keeps its projects, if a run's id is valid there alone: not the address, which
+    may hold a password."""
     if name != "mlflow":
         return ""
     from mlflow import get_tracking_uri
 
-    return f"{get_tracking_uri()}, "
+    return f"{sha256_bytes(get_tracking_uri().encode())[:8]}, "
 
 
 def _lines(workdir: Workdir) -> Iterator[tuple[int, dict[str, float]]]:

@@ -17,7 +17,7 @@ from jaxret.storage.lockfile import HOLDER, FolderLock
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
 _DAMAGED = b"damaged"  # in the place of a first line: only the very same file is that of the same source
-_FETCHED = 64  # files that are fetched at a time
+_FETCHED = 64  # files after whose download progress is shown
 _BATCH = 1 << 30  # bytes after which the sent files are published: a kill loses one batch
 
 
@@ -244,9 +244,9 @@ def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool
 
 def _announced(body: bytes) -> Contents:
     """Return what another copy has announced."""
-    begun = json.loads(body)
-    names, digests, lines = frozenset(begun["names"]), begun["digests"], begun["first_lines"]
-    return Contents(names, digests.__getitem__, lambda name: lines[name].encode())
+    content = json.loads(body)
+    digests, lines = content["digests"], content["first_lines"]
+    return Contents(frozenset(content["names"]), digests.__getitem__, lambda name: lines[name].encode())
 
 
 def _copy_file(source: Path, path: Path) -> None:

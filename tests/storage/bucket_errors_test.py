@@ -120,6 +120,10 @@ def test_damaged_objects_are_named_and_a_copy_repairs_them(gcs: Server, tmp_path
     before = dict(gcs[0].objects)
     gcs[0].objects["bucket", f"runs/tiny/data/{'1' * 16}-{'2' * 64}"] = 1, b"of a killed job"
     assert "1 objects belong to no file" in jaxret(gcs[1], "verify", run).stdout
+    gcs[0].objects["bucket", "runs/tiny/.copying.json"] = 1, b"{}"
+    refused = jaxret(gcs[1], "verify", run, "--delete_unused")
+    assert "a job writes to gs://bucket/runs/tiny, or was killed there (.copying.json)" in refused.stderr
+    del gcs[0].objects["bucket", "runs/tiny/.copying.json"]
     assert "1 objects belonged to no file, and are deleted" in jaxret(gcs[1], "verify", run, "--delete_unused").stdout
     assert gcs[0].objects == before
     assert "has no objects" in jaxret(gcs[1], "verify", str(tmp_path / "run"), "--delete_unused").stderr
