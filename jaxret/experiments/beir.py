@@ -41,9 +41,11 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
 
     Raises:
         DataError: there is no set, or a record is bad.
+        FileNotFoundError: a folder of `columns` has no evaluation of any set.
         ValueError: a set of `sets` is missing, or is not judged; another system was evaluated with other judgements.
     """
     sets, skipped = choose_sets(job)
+    require_evaluations(job, sets)
     run = _Evaluator(job)
     results: dict[str, Any] = {}
     for name, members in sets.items():
@@ -82,6 +84,28 @@ def choose_sets(job: BeirJob) -> tuple[SetFolders, dict[str, str]]:
     for name, reason in skipped.items():
         print(f"left out: {name} has {reason}")
     return {name: members for name, members in chosen.items() if name not in skipped}, skipped
+
+
+def require_evaluations(job: BeirJob, sets: SetFolders) -> None:
+    """Raise FileNotFoundError if a folder of `columns` has no evaluation of any set: before the work, whose result
+    `read_columns` compares with."""
+    stems = [
+        f"{stem}.{job.split}"
+        for name, members in sets.items()
+        for member in members
+        for stem in (member, member.removeprefix(f"{name}-"))
+    ]
+    for column in job.columns:
+        folder = Path(column.rpartition("=")[2])
+        names = [path.name for place in (folder / "eval", folder) for path in place.glob("*.json")]
+        if not any(name.startswith(f"{stem}.") for name in names for stem in stems):
+            raise _no_evaluation(folder, stems[0])
+
+
+def _no_evaluation(folder: Path, stem: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{folder} has no evaluation of these sets; files are named as {stem}.json, in the folder or in its eval/"
+    )
 
 
 class _Evaluator:
@@ -233,9 +257,7 @@ def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str 
             if len(complete) == len(members):
                 others[set_name] = combined_members(complete)
         if not others:
-            usual = f"{next(iter(results))}.{split}.json"
-            problem = f"{folder} has no evaluation of these sets"
-            raise FileNotFoundError(f"{problem}; files are named as {usual}, in the folder or in its eval/")
+            raise _no_evaluation(folder, f"{next(iter(results))}.{split}")
         systems[name or folder.absolute().name] = others
     return systems
 

@@ -17,9 +17,11 @@ import os
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jaxret.storage.atomic import StorageError
@@ -123,15 +125,20 @@ class Bucket:
         """Return an object, or None if there is none."""
         return next(iter(self.get_several([key])))
 
-    def get_several(self, keys: Iterable[str]) -> Iterator[BucketObject | None]:
-        """Yield the objects of some keys in their order, several requests at a time; None where there is none."""
-        for batch in _batches(list(keys)):
-            futures = [self._store.read(key) for key in batch]
-            for key, future in zip(batch, futures, strict=True):
-                with _errors(f"{self.address}/{key}"):
-                    result = self._answer(future)
-                missing = result.state == "missing"
-                yield None if missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
+    def get_several(self, keys: Iterable[str], at_once: int = _SEVERAL) -> Iterator[BucketObject | None]:
+        """Yield the objects of some keys in their order; None where there is none.
+
+        At most `at_once` objects are in memory beside the one that was yielded.
+        """
+        rest = iter(list(keys))
+        requests = deque((key, self._store.read(key)) for key in islice(rest, at_once))
+        while requests:
+            key, request = requests.popleft()
+            with _errors(f"{self.address}/{key}"):
+                result = self._answer(request)
+            requests.extend((key, self._store.read(key)) for key in islice(rest, 1))
+            missing = result.state == "missing"
+            yield None if missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
 
     def version(self, key: str) -> bytes | None:
         """Return the version of an object, or None if there is none."""

@@ -28,7 +28,8 @@ from jaxret.storage.object_cache import CachedFile, fetch
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
 REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"
 _DAMAGED = f"is damaged in the bucket: its SHA-256 is not the one that was written; {REPAIR}"
-_AT_ONCE = 8  # files; a file has one part in memory
+_AT_ONCE = 8  # files
+_PARTS = 2  # of each of them that are read ahead
 _ATTEMPTS = 100  # to replace a manifest that other jobs replace, too
 COPYING = ".copying.json"  # what is being copied to the folder, or was when the copy was killed (`copy_folder`)
 _LEFTOVER = re.compile(rf"(.+/)?(\.probe-[0-9a-f]{{16}}|{re.escape(COPYING)}|{DATA}/[0-9a-f]{{16}}-[0-9a-f]{{64}})")
@@ -232,11 +233,16 @@ class BucketFolder:
         if digest.hexdigest() != file.sha256:
             raise DamagedObjectError(f"{self}/{name} {_DAMAGED}")
 
-    def copy_file(self, source: BucketFolder, name: str, file: StoredFile) -> StoredFile:
-        """Write the bytes of a file of another folder, and return what describes them here; see `upload`.
+    def copy_files(self, source: BucketFolder, files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
+        """Write the bytes of files of another folder, and return what describes them here; see `upload`.
 
         Raises DamagedObjectError if they are gone or damaged.
         """
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            copies = pool.map(lambda name: self._copy_file(source, name, files[name]), files)
+            return dict(zip(files, copies, strict=True))
+
+    def _copy_file(self, source: BucketFolder, name: str, file: StoredFile) -> StoredFile:
         stored = self._store(source._parts(name, file))
         if stored.sha256 != file.sha256:
             self.discard([stored])
@@ -244,7 +250,7 @@ class BucketFolder:
         return stored
 
     def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
-        for key, part in zip(file.parts, self.bucket.get_several(file.parts), strict=True):
+        for key, part in zip(file.parts, self.bucket.get_several(file.parts, _PARTS), strict=True):
             if part is None:
                 if self.files().get(name) == file:
                     raise DamagedObjectError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,14 @@ from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, require_folder_path, sha256_file, storage_errors
 from jaxret.storage.bucket import BucketError, salted
 from jaxret.storage.bucket_folder import COPYING, BucketFolder, StoredFile, is_leftover
-from jaxret.storage.file_state import file_state
+from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.folder_kinds import Contents, identifying, require_same_folder, require_same_kind
 from jaxret.storage.lockfile import HOLDER, FolderLock
 from jaxret.storage.working_copy import fetch_files, folder_files, local_path
 
 _DAMAGED = b"damaged"  # in the place of a first line: only the very same file is that of the same source
-_FETCHED = 64  # files after whose download progress is shown
-_BATCH = 1 << 30  # bytes after which the sent files are published: a kill loses one batch
+_BATCH_FILES, _BATCH_BYTES = 64, 256 << 20  # copied at a time, before progress is shown
+_PUBLISHED_AFTER = 5.0  # seconds: a killed copy to a bucket sends the files of this time again
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ def copy_folder(
 ) -> CopyResult:
     """Copy those files of a folder that the destination does not have with their digest.
 
-    Locks, leases and unfinished files, whose names begin with a dot, are not copied. Files at the top, which make a
-    folder a run, are written last, so that an interrupted copy is not a run; the same call continues it. Files that the
+    Locks, leases and unfinished files, whose names begin with a dot, are not copied. The files that make a
+    folder a run are written last, so that an interrupted copy is not a run; the same call continues it. Files that the
     source does not have stay in the destination.
 
     Args:
@@ -56,7 +57,9 @@ def copy_folder(
     for address in (source, destination):
         require_disk_path(address)
     origin = _open_source(source)
-    names = sorted(origin.names(source), key=lambda name: ("/" not in name, name))
+    names = origin.names(source)
+    last = {name for name in identifying(names) if "/" not in name}
+    names.sort(key=lambda name: (name in last, "/" not in name, name))
     if is_bucket_address(destination):
         return _to_bucket(source, BucketFolder(destination), origin, names, verify, show)
     require_folder_path(destination, "DST")
@@ -91,13 +94,14 @@ def _to_disk(
 
 
 def _batches(files: Iterable[tuple[str, StoredFile]]) -> Iterator[dict[str, StoredFile]]:
-    """Yield the files in their order, some at a time, those at the top apart: they make a folder a run."""
-    batch = dict[str, StoredFile]()
+    """Yield the files in their order, some at a time."""
+    batch, size = dict[str, StoredFile](), 0
     for name, file in files:
-        if len(batch) == _FETCHED or (batch and "/" not in name and "/" in next(iter(batch))):
+        if batch and (len(batch) == _BATCH_FILES or size + file.size > _BATCH_BYTES):
             yield batch
-            batch = {}
+            batch, size = {}, 0
         batch[name] = file
+        size += file.size
     yield batch
 
 
@@ -185,29 +189,40 @@ def _to_bucket(
         if is_first:
             target.bucket.delete([COPYING])
         raise
-    copied, size = 0, 0
+    copied, size, published, states = 0, 0, time.monotonic(), dict[str, FileState]()
 
-    def commit() -> None:
+    def describe(name: str) -> tuple[str, StoredFile]:
+        states[name] = file_state(origin.path / name)
+        return name, origin.describe(name)
+
+    def publish() -> None:
+        nonlocal published
         target.commit(pending, stored)
         stored.update(pending)
         damaged.difference_update(pending)
         pending.clear()
+        published = time.monotonic()
 
-    for place, name in enumerate(names):
-        path = origin.path / name
-        state, file = file_state(path), origin.describe(name)
-        if name not in stored or name in damaged or stored[name].sha256 != file.sha256:
-            new = target.copy_file(origin.folder, name, file) if origin.folder else target.upload({name: path})[name]
-            if new.sha256 != file.sha256 or file_state(path) != state:
+    for batch in _batches(map(describe, names)):
+        absent = {
+            name: file
+            for name, file in batch.items()
+            if name not in stored or name in damaged or stored[name].sha256 != file.sha256
+        }
+        if origin.folder:
+            pending |= target.copy_files(origin.folder, absent)
+        else:
+            pending |= target.upload({name: origin.path / name for name in absent})
+        for name, file in absent.items():
+            if pending[name].sha256 != file.sha256 or file_state(origin.path / name) != states[name]:
                 raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")
-            pending[name] = new
-            copied += 1
-        size += file.size
-        show(file.size)
-        ends_folders = place + 1 < len(names) and "/" in name and "/" not in names[place + 1]
-        if sum(new.size for new in pending.values()) >= _BATCH or ends_folders:
-            commit()
-    commit()
+        copied += len(absent)
+        for file in batch.values():
+            size += file.size
+            show(file.size)
+        if time.monotonic() - published > _PUBLISHED_AFTER:
+            publish()
+    publish()
     target.bucket.delete([COPYING])
     final = target.files()
     if missing := [name for name in names if name not in final]:

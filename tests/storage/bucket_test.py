@@ -355,6 +355,67 @@ def test_a_copy_continues_and_comes_back_the_same(gcs: Server, tmp_path: Path) -
     assert "a job writes there" in copy(source, "gs://bucket/third")
 
 
+def test_few_parts_of_a_large_file_are_read_ahead(gcs: Server) -> None:
+    """A part has 32 MiB, and eight files are read at a time."""
+    script = """
+from jaxret.storage.bucket import Bucket
+from jaxret.storage.bucket_folder import BucketFolder, StoredFile
+bucket = Bucket("gs://bucket/run")
+keys = tuple(f"data/{number}" for number in range(20))
+for key in keys:
+    bucket.put(key, b"x")
+parts = BucketFolder(bucket)._parts("file", StoredFile("", 20, keys))
+bucket.get("marker")
+next(parts), next(parts)
+bucket.get("marker")
+"""
+    run_script(script, gcs[1])
+    names = [name for _, name in gcs[0].requests]
+    first, last = [place for place, name in enumerate(names) if name.endswith("marker")]
+    assert 2 <= last - first - 1 <= 4
+
+
+KILLED_COPY = """
+import os, sys
+from jaxret.storage import copy_folder
+copy_folder._PUBLISHED_AFTER = 0.0
+def show(size):
+    global files
+    files += 1
+    if files == 150:
+        os.kill(os.getpid(), 9)
+files = 0
+copy_folder.copy_folder(*sys.argv[1:], show=show)
+"""
+
+
+@pytest.mark.parametrize("source", ["disk", "bucket"])
+def test_a_killed_copy_does_not_send_again_what_was_published(source: str, gcs: Server, tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / "run" / "files" / str(number)).mkdir(parents=True)
+        (tmp_path / "run" / "files" / str(number) / "x").write_text(str(number))
+    (tmp_path / "run" / "contract.json").write_text("{}")
+    (tmp_path / "run" / "a.json").write_text("{}")
+    words = [sys.executable, "-m", "jaxret", "copy"]
+    environment = {**gcs[1], "PYTHONPATH": str(REPOSITORY)}
+
+    def copy(one: str, other: str) -> str:
+        return subprocess.run([*words, one, other], env=environment, capture_output=True, text=True, timeout=120).stdout
+
+    address = str(tmp_path / "run")
+    if source == "bucket":
+        assert ": 202 copied" in copy(address, address := "gs://bucket/source")
+    gcs[0].delay = 0.02
+    killed = start_script(KILLED_COPY, gcs[1], address, "gs://bucket/copy")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    published = json.loads(gcs[0].objects["bucket", "copy/files.json"][1])["files"]
+    assert len(published) == 128 and "contract.json" not in published
+    assert gcs[0].most_at_once > 4
+    gcs[0].delay = 0.0
+    assert ": 74 copied" in copy(address, "gs://bucket/copy")
+
+
 def test_many_groups_are_listed_by_one_request(gcs: Server, tmp_path: Path) -> None:
     script = """
 import sys

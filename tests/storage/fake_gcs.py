@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -30,6 +31,8 @@ class FakeGcs(ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []  # method, and name of the object or prefix of the list
         self.lost: Callable[[str], bool] = lambda name: False  # whether the answer to a write of a name is lost
         self.read_only = False
+        self.delay = 0.0  # seconds before each answer
+        self.at_once = self.most_at_once = 0  # requests
         self.before: Callable[[int], None] = lambda number: None  # called with the number of each request
 
     def handle_error(self, *_: object) -> None:
@@ -70,6 +73,11 @@ class _Handler(BaseHTTPRequestHandler):
         if bucket not in self.server.buckets:
             return self._reply(404, b'{"error": {"message": "The specified bucket does not exist."}}')
         with self.server.lock:
+            self.server.at_once += 1
+            self.server.most_at_once = max(self.server.at_once, self.server.most_at_once)
+        time.sleep(self.server.delay)
+        with self.server.lock:
+            self.server.at_once -= 1
             self.server.requests.append((self.command, query.get("name") or unquote(parts[-1])))
             self.server.before(len(self.server.requests))
             if self.server.read_only and self.command != "GET":

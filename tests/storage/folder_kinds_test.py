@@ -169,3 +169,18 @@ def test_a_copy_continues_an_earlier_one(destination: dict[str, str], tmp_path: 
     copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
     expected = {name: text.encode() for name, text in {**destination, **TRAINED}.items()}
     assert contents(tmp_path / "copy") == expected
+
+
+def test_copies_of_two_data_sets_are_not_mixed(tmp_path: Path) -> None:
+    write_files(tmp_path / "one", {"corpus.jsonl": "one", "qrels/test.tsv": "same"})
+    write_files(tmp_path / "copy", {"corpus.jsonl": "other", "qrels/test.tsv": "same", "qrels/dev.tsv": "other"})
+    before = contents(tmp_path / "copy")
+    refusal = "copy has other bytes in corpus.jsonl, and files that the source has not, as qrels/dev.tsv"
+    with pytest.raises(FileExistsError, match=refusal):
+        copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
+    assert contents(tmp_path / "copy") == before
+    write_files(tmp_path / "one", {"qrels/dev.tsv": "new"})  # nothing of the other one would stay
+    copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
+    assert contents(tmp_path / "copy") == contents(tmp_path / "one")
+    (tmp_path / "one" / "qrels" / "dev.tsv").unlink()  # nothing differs
+    copy_folder(str(tmp_path / "one"), str(tmp_path / "copy"))
