@@ -256,4 +256,5 @@ def _errors(address: str) -> Iterator[None]:
         word = re.match(r"[A-Z_]+", text)
         cause = _CAUSES.get(word[0] if word else "", "the request failed")
         text = re.split(r" \[[\w-]+='", text)[0]  # before TensorStore's annotations, one of which is a page of XML
+        text = " ".join(re.sub(r"<[^<>]*>", " ", text).split())  # of a proxy's page
         raise BucketError(f"{address}: {cause} ({text[:300]})") from error
