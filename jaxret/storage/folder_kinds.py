@@ -65,12 +65,13 @@ def require_same_folder(source: Contents, destination: Contents, folder: str) ->
     if name := next(chain(_others(source, destination, both), _left(source, destination)), None):
         raise FileExistsError(f"{folder} has files of another source, as {name}; give another folder, or remove it")
     rest = sorted(destination.names - source.names)
-    if rest and not any(_kinds(source.names | destination.names)):
-        if name := next((name for name in sorted(both) if source.digest(name) != destination.digest(name)), None):
-            raise FileExistsError(
-                f"{folder} has other bytes in {name}, and files that the source has not, as {rest[0]}, so both would "
-                "be mixed; give another folder, or remove what is there"
-            )
+    if not rest or any(_kinds(source.names | destination.names)):
+        return
+    if name := next((name for name in sorted(both) if source.digest(name) != destination.digest(name)), None):
+        raise FileExistsError(
+            f"{folder} has other bytes in {name}, and files that the source has not, as {rest[0]}, so both would be "
+            "mixed; give another folder, or remove what is there"
+        )
 
 
 def identifying(names: Iterable[str]) -> Iterator[str]:
