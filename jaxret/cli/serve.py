@@ -12,7 +12,7 @@ from jaxret.cli.flags import OptionFlags
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.serve_options import ServeOptions
 
-ARGUMENTS = {"WORKDIR...": "folders of runs; a model is called as the last part of its folder"}
+ARGUMENTS = {"WORKDIR...": "folders of runs; a model is called as the last part of its folder; NAME=FOLDER names one"}
 _CORPUS = shared_flags.encoded_corpus()
 _CHECKPOINT = shared_flags.checkpoint()
 _PLATFORM = shared_flags.platform()

@@ -34,7 +34,7 @@ _HEADERS = {
 
 
 class Gateway:
-    """The ASGI application: one endpoint for each (method, path)."""
+    """The ASGI application: one endpoint for each (method, path); a path that ends with / has all paths below it."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Gateway:
         self._endpoints, self._options, self._counters = endpoints, options, counters
         self._token, self._debug = token.encode(), debug
         self._paths = {path for _, path in endpoints}
+        self._folders = [path for path in self._paths if path.endswith("/") and path != "/"]
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +77,7 @@ class Gateway:
             self._note(request, path, status, size, time.perf_counter() - start, number)
 
     def _note(self, request: Request, path: str, status: int, size: int, seconds: float, number: str) -> None:
-        route = path if path in self._paths else "other"
+        route = self._route(path) or "other"
         self._counters.requests.labels(route, str(status)).inc()
         self._counters.seconds.labels(route).observe(seconds)
         values = {"request": number, "client": request.client.host if request.client else ""}
@@ -120,12 +121,19 @@ class Gateway:
 
     def _endpoint(self, method: str, path: str) -> Endpoint:
         method = "GET" if method == "HEAD" else method
-        if (method, path) in self._endpoints:
-            return self._endpoints[method, path]
-        if path in self._paths:
-            allowed = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == path)}
+        route = self._route(path)
+        if (method, route) in self._endpoints:
+            return self._endpoints[method, route]
+        if route:
+            allowed = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == route)}
             raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", allowed)
         raise RefusalError(404, "there is no such path", "not_found")
+
+    def _route(self, path: str) -> str:
+        """Return the path of the endpoints that a path belongs to; "" if there are none."""
+        if path in self._paths:
+            return path
+        return next((own for own in self._folders if path.startswith(own)), "")
 
     async def _json(self, request: Request) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -84,7 +84,7 @@ class Routes:
         self._filters.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
-        """Return the endpoints by method and path."""
+        """Return the endpoints by method and path; one that ends with / has all paths below it."""
         posts: dict[str, Endpoint] = {
             "/v1/embeddings": self._openai_embeddings,
             "/embed": self._embed,
@@ -96,6 +96,7 @@ class Routes:
         }
         gets: dict[str, Endpoint] = {
             "/v1/models": self._openai_models,
+            "/v1/models/": self._openai_model,
             "/info": self._info,
             "/fields": self._fields,
             "/health": self._health,
@@ -134,13 +135,24 @@ class Routes:
         return await json_answer(content, len(texts) * dimensions)
 
     async def _openai_models(self, request: Request, body: Body) -> Response:
-        names = [
+        return JSONResponse({"object": "list", "data": list(map(self._openai_entry, self._openai_names()))})
+
+    async def _openai_model(self, request: Request, body: Body) -> Response:
+        name = request.scope["path"].removeprefix("/v1/models/")
+        if name not in self._openai_names():
+            have = ", ".join(self._openai_names())
+            raise RefusalError(404, f"there is no model {shown(name)}; there are {have}", "model_not_found")
+        return JSONResponse(self._openai_entry(name))
+
+    def _openai_names(self) -> list[str]:
+        return [
             name
             for model in self._models.values()
             for name in ([model.name] if isinstance(model, ServedReranker) else [model.name, f"{model.name}:query"])
         ]
-        data = [{"id": name, "object": "model", "created": self._started, "owned_by": "jaxret"} for name in names]
-        return JSONResponse({"object": "list", "data": data})
+
+    def _openai_entry(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "jaxret"}
 
     # TEI
 
@@ -219,6 +231,7 @@ class Routes:
                 "max_input_length": _lengths(first)[-1],
                 "max_batch_tokens": options.batch * _lengths(first)[-1],
                 "max_client_batch_size": options.most_inputs,
+                "most_k": options.most_k,
                 "auto_truncate": True,
                 "tokenization_workers": 1,
                 "version": __version__,

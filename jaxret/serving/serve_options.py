@@ -1,8 +1,9 @@
-"""Options of a server."""
+"""Options and arguments of a server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxret.configs.options import check_options, option
 
@@ -32,3 +33,16 @@ class ServeOptions:
         check_options(self)
         if self.port > 65535:
             raise ValueError(f"--port={self.port}: ports end at 65535")
+
+
+def named_run(argument: str) -> tuple[str, str]:
+    """Return the name and the folder of an argument NAME=FOLDER, or FOLDER, whose last part is the name.
+
+    Raises ValueError for an empty name, and one that cannot be a part of a model's id, as NAME:query is one.
+    """
+    name, separator, folder = argument.partition("=")
+    if not separator or Path(argument).exists():
+        return Path(argument).resolve().name, argument
+    if not name or not folder or ":" in name or not name.isprintable():
+        raise ValueError(f"{argument!r}: write NAME=FOLDER, with a name of printable characters without a colon")
+    return name, folder

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder
 from jaxret.serving.refusal import RefusalError, shown
-from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.serve_options import ServeOptions, named_run
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
 from jaxret.types import Ragged, TextVectors
@@ -96,7 +95,7 @@ class ServedRetriever:
         """Open the run and the corpus.
 
         Args:
-            workdir: folder of the run.
+            workdir: folder of the run, or NAME=FOLDER.
             corpus: encoded corpus; "": the only one.
             checkpoint: "best", "last" or a step.
             options: of the server.
@@ -105,7 +104,8 @@ class ServedRetriever:
         Raises what `Retriever.open`, `corpus_folder` and `Searcher` raise, and FileNotFoundError or ContractError if
         texts cannot be shown.
         """
-        self.name, self.options = Path(workdir).resolve().name, options
+        self.name, workdir = named_run(workdir)
+        self.options = options
         folder = corpus_folder(Workdir(workdir), corpus).absolute() if options.search else None
         length = open_encoded(folder, verify=False).fingerprint["contract"].get("passage_length") if folder else None
         opened = Retriever.open(workdir, checkpoint, passage_length=length)
@@ -377,7 +377,7 @@ def open_served(
     """Open runs of retrievers and of cross-encoders.
 
     Args:
-        workdirs: folders of runs, whose last parts are their names.
+        workdirs: folders of runs, whose last parts are their names; NAME=FOLDER names one.
         corpus: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
         options: of the server.
@@ -385,12 +385,12 @@ def open_served(
 
     Raises ValueError for two runs with one name, and what opening them raises.
     """
-    names = [Path(workdir).resolve().name for workdir in workdirs]
+    names = [named_run(workdir)[0] for workdir in workdirs]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"two runs are called {min(twice)}: a model's name is the last part of its folder's path")
+        raise ValueError(f"two runs are called {min(twice)}, as the last part of a folder's path; NAME=FOLDER names one")
     opened: list[Served] = []
     for workdir in workdirs:
-        if stored_config(Workdir(workdir)).task == "reranking":
+        if stored_config(Workdir(named_run(workdir)[1])).task == "reranking":
             opened.append(ServedReranker(workdir, checkpoint, options))
         else:
             opened.append(ServedRetriever(workdir, corpus, checkpoint, options, search))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.runs.reranker import Reranker, open_reranker
 from jaxret.serving.refusal import RefusalError
-from jaxret.serving.serve_options import ServeOptions
+from jaxret.serving.serve_options import ServeOptions, named_run
 from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
 from jaxret.types import Ragged
 
@@ -24,8 +23,9 @@ class ServedReranker:
     task = "reranking"
 
     def __init__(self, workdir: str, checkpoint: str, options: ServeOptions) -> None:
-        """Open the run. Raises what `open_reranker` raises."""
-        self.name, self.options = Path(workdir).resolve().name, options
+        """Open the run in `workdir`, a folder or NAME=FOLDER. Raises what `open_reranker` raises."""
+        self.name, workdir = named_run(workdir)
+        self.options = options
         opened = open_reranker(workdir, checkpoint)
         self.reranker: Reranker = replace(opened, scorer=replace(opened.scorer, padding=served_length))
 

@@ -38,7 +38,7 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
     """Serve runs until SIGTERM or Ctrl-C; requests that are running then are answered.
 
     Args:
-        workdirs: folders of runs.
+        workdirs: folders of runs; NAME=FOLDER names one.
         corpus: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
         options: address and limits.
@@ -58,12 +58,14 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
             names = ", ".join(model.name for model in served)
             listener.listen(_BACKLOG)  # a client that reads the printed address can connect at once
-            print(f"{names} at {_address(listener)} (compiling; /health says when it is ready)", flush=True)
-            emit("serving", address=_address(listener), models=[model.name for model in served])
+            address = _address(listener)
+            print(f"{names} at {address} (compiling; /health says when it is ready)", flush=True)
+            emit("serving", address=address, models=[model.name for model in served])
             _run(gateway, routes, listener, options)
         finally:
             device.end()
         print("stopped", flush=True)
+        emit("stopped", address=address)
 
 
 def require_token(host: str, token: str) -> None:

@@ -82,6 +82,7 @@ def test_a_question_marks_words_and_shows_scores_and_winners(page: Any, server: 
     assert marked <= {"silver", "castle", "bridge", "bridges"}, "and no other word"
     assert "proven" in find(page, "section > p").text
     assert "120 passages" in find(page, "#state").text
+    assert find(page, "#count").get_attribute("max") == "1000"
 
 
 def test_passage_texts_are_escaped(page: Any) -> None:

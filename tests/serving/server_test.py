@@ -7,7 +7,10 @@ import http.client
 import json
 import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +33,8 @@ from jaxret.serving.served import ServedRetriever, embedder_of_one
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_lengths
 from jaxret.types import Ragged
-from tests.pipeline import untrained_run
-from tests.serving.servers import PASSAGES, Running, refused, running
+from tests.pipeline import REPOSITORY, environment, untrained_run
+from tests.serving.servers import ONE_DEVICE, PASSAGES, Running, refused, running
 
 pytestmark = pytest.mark.slow
 TEI = ("/embed", "/embed_all", "/embed_sparse", "/rerank")
@@ -168,6 +171,11 @@ def test_embeddings_of_both_sides(server: Running, runs: Path) -> None:
     assert [entry["id"] for entry in server.ask("/v1/models")[1]["data"]] == [
         *("mlr", "mlr:query", "dual", "dual:query", "late", "late:query", "cross")
     ]
+    for entry in server.ask("/v1/models")[1]["data"]:
+        assert server.ask(f"/v1/models/{entry['id']}") == (200, entry)
+    status, answer = server.ask("/v1/models/other")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert server.ask("/v1/models/dual", {})[0] == 405
 
 
 def test_all_vectors_of_a_text(server: Running, runs: Path) -> None:
@@ -211,6 +219,7 @@ def test_explain(server: Running) -> None:
 def test_info_and_metrics(server: Running) -> None:
     _, info = server.ask("/info")
     assert (info["model_id"], info["ready"], info["max_input_length"]) == ("mlr", True, 24)
+    assert info["most_k"] == ServeOptions.most_k
     assert [model["id"] for model in info["models"]] == ["mlr", "dual", "late", "cross"]
     assert info["models"][0]["vectors_per_passage"] == 3
     server.ask("/nowhere")
@@ -363,6 +372,7 @@ def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
             ("{runs}/dual", "{runs}/encoder/../dual"), "two runs are called dual", marks=pytest.mark.exhaustive
         ),
         (("{runs}/dual", "--corpus=other"), "has no corpus 'other'; it has corpus"),
+        (("a:b={runs}/dual",), "write NAME=FOLDER, with a name of printable characters without a colon"),
         (("{runs}/dual", "--batch=0"), "--batch=0: it must be a whole number of at least 1"),
     ],
 )
@@ -527,6 +537,22 @@ def test_sigterm_during_the_start(runs: Path, tmp_path: Path) -> None:
         assert server.stop() == (0, "stopped\n")
         assert "ready" not in {entry["event"] for entry in server.log}
         assert not [entry for entry in server.log if entry.get("message", "").startswith("cross")]
+
+
+def test_names_of_runs_and_events(runs: Path) -> None:
+    """NAME=FOLDER names a run, and --json has a line for the start and for the end."""
+    arguments = [f"{runs}/dual", f"again={runs}/dual", "--batch=1", "--json", "--port=0"]
+    command = [sys.executable, "-m", "jaxret", "serve", *arguments]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment() | ONE_DEVICE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        start = json.loads(server.stdout.readline())
+        assert (start["event"], start["models"]) == ("serving", ["dual", "again"])
+        server.send_signal(signal.SIGTERM)
+        end = [json.loads(line) for line in server.communicate(timeout=60)[0].splitlines()]
+        assert [(line["event"], line["address"]) for line in end] == [("stopped", start["address"])]
+        assert server.returncode == 0
 
 
 # Shapes

@@ -133,11 +133,11 @@ def choices_alone(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
 
 
 def choices_of_pairs(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
-    """Yield every layer from 1 beside the last one, by maximum and by average."""
+    """Yield every layer, 0 included, beside the last one, by maximum and by average."""
     for normalize in (True, False):
         for token in tokens:
             for pooling in ("none", "average"):
-                for layer in range(1, layers):
+                for layer in range(layers):
                     yield Choice((layer, layers), token, normalize, pooling)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
@@ -122,19 +123,21 @@ def _finding_json(finding: Finding, probe: Probe) -> dict[str, Any]:
 
 
 def _layer_tables(probe: Probe) -> list[str]:
-    """Return nDCG of every layer alone, a table for cosines and one for dot products; * marks the best of each."""
+    """Return nDCG and recall of every layer alone, a table for cosines and one for dot products; * marks the best nDCG of
+    each."""
     lines: list[str] = []
     tokens = probe.data.queries.tokens
     for normalize, scores in ((True, "cosines"), (False, "dot products")):
         members = [quality for quality in probe.alone if quality.choice.normalize == normalize]
-        means = {(quality.choice.layers[0], quality.choice.token): quality.mean() for quality in members}
-        best = max(means.values())
+        of = {(quality.choice.layers[0], quality.choice.token): quality for quality in members}
+        best = max(quality.mean() for quality in members)
         rows = []
         for layer in range(probe.data.last + 1):
-            values = [means[layer, token] for token in tokens]
-            rows.append([str(layer), *(f"{value:.4f}{'*' if value == best else ' '}" for value in values)])
-        header = ["layer", *(TOKENS[token] for token in tokens)]
-        lines += ["", f"{MEASURE} of one layer on both sides, {scores}:", "", aligned_table(header, rows)]
+            row = [of[layer, token] for token in tokens]
+            cells = [(f"{one.mean():.4f}{'*' if one.mean() == best else ' '}", f"{one.recall.mean():.3f}") for one in row]
+            rows.append([str(layer), *chain.from_iterable(cells)])
+        header = ["layer", *chain.from_iterable((TOKENS[token], f"R@{RECALL}") for token in tokens)]
+        lines += ["", f"{MEASURE} and R@{RECALL} of one layer on both sides, {scores}:", "", aligned_table(header, rows)]
     return lines
 
 
@@ -169,23 +172,35 @@ def _describe(choice: Choice) -> str:
     return f"{layers}; {TOKENS[choice.token]}; {'cosines' if choice.normalize else 'dot products'}"
 
 
-def trained_keys(choice: Choice, config: ConfigDict) -> dict[str, Any]:
-    """Return the keys of the config mlr that train a pair of layers as it was probed with the run of a config.
+def trained_keys(choice: Choice, config: ConfigDict) -> tuple[str, dict[str, Any]]:
+    """Return a config, and the keys of it that train one layer or a pair as it was probed with the run of a config.
 
     All that decides how the encoder reads a text is that of the run: its lengths, prompts, depth, direction.
     """
-    usual = flatten(load_config("mlr").to_dict())
+    name = "base" if len(choice.layers) == 1 else "mlr"
+    usual = flatten(load_config(name).to_dict())
     read = {key: value for key, value in flatten(config.to_dict()).items() if key.startswith(("encoder.", "tokens."))}
-    return {
-        "encoder.checkpoint": config.encoder.checkpoint,
-        **{key: value for key, value in read.items() if value != usual[key]},
+    if name == "base":
+        read["encoder.layers"] = choice.layers[0]  # the layers above it are left out
+    of_pair = {
         "head.mlr.chosen": ",".join(map(str, choice.layers)),
-        "head.token": choice.token,
         "pooling": choice.pooling,
         "loss.local_weight": 0,  # which self_contrastive pooling alone has
+    }
+    return name, {
+        "encoder.checkpoint": config.encoder.checkpoint,
+        **{key: value for key, value in read.items() if value != usual[key]},
+        **(of_pair if name == "mlr" else {}),
+        "head.token": choice.token,
         "normalize": choice.normalize,
         **({"loss.temperature": 0.05} if choice.normalize else {}),
     }
+
+
+def _command(choice: Choice, config: ConfigDict) -> str:
+    name, keys = trained_keys(choice, config)
+    flags = " ".join(shlex.quote(f"--config.{key}={_as_flag(value)}") for key, value in keys.items())
+    return f"  jaxret train --config={name} {flags} --config.data.train=... --workdir=..."
 
 
 def _as_flag(value: Any) -> str:
@@ -197,9 +212,9 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     mixture = probe.findings[-1].quality.choice
     weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
     shown = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
-    choice = max((pair for pair in probe.pairs if pair.choice.token in HEAD_TOKENS), key=Quality.mean).choice
-    keys = trained_keys(choice, run.config)
-    flags = " ".join(shlex.quote(f"--config.{key}={_as_flag(value)}") for key, value in keys.items())
+    pair = max((one for one in probe.pairs if one.choice.token in HEAD_TOKENS), key=Quality.mean)
+    layers = [one for one in probe.alone if one.choice.layers[0] and one.choice.token in HEAD_TOKENS]
+    single, choice = max(layers, key=Quality.mean), pair.choice
     pairs = [finding for finding in probe.findings if len(finding.quality.choice.layers) == 2]
     gain = max(pairs, key=lambda finding: finding.comparison.difference if finding.comparison else 0.0)
     score = "maximum" if choice.pooling == "none" else choice.pooling
@@ -214,7 +229,19 @@ def _advice(run: Run, probe: Probe) -> list[str]:
         if gain.comparison
         else "",
         f"The best pair on all {len(probe.data.relevance):,} queries ({_describe(choice)}; {score}) is trained by:",
-        f"  jaxret train --config=mlr {flags} --config.data.train=... --workdir=...",
+        _command(choice, run.config),
+        *_advice_of_one(single, pair, run.config),
+    ]
+
+
+def _advice_of_one(single: Quality, pair: Quality, config: ConfigDict) -> list[str]:
+    """Return the command that trains one layer, if that is not worse than the best pair."""
+    if single.mean() < pair.mean():
+        return []
+    return [
+        f"One layer is not worse ({_describe(single.choice)}: {single.mean():.4f}, the pair {pair.mean():.4f}), and is "
+        "trained by:",
+        _command(single.choice, config),
     ]
 
 

@@ -143,7 +143,9 @@ def test_the_printed_command_trains_the_probed_choice(
     probed = probed / np.linalg.norm(probed, axis=2, keepdims=True) if normalize else probed
     assert ProbeData(layers, layers, np.eye(3, dtype=np.int64)).stored_bytes(choice) == probed[0].nbytes
 
-    keys = {key.replace(".", "__"): value for key, value in trained_keys(choice, run.config).items()}
+    name, keys = trained_keys(choice, run.config)
+    assert name == "mlr"
+    keys = {key.replace(".", "__"): value for key, value in keys.items()}
     keys["head__mlr__chosen"] = choice.layers  # which a command line has as text
     del keys["encoder__checkpoint"]
     trained = untrained_run(tmp_path / "run", root / "encoder", root / "data", head__name="mlr", **keys)
@@ -153,10 +155,25 @@ def test_the_printed_command_trains_the_probed_choice(
 def test_the_printed_command_reads_texts_as_the_run_does(root: Path) -> None:
     config = open_run(root / "run").config.copy_and_resolve_references().unlock()
     config.update_from_flattened_dict({"encoder.layers": 2, "tokens.query_prompt": "castle: "})
-    keys = trained_keys(Choice((1, 2), "mean", True), config)
+    _, keys = trained_keys(Choice((1, 2), "mean", True), config)
     assert (keys["encoder.layers"], keys["tokens.query_prompt"]) == (2, "castle: ")
     assert keys["tokens.passage_length"] == config.tokens.passage_length
     assert "tokens.passage_prompt" not in keys, "as usual"
+
+
+@pytest.mark.table
+def test_the_printed_command_trains_one_layer(root: Path, tmp_path: Path) -> None:
+    run = open_run(root / "run")
+    layer = run.model.module.config.num_layers - 1
+    name, keys = trained_keys(Choice((layer,), "mean", True), run.config)
+    del keys["encoder.checkpoint"]
+    config = {key.replace(".", "__"): value for key, value in keys.items()}
+    trained = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
+    assert (name, trained.config.head.name) == ("base", "dual_encoder")
+    texts = run.tokenizer.queries(["garden bridge", "river", "stone window of a silver bridge"])
+    probed = encode_layers(run, texts, "passage").of(layer, "mean")
+    probed = probed / np.linalg.norm(probed, axis=1, keepdims=True)
+    np.testing.assert_allclose(trained.embedder()(texts, "passage").stacked()[:, 0], probed, atol=1e-5)
 
 
 def test_choices_are_measured_on_other_queries() -> None:
@@ -188,7 +205,7 @@ def test_a_probe_as_a_process(root: Path) -> None:
     assert path.with_suffix(".svg").stat().st_size > 1000
     layers, tokens = open_run(root / "run").model.module.config.num_layers + 1, 4
     assert len(values["alone"]) == 2 * layers * tokens
-    assert len(values["pairs"]) == 2 * 2 * tokens * (layers - 2)
+    assert len(values["pairs"]) == 2 * 2 * tokens * (layers - 1)
     assert values["passages"] == 40
     assert values["findings"][0]["name"] == "last layer"
     best = max(values["pairs"], key=lambda one: one["nDCG@10"])
