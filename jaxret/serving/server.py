@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -59,9 +59,12 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
             names = ", ".join(model.name for model in served)
             listener.listen(_BACKLOG)  # a client that reads the printed address can connect at once
             address = _address(listener)
-            print(f"{names} at {address} (compiling; /health says when it is ready)", flush=True)
-            emit("serving", address=address, models=[model.name for model in served])
-            _run(gateway, routes, listener, options)
+
+            def announce() -> None:
+                print(f"{names} at {address} (compiling; /health says when it is ready)", flush=True)
+                emit("serving", address=address, models=[model.name for model in served])
+
+            _run(_Server(_config(gateway, options), announce), routes, listener)
         finally:
             device.end()
         print("stopped", flush=True)
@@ -150,7 +153,14 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends a process with status 0 after a signal that was obeyed."""
+    """uvicorn's server, which ends a process with status 0 after a signal that was obeyed.
+
+    announce: called when signals are obeyed, before anything is served.
+    """
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -160,21 +170,21 @@ class _Server(uvicorn.Server):
 
         before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
+            self._announce()
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _run(gateway: Gateway, routes: Routes, listener: socket.socket, options: ServeOptions) -> None:
-    """Listen, compile meanwhile, and end after a signal. Raises what compiling raises."""
+def _config(gateway: Gateway, options: ServeOptions) -> uvicorn.Config:
     for name in ("uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [LogHandler()], False
         logger.setLevel(logging.WARNING)
     whole = options.body_seconds + options.answer_seconds + _SENT_SECONDS
     protocol = type("_TimedProtocol", (_Protocol,), {"head_seconds": options.body_seconds, "whole_seconds": whole})
-    config = uvicorn.Config(
+    return uvicorn.Config(
         gateway,
         http=protocol,
         ws="none",
@@ -187,7 +197,10 @@ def _run(gateway: Gateway, routes: Routes, listener: socket.socket, options: Ser
         timeout_graceful_shutdown=int(max(1, options.stop_seconds)),
         limit_concurrency=None,
     )
-    server = _Server(config)
+
+
+def _run(server: _Server, routes: Routes, listener: socket.socket) -> None:
+    """Listen, compile meanwhile, and end after a signal. Raises what compiling raises."""
     failures: list[BaseException] = []
 
     def warm_up() -> None:
