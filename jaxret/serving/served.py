@@ -387,7 +387,9 @@ def open_served(
     """
     names = [named_run(workdir)[0] for workdir in workdirs]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"two runs are called {min(twice)}, as the last part of a folder's path; NAME=FOLDER names one")
+        raise ValueError(
+            f"two runs are called {min(twice)}, as the last part of a folder's path; NAME=FOLDER names one"
+        )
     opened: list[Served] = []
     for workdir in workdirs:
         if stored_config(Workdir(named_run(workdir)[1])).task == "reranking":

@@ -544,7 +544,12 @@ def test_names_of_runs_and_events(runs: Path) -> None:
     arguments = [f"{runs}/dual", f"again={runs}/dual", "--batch=1", "--json", "--port=0"]
     command = [sys.executable, "-m", "jaxret", "serve", *arguments]
     with subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment() | ONE_DEVICE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=REPOSITORY,
+        env=environment() | ONE_DEVICE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdout is not None
         start = json.loads(server.stdout.readline())

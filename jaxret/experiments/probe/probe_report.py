@@ -123,7 +123,7 @@ def _finding_json(finding: Finding, probe: Probe) -> dict[str, Any]:
 
 
 def _layer_tables(probe: Probe) -> list[str]:
-    """Return nDCG and recall of every layer alone, a table for cosines and one for dot products; * marks the best nDCG of
+    """Return nDCG and recall of every layer alone, a table for cosines and one for dot products; * marks the best of
     each."""
     lines: list[str] = []
     tokens = probe.data.queries.tokens
@@ -134,10 +134,17 @@ def _layer_tables(probe: Probe) -> list[str]:
         rows = []
         for layer in range(probe.data.last + 1):
             row = [of[layer, token] for token in tokens]
-            cells = [(f"{one.mean():.4f}{'*' if one.mean() == best else ' '}", f"{one.recall.mean():.3f}") for one in row]
+            cells = [
+                (f"{one.mean():.4f}{'*' if one.mean() == best else ' '}", f"{one.recall.mean():.3f}") for one in row
+            ]
             rows.append([str(layer), *chain.from_iterable(cells)])
         header = ["layer", *chain.from_iterable((TOKENS[token], f"R@{RECALL}") for token in tokens)]
-        lines += ["", f"{MEASURE} and R@{RECALL} of one layer on both sides, {scores}:", "", aligned_table(header, rows)]
+        lines += [
+            "",
+            f"{MEASURE} and R@{RECALL} of one layer on both sides, {scores}:",
+            "",
+            aligned_table(header, rows),
+        ]
     return lines
 
 
