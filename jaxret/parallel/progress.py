@@ -7,7 +7,9 @@ outer work makes no progress.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import sys
 import threading
 import time
@@ -32,6 +34,16 @@ _shown: list[Progress] = []  # work that is shown, the outermost first; it alone
 def be_quiet() -> None:
     """Show no more progress and print no more lines of jobs in this process; results and errors remain."""
     _settings["quiet"] = True
+
+
+@contextlib.contextmanager
+def hide_prints() -> Iterator[None]:
+    """Drop what a library prints to standard output within the block, if `be_quiet` was called."""
+    if not _settings["quiet"]:
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def job_log(shown: bool) -> Callable[[str], None]:

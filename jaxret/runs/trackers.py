@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from jaxret.parallel.progress import hide_prints
 from jaxret.runs.mismatch import flatten
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_bytes, sha256_file, write_json
@@ -63,7 +64,8 @@ def open_trackio(run: TrackedRun) -> Tracker:
     # Lines wait in a queue: a killed process has lost those that trackio does not have.
     following = getattr(handle, "_next_step", None)
     newest = following - 1 if run.id and following is not None else None
-    return Tracker(key, lambda step, values: handle.log(dict(values), step=step), handle.finish, newest)
+    # handle.finish alone would be called again at the end of the process.
+    return Tracker(key, lambda step, values: handle.log(dict(values), step=step), trackio.finish, newest)
 
 
 def open_wandb(run: TrackedRun) -> Tracker:
@@ -129,7 +131,8 @@ class RunTracker:
         stored = _state(workdir).get(self._key, {})
         self._sent: dict[str, Any] = dict(stored.get("sent", {}))
         config = {**read_json(workdir.config), "environment": read_json(workdir.environment)}
-        self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, stored.get("id", ""), flatten(config)))
+        with hide_prints():
+            self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, stored.get("id", ""), flatten(config)))
         if (newest := self._tracker.newest) is not None:
             for kind in KINDS & self._sent.keys():
                 self._sent[kind] = min(self._sent[kind], newest)
@@ -164,7 +167,8 @@ class RunTracker:
         return count
 
     def finish(self) -> None:
-        self._tracker.finish()
+        with hide_prints():
+            self._tracker.finish()
 
     def _store(self) -> None:
         state = {**_state(self._workdir), self._key: {"id": self._tracker.id, "sent": self._sent}}
