@@ -17,8 +17,10 @@ import numpy as np
 
 SAMPLE = 100  # number of batches whose lengths decide widths and sizes
 STEP, WIDTHS = 16, 16  # widths are multiples of the first; about so many are tried
-# Share of the sample that both usual sizes hold; None: the two sizes that compute least. Passages are most of the work:
-# theirs differ.
+EXCHANGES = 40  # pairs of texts that are tried, to save a row of a bin
+FEW_TEXTS = 32  # of a bin: more fill their rows without exchanges
+# Share of the sample that a usual size holds; None: the sizes that compute least. Passages are most of the work: theirs
+# differ.
 USUAL = {"query": 0.95, "passage": None}
 
 
@@ -103,11 +105,14 @@ def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
 
 
 def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
-    """Pack all texts of a batch with the way of dealing that needs fewer rows; `rows` is the maximum over the bins."""
+    """Pack all texts of a batch, assigned to bins in the way that needs the fewest rows; `rows` is the maximum over the
+    bins."""
+    ways = (assign_in_snake_order, assign_to_smallest) if bins > 1 else (assign_in_snake_order,)
+    assigned = [_exchanged(assign(lengths, bins), lengths, width) for assign in ways]
 
-    def placed(assigned: np.ndarray) -> Placement:
-        placements = [fit_into_rows(lengths[texts], width) for texts in assigned]
-        order = np.concatenate([texts[placement.order] for texts, placement in zip(assigned, placements)])
+    def placed(bins_of_texts: np.ndarray) -> Placement:
+        placements = [fit_into_rows(lengths[texts], width) for texts in bins_of_texts]
+        order = np.concatenate([texts[placement.order] for texts, placement in zip(bins_of_texts, placements)])
         return Placement(
             order,
             np.concatenate([placement.starts for placement in placements]),
@@ -115,12 +120,52 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
             width,
         )
 
-    if bins == 1:
-        return placed(assign_in_snake_order(lengths, 1))
-    return min(
-        (placed(assign(lengths, bins)) for assign in (assign_in_snake_order, assign_to_smallest)),
-        key=lambda pack: pack.rows,
-    )
+    return min(map(placed, assigned), key=lambda placement: placement.rows)
+
+
+def _exchanged(assigned: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+    """Return texts assigned to bins [bins, N / bins], after exchanges of texts between bins that save a row of every
+    bin, as often as such exchanges are found."""
+    if assigned.shape[1] > FEW_TEXTS:
+        return assigned
+    rows = np.array([fit_into_rows(lengths[texts], width).rows for texts in assigned])
+    least = max(1, -(-int(lengths.sum()) // (len(assigned) * width)))
+    while (most := int(rows.max())) > least:
+        better, fewer = assigned.copy(), rows.copy()
+        if not all(_exchange(better, fewer, bin, lengths, width) for bin in np.flatnonzero(rows == most).tolist()):
+            break
+        assigned, rows = better, fewer
+    return assigned
+
+
+def _exchange(assigned: np.ndarray, rows: np.ndarray, bin: int, lengths: np.ndarray, width: int) -> bool:
+    """Exchange a text of a bin that has the most rows for a shorter one of a bin that has fewer, in place, so that both
+    have fewer; return whether such a pair was found.
+
+    The pairs that leave about as many tokens in both bins are tried first, and at most EXCHANGES.
+
+    Args:
+        assigned: Texts of each bin [bins, N / bins].
+        rows: Rows of each bin.
+        bin: The bin.
+        lengths: Lengths of the texts.
+        width: Tokens of a row.
+    """
+    target = rows[bin] - 1
+    tokens = lengths[assigned].sum(axis=1)
+    saved = lengths[assigned[bin]][:, None, None] - lengths[assigned]  # [texts of the bin, bins, texts of a bin]
+    fits = (saved > 0) & (tokens[None, :, None] + saved <= target * width) & (rows <= target)[None, :, None]
+    fits &= tokens[bin] - saved <= target * width
+    pairs = np.argwhere(fits)
+    larger = np.maximum(tokens[bin] - saved[fits], tokens[pairs[:, 1]] + saved[fits])
+    for own, other, text in pairs[np.argsort(larger, kind="stable")[:EXCHANGES]]:
+        texts = assigned[[bin, other]]
+        texts[0, own], texts[1, text] = texts[1, text], texts[0, own]
+        needed = [fit_into_rows(lengths[each], width).rows for each in texts]
+        if max(needed) <= target:
+            assigned[[bin, other]], rows[[bin, other]] = texts, needed
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -198,9 +243,10 @@ def choose_row_shape(
     """Return the sizes of rows for texts whose lengths are distributed as in `sample`.
 
     A size costs its work for a transformer: attention grows with the width, by 1 part in 6 hidden sizes per token. Rows
-    wider than the longest text waste less room, but only few widths are tried. The sizes are two usual ones; one that
-    holds, at its width, as many rows more than the largest of the sample as that has more than the median; and one row
-    for every text (as much as padding), so that every batch has a program.
+    wider than the longest text waste less room, but only few widths are tried. The sizes are usual ones, two, or three
+    for several bins, which are rarely as full as all of them together; one that holds, at its width, as many rows more
+    than the largest of the sample as that has more than the median; and one row for every text (as much as padding), so
+    that every batch has a program.
 
     Args:
         sample: Lengths [N] of the texts of some batches.
@@ -208,10 +254,10 @@ def choose_row_shape(
         slots: Positions that replace the first token of a text.
         bins: Parts of a batch that are packed separately.
         hidden_size: Hidden size of the encoder.
-        usual: Share of the sample that both usual sizes hold, with the least work; None: the two with which the sample
-            costs least.
+        usual: Share of the sample that a usual size holds, with the least work, and that is the only one; None: those
+            with which the sample costs least.
     """
-    longest, most = length + slots - 1, len(sample[0]) // bins
+    longest, most, count = length + slots - 1, len(sample[0]) // bins, 2 if bins == 1 else 3
     first = -(-longest // STEP) * STEP
     widths = range(first, max(256, 2 * first) + 1, max(STEP, first // WIDTHS // STEP * STEP))
     packed = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
@@ -227,13 +273,28 @@ def choose_row_shape(
     if usual is not None:
         enough = (RowsSize(int(np.quantile(counts, usual, method="higher")), width) for width, counts in needed.items())
         size = min(enough, key=lambda size: work(*size))
-        sizes = [size, size, rare]
+        sizes = [*(size for _ in range(count)), rare]
     else:
         choices = [RowsSize(int(rows), width) for width in widths for rows in np.unique(needed[width])]
         costs = np.array([np.where(needed[size.width] <= size.rows, work(*size), work(*rare)) for size in choices])
-        # Of each first size the best second one, row by row: of all pairs at once there may be gigabytes.
-        means = [np.minimum(costs, cost).mean(axis=1) for cost in costs]
-        one = int(np.argmin([each.min() for each in means]))
-        other = int(means[one].argmin())
-        sizes = sorted([choices[one], choices[other], rare], key=lambda size: work(*size))
+        sizes = sorted(
+            [*(choices[row] for row in _cheapest_together(costs, count)), rare], key=lambda size: work(*size)
+        )
     return RowShape(length, slots, (*sizes, RowsSize(most, first)))
+
+
+def _cheapest_together(costs: np.ndarray, count: int) -> list[int]:
+    """Return `count` rows of costs [choices, batches] of which each batch takes the cheapest, with a small sum: chosen
+    one by one, then replaced one by one while that helps."""
+    chosen: list[int] = []
+
+    def best(others: list[int]) -> int:
+        least = costs[others].min(axis=0, initial=np.inf)
+        return int(np.minimum(costs, least).sum(axis=1).argmin())
+
+    while len(chosen) < count:
+        chosen.append(best(chosen))
+    for _ in range(count):
+        for place in range(count):
+            chosen[place] = best(chosen[:place] + chosen[place + 1 :])
+    return chosen

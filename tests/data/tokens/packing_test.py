@@ -186,7 +186,7 @@ SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("bins", "most"), [(1, 1.08), (8, 1.095), (16, 1.12)])
+@pytest.mark.parametrize(("bins", "most"), [(1, 1.08), (8, 1.08), (16, 1.09)])
 @pytest.mark.parametrize(("name", "before"), [("nq-qed", 1.9), ("medquad", 1.45)])
 def test_real_lengths(name: str, before: float, bins: int, most: float, data_dir: Path, minilm_dir: Path) -> None:
     """Queries and passages of an epoch, 128 queries at a time: the table of docs/scale.md (pytest -rP prints it)."""
@@ -204,7 +204,7 @@ def test_real_lengths(name: str, before: float, bins: int, most: float, data_dir
         (jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))) for batch in batches
     }  # of the packed ones: how many rows there are is part of the structure
     print(f"{name}: padded {ratios[0]:.2f}, packed on {bins} devices {ratios[1]:.2f}")
-    assert len(programs) <= 4
+    assert len(programs) <= (4 if bins == 1 else 5)
     assert ratios[1] <= most
     assert ratios[0] > before, "control: padded"
 
