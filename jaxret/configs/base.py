@@ -163,6 +163,9 @@ def get_config() -> ConfigDict:
     # then tokenised as one text. " " is used by BEIR, mteb and Tevatron. "auto": " " for a sentence-transformers or
     # PyLate directory, else "[SEP]".
     c.tokens.title_separator = "auto"
+    # Language models whose tokenizer.json appends nothing to a text: True appends eos_token, whose state is
+    # head.token="last"; False leaves texts as tokenizer.json has them (GritLM, LLM2Vec), as `jaxret open` does.
+    c.tokens.end_token = True
     c.tokens.length_multiple = 32  # training batches are padded to a multiple of this, to compile fewer programs
     # True: put several training texts into one row instead of padding each to the longest, which computes about 1.06
     # tokens for each real one (docs/scale.md). Losses and gradients change only by rounding.

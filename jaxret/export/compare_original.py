@@ -77,8 +77,13 @@ def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
             tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"],
         )
         if ours != theirs:
-            return f"their tokenizer makes {theirs} of {text!r}, and ours {ours}; see post_processor in tokenizer.json"
+            made = f"their tokenizer makes {_shortened(theirs)} of {text[:40]!r}..., and ours {_shortened(ours)}"
+            return f"{made}; see post_processor in tokenizer.json, and tokens.end_token"
     return ""
+
+
+def _shortened(ids: list[int]) -> str:
+    return f"{len(ids)} ids, {', '.join(map(str, ids[:4]))} to {', '.join(map(str, ids[-2:]))},"
 
 
 def original_library(directory: Path) -> str:

@@ -24,7 +24,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.embedder import Embedder
 from jaxret.runs.run import Run, config_json, load_tokenizer, make_embedder
-from jaxret.storage.atomic import atomic_write, write_json
+from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
 
 HEAD, CONFIG = "head.safetensors", "jaxret.json"
@@ -34,7 +34,8 @@ _VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "en
 def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
     """Write head and config beside the encoder's files; return the names of the parameters in `head.safetensors`.
 
-    With `base`, the encoder is that of the run's config with the adapters in these files, and the config names both.
+    With `base`, the encoder is that of the run's config with the adapters in these files, and the config names both,
+    with the digest of the base's weights.
     """
     own = {name: part for name, part in run.params.items() if not name.endswith("encoder")}
     flat = traverse_util.flatten_dict(jax.device_get(own), sep="/")
@@ -42,7 +43,9 @@ def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
         file.write(save({name: np.ascontiguousarray(value) for name, value in flat.items()}))
     keys = (*_VECTOR_KEYS, "lora") if base else _VECTOR_KEYS
     config = {name: value for name, value in config_json(run.config).items() if name in keys}
-    if not base:
+    if base:
+        config["encoder"]["sha256"] = read_json(run.workdir.data)["start"].get("weights", "")
+    else:
         config["encoder"] |= {"layers": 0, "checkpoint": "", "sha256": ""}  # the encoder here has the run's layers only
     write_json(out / CONFIG, config)
     return sorted(flat)

@@ -10,9 +10,9 @@ from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.compare_original import compare_with_original
-from jaxret.models.encoders.architectures import read_config
+from jaxret.models.encoders.architectures import is_language_model, read_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
-from jaxret.models.encoders.sentence_transformers import LENGTHS, TITLE_SEPARATOR
+from jaxret.models.encoders.sentence_transformers import END_TOKEN, LENGTHS, TITLE_SEPARATOR
 from jaxret.models.heads import read_model_keys
 from jaxret.parallel.events import without_events
 from jaxret.runs.from_sentence_transformers import UNSET, settings_family
@@ -64,11 +64,11 @@ def _describe(run: Run, directory: Path, passage: Passage) -> str:
     read = run.tokenizer.passage_as_read(passage)
     described = "a passage with a title" if passage is _EXAMPLE else f"the first passage, {passage.id!r},"
     key = f"tokens.title_separator={run.tokenizer.title_separator!r}"
-    words = {id: run.tokenizer.backend.id_to_token(id) for id in run.tokenizer.marker_ids}
-    markers = " and ".join(f"{word!r} (id {id})" for id, word in words.items())
+    ids = (run.tokenizer.cls_id, run.tokenizer.sep_id if run.tokenizer.ends_texts else None)
+    words = ("nothing" if id is None else f"{run.tokenizer.backend.id_to_token(id)!r} (id {id})" for id in ids)
     return (
         f"{described} is read as {read!r} ({key})\n"
-        f"around every text: {markers}; its vector: head.token={run.config.head.token!r}\n"
+        f"around every text: {' and '.join(words)}; its vector: head.token={run.config.head.token!r}\n"
         f"{compare_with_original(run, directory)}"
     )
 
@@ -110,11 +110,13 @@ def make_run(
     )
     stated_settings = read_model_keys(directory)
     config.head.name = settings_family(stated_settings) or config.head.name
+    ends = None
     if not stated_settings:  # a plain encoder states only its largest length
-        longest = read_config(resolve_encoder(model, download)).longest
+        shapes = read_config(resolve_encoder(model, download))
         for key in LENGTHS.values():
-            config.update_from_flattened_dict({key: min(UNSET[key], longest)})
-    options = {"head.token": token or None, "normalize": normalize, TITLE_SEPARATOR: title_separator}
+            config.update_from_flattened_dict({key: min(UNSET[key], shapes.longest)})
+        ends = False if is_language_model(shapes) else None
+    options = {"head.token": token or None, "normalize": normalize, TITLE_SEPARATOR: title_separator, END_TOKEN: ends}
     chosen = {key: value for key, value in options.items() if value is not None}
     config.update_from_flattened_dict(chosen)
     train(config, workdir, progress, explicit_keys=chosen)

@@ -16,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
-from jaxret.models.encoders.architectures import make_encoder
+from jaxret.data.tokens.backend import load_backend
+from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer, added_ids
+from jaxret.export.compare_original import sample_texts
+from jaxret.export.round_trip import sample_tokens
+from jaxret.models.encoders.architectures import is_language_model, make_encoder
 from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained
 from jaxret.models.encoders.sentence_transformers import MODULES, SETTINGS
 from jaxret.models.heads.head import EVERY_TOKEN, Side
@@ -108,8 +111,59 @@ def write_tokenizer(run: Run, side: Side, folder: Path) -> None:
         if (run.workdir.encoder / name).is_file():
             shutil.copyfile(run.workdir.encoder / name, folder / name)
     settings = folder / "tokenizer_config.json"
-    length = {"model_max_length": run.config.tokens[f"{side}_length"]}
-    write_json(settings, (read_json(settings) if settings.is_file() else {}) | length)
+    own: dict[str, Any] = {"model_max_length": run.config.tokens[f"{side}_length"]}
+    if run.tokenizer.ends_texts and is_language_model(run.model.module.config):
+        own |= append_end_token(folder, run.tokenizer)
+    write_json(settings, (read_json(settings) if settings.is_file() else {}) | own)
+    require_same_tokens(run, side, folder)
+
+
+def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Change the post-processor of a folder's tokenizer.json so that it appends what the run appends to a text; return
+    what tokenizer_config.json must say of that, {} if nothing was changed."""
+    path = folder / "tokenizer.json"
+    backend, _ = load_backend(folder)
+    if not path.is_file() or added_ids(backend, folder)[1] == tokenizer.sep_id:
+        return {}
+    start, end = (
+        [] if number is None else [{"SpecialToken": {"id": tokenizer.backend.id_to_token(number), "type_id": 0}}]
+        for number in (tokenizer.cls_id, tokenizer.sep_id)
+    )
+    words = {tokenizer.backend.id_to_token(number): number for number in tokenizer.marker_ids}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [*start, {"Sequence": {"id": "A", "type_id": 0}}, *end],
+        "pair": [
+            *(*start, {"Sequence": {"id": "A", "type_id": 0}}, *end),
+            *(*start, {"Sequence": {"id": "B", "type_id": 0}}, *end),
+        ],
+        "special_tokens": {word: {"id": word, "ids": [number], "tokens": [word]} for word, number in words.items()},
+    }
+    rules = read_json(path)
+    old = rules.get("post_processor") or {}
+    parts = old.get("processors", []) if old.get("type") == "Sequence" else [old] if old else []
+    kept = [part for part in parts if part["type"] != "TemplateProcessing"]
+    rules["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
+    write_json(path, rules)
+    return {"add_eos_token": True, "add_bos_token": tokenizer.cls_id is not None}
+
+
+def require_same_tokens(run: Run, side: Side, folder: Path) -> None:
+    """Raise ValueError unless the tokenizer of a folder, as it stands, makes the run's tokens of texts with the run's
+    prompt. Those of a head that adds tokens of its own are not compared."""
+    tokenizer, texts = run.tokenizer, sample_texts()
+    if tokenizer.query_marker is not None or tokenizer.passage_marker is not None or tokenizer.expand_queries:
+        return
+    backend, _ = load_backend(folder)
+    backend.no_padding()
+    backend.enable_truncation(run.config.tokens[f"{side}_length"])
+    for text, ours in zip(texts, sample_tokens(run, side), strict=True):
+        theirs = backend.encode(tokenizer.prompt(side) + text).ids
+        if theirs != (real := np.where(ours < 0, ~ours, ours).tolist()):
+            raise ValueError(
+                f"the exported tokenizer makes {theirs[:3]}...{theirs[-3:]} of a text, the run {real[:3]}..."
+                f"{real[-3:]}: nothing was exported"
+            )
 
 
 def write_modules(run: Run, out: Path) -> None:

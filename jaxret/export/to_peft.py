@@ -9,6 +9,7 @@ import jax
 
 from jaxret.export.exported import CONFIG, HEAD, write_head
 from jaxret.export.round_trip import SIDES, check_round_trip, run_vectors
+from jaxret.export.stock_modules import write_tokenizer
 from jaxret.models.encoders.lora import make_adapters, merge_adapters
 from jaxret.models.encoders.peft_files import load_adapters, save_adapters
 from jaxret.models.partition import join_parameters
@@ -31,6 +32,7 @@ def write_peft(run: Run, out: Path) -> list[str]:
     folders = {side: out if run.config.encoder.tied else out / side for side in names}
     for side, name in names.items():
         save_adapters(folders[side], shapes, trained[name], settings, source)
+        write_tokenizer(run, side, folders[side])
     own = write_head(run, out, base=True)
     read_back = {name: load_adapters(folders[side], shapes, settings) for side, name in names.items()}
     others = {name: part for name, part in jax.device_get(run.params).items() if name not in names.values()}

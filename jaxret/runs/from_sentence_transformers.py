@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR
 from jaxret.models.encoders.sentence_transformers import (
     DIMENSION,
+    END_TOKEN,
     LENGTHS,
     MODULES,
     PROMPT_IN_MEAN,
@@ -29,6 +30,7 @@ UNSET: dict[str, Any] = {
     TITLE_SEPARATOR: AUTO_SEPARATOR,
     DIMENSION: 0,
     PROMPT_IN_MEAN: True,
+    END_TOKEN: True,
 }
 _OF_VECTORS = ("head.token", "normalize", DIMENSION, PROMPT_IN_MEAN)
 

@@ -68,6 +68,7 @@ def load_tokenizer(config: ConfigDict, directory: Path, model: Model) -> TextTok
         task=prompts.task,
         skip_prompt=not prompts.in_mean and bool(prompts.query or prompts.passage),
         title_separator=SEPARATOR if tokens.title_separator == AUTO_SEPARATOR else tokens.title_separator,
+        end_token=tokens.end_token,
         **model.tokenizer_options(),
     )
     try:

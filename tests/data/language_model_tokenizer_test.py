@@ -33,6 +33,22 @@ def test_start_and_end_of_a_text(tmp_path: Path, template: str, start: list[int]
     assert tokenizer.special_ids["sep"] == end
 
 
+def test_texts_end_as_tokenizer_json_has_them(tmp_path: Path) -> None:
+    def ids(template: str, *texts: str) -> list[list[int]]:
+        folder = write_language_model(tmp_path, template=template)
+        tokenizer = TextTokenizer.load(folder, 8, 8, end_token=False)
+        return [row.tolist() for row in tokenizer.queries(texts)]
+
+    (text,) = ids("$A", "ab")
+    assert ids("$A", "ab" * 20) == [text * 4], "no end token where a text is cut"
+    assert ids("$A", "") == [[1]], "a text has a token"
+    assert ids("<|begin|> $A", "ab", "") == [[2, *text], [2]]
+    assert ids("$A <|end|>", "ab", "") == [[*text, 0], [0]]
+    tokenizers = [TextTokenizer.load(write_language_model(tmp_path, template="$A"), 8, 8, end) for end in (True, False)]
+    assert tokenizers[0].recipe("query") != tokenizers[1].recipe("query")
+    assert [one.markers for one in tokenizers] == ["title [SEP] text [SEP]", "title [SEP] text"]
+
+
 def test_a_tokenizer_without_padding_pads_with_the_end(tmp_path: Path) -> None:
     settings = write_language_model(tmp_path) / "tokenizer_config.json"
     write_json(settings, {key: value for key, value in read_json(settings).items() if key != "pad_token"})

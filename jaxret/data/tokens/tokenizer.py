@@ -96,7 +96,8 @@ class TextTokenizer:
     A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], without title and first [SEP] if the title
     is empty. Longer texts are cut on the right and still end in [SEP]. RoBERTa's <s> and </s> serve as [CLS] and [SEP];
     T5 has no [CLS], and its [SEP] is </s>. In place of [CLS] and [SEP], language models have what the post-processor of
-    tokenizer.json puts around a text; if it appends nothing, a text ends with the tokenizer's end of text.
+    tokenizer.json puts around a text; if it appends nothing, a text ends with the tokenizer's end of text, or without a
+    marker (`ends_texts`).
 
     `dataclasses.replace` makes a copy with other lengths; ValueError if a length leaves no token for a text.
 
@@ -117,6 +118,7 @@ class TextTokenizer:
         task: Instruction in place of TASK in `query_prompt`, for queries without one of their own.
         skip_prompt: Whether ids of a prompt's tokens, and of markers before it, are marked: ~id instead of id. The
             model reads these as id, and leaves them out of means (`RetrieverModule`).
+        ends_texts: Whether [SEP] ends a text; one without any token is [SEP] all the same.
     """
 
     backend: Any
@@ -134,6 +136,7 @@ class TextTokenizer:
     expand_queries: bool = False
     task: str = ""
     skip_prompt: bool = False
+    ends_texts: bool = True
 
     def __post_init__(self) -> None:
         self._prompt_sizes: dict[str, int] = {}
@@ -153,13 +156,16 @@ class TextTokenizer:
                 )
 
     @classmethod
-    def load(cls, directory: str | Path, query_length: int, passage_length: int, **options: Any) -> TextTokenizer:
+    def load(
+        cls, directory: str | Path, query_length: int, passage_length: int, end_token: bool = True, **options: Any
+    ) -> TextTokenizer:
         """Load a tokenizer offline and without remote code.
 
         Args:
             directory: Hugging Face directory.
             query_length: Upper bound of a query's length in tokens.
             passage_length: Upper bound of a passage's length in tokens.
+            end_token: Whether the end of text is put after a text where tokenizer.json has none.
             options: Prompts and other fields of TextTokenizer.
 
         Raises:
@@ -169,7 +175,8 @@ class TextTokenizer:
         backend, special = load_backend(Path(directory))
         start, end, pad = special["cls"], special["sep"], special["pad"]
         if end is None:  # the post-processor decides the end token, not eos_token
-            start, end = _added_ids(backend, directory)
+            start, end = added_ids(backend, directory)
+            options |= {"ends_texts": end_token or end is not None}
             end = special["eos"] if end is None else end
             pad = end if pad is None else pad  # the mask marks padding, not the id
         if end is None or pad is None:
@@ -199,7 +206,8 @@ class TextTokenizer:
     def markers(self) -> str:
         """Layout of a passage with its markers, for the contract."""
         parts = f"title {SEPARATOR} text" if self.title_separator == SEPARATOR else "title and text"
-        return f"{parts} [SEP]" if self.cls_id is None else f"[CLS] {parts} [SEP]"
+        markers = ["[CLS]"] * (self.cls_id is not None), ["[SEP]"] * self.ends_texts
+        return " ".join([*markers[0], parts, *markers[1]])
 
     @property
     def joins(self) -> dict[str, Any]:
@@ -225,6 +233,7 @@ class TextTokenizer:
         more |= {"expand_queries": True} if self.expand_queries and "query" in sides else {}
         more |= {"task": self.task} if self.task and "query" in sides else {}
         more |= {"skip_prompt": True} if self.skip_prompt else {}
+        more |= {} if self.ends_texts else {"ends_texts": False}
         return {
             "sha256": self.digest,
             "library": tokenizers.__version__,
@@ -323,7 +332,7 @@ class TextTokenizer:
     ) -> Iterator[Ragged]:
         """Yield blocks of token ids of (text, title, prompt in front of them), cut at the limit of `cut`, which counts
         them; with `fill`, filled up to it."""
-        limit = cut.limit
+        limit, end = cut.limit, [self.sep_id] * self.ends_texts
         with Progress(f"tokenize {cut.what}", shown=progress) as bar:
             for block in _blocks(texts):
                 rows: list[list[int]] = []
@@ -332,10 +341,10 @@ class TextTokenizer:
                     self._encoded([t for _, t, *_ in block], limit),
                 )
                 for (_, _, prompt, size), (text, text_read), (title, title_read) in zip(block, *encoded):
-                    ids = [*start, *title, *([self.sep_id] if title else []), *text, self.sep_id]
+                    ids = [*start, *title, *([self.sep_id] if title else []), *text, *end] or [self.sep_id]
                     read = text_read + title_read
                     cut.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
-                    ids = ids if len(ids) <= limit else [*ids[: limit - 1], self.sep_id]
+                    ids = ids if len(ids) <= limit else [*ids[: limit - len(end)], *end]
                     if self.skip_prompt and prompt:
                         marked = min(len(start) + self._prompt_size(prompt), len(ids) - 1)
                         ids[:marked] = [~id for id in ids[:marked]]
@@ -388,7 +397,7 @@ def fill_task(prompt: str, task: str) -> str:
     return prompt.replace(TASK, task.removesuffix(":") if f"{TASK}:" in prompt else task)
 
 
-def _added_ids(backend: Any, directory: str | Path) -> tuple[int | None, int | None]:
+def added_ids(backend: Any, directory: str | Path) -> tuple[int | None, int | None]:
     """Return the ids that the post-processor of tokenizer.json puts in front of a text and after it; None: none. Raises
     ValueError if it puts several there."""
     whole, text = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from jaxret.models.encoders import bert, distilbert, gemma3, llama, modernbert, roberta, t5, xlm_roberta
+from jaxret.models.encoders import bert, decoder, distilbert, gemma3, llama, modernbert, roberta, t5, xlm_roberta
 from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
 from jaxret.models.encoders.stored import Architecture
@@ -59,6 +59,12 @@ def read_config(directory: str | Path) -> EncoderConfig:
     if has_weights(Path(directory)):
         require_stored_sizes(config, architecture, path, weight_shapes(directory))
     return config
+
+
+def is_language_model(config: EncoderConfig) -> bool:
+    """Return whether an encoder is a language model: tokenizer.json says what is put around a text, not [CLS] and
+    [SEP]."""
+    return isinstance(config, decoder.DecoderConfig)
 
 
 def require_usable_by_transformers(raw: Mapping[str, Any], config: EncoderConfig, path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxret.data.tokens.tokenizer import SEPARATOR
-from jaxret.models.encoders.architectures import read_config
+from jaxret.models.encoders.architectures import is_language_model, read_config
 from jaxret.storage.foreign_files import read_settings
 
 MODULES = "modules.json"
@@ -22,6 +22,7 @@ LENGTHS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
 TITLE_SEPARATOR = "tokens.title_separator"
 DIMENSION = "encode.dimension"
 PROMPT_IN_MEAN = "tokens.prompt_in_mean"
+END_TOKEN = "tokens.end_token"
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
 DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/pylate.py reads
 _REASONS = {
@@ -132,7 +133,8 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
     normalize = similarity == "cosine" or entries[-1].kind == "Normalize"
     lengths = _lengths(entries[0].folder)
     title = {TITLE_SEPARATOR: title_separator(root)}
-    return {"head.token": token, "normalize": normalize, **lengths, **prompts, **mean, **title, **cut}
+    end = {END_TOKEN: False} if is_language_model(read_config(entries[0].folder)) else {}
+    return {"head.token": token, "normalize": normalize, **lengths, **prompts, **mean, **title, **cut, **end}
 
 
 def title_separator(root: Path) -> str:
