@@ -152,7 +152,9 @@ def get_config() -> ConfigDict:
     # Text in front of every query, tokenised with it, such as "query: " for E5. {task} is replaced by the instruction
     # of the query's record, or else by tokens.task.
     c.tokens.query_prompt = ""
-    c.tokens.passage_prompt = ""  # text in front of every passage, tokenised with it, such as "passage: " for E5
+    # Text in front of every passage, tokenised with it, such as "passage: " for E5. {title} is replaced by the passage's
+    # title, or by "none" (EmbeddingGemma); the title is then not put before the text as well.
+    c.tokens.passage_prompt = ""
     # Published prompts of both, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral,
     # embedding_gemma or e5 (docs/language-models.md). "": the two keys above.
     c.tokens.prompts = ""
@@ -292,6 +294,8 @@ def get_config() -> ConfigDict:
     c.lora.targets = ("all-linear",)
     c.lora.layers = ()  # numbers of the encoder's layers, from 1, that get adapters; (): all
     c.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
+    # The base's name in adapter_config.json of these, where its last part is not that of encoder.checkpoint.
+    c.lora.base = ""
     # Type in which the encoder's kernels and tables are kept: bfloat16 or float32. Weights that are float32 in the file
     # are rounded by bfloat16.
     c.lora.base_dtype = "bfloat16"

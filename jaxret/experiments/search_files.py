@@ -19,7 +19,7 @@ from jaxret.experiments.evaluate_search import (
     write_results,
 )
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.index.shards import ShardError
+from jaxret.index.shards import ShardError, read_manifest
 from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
@@ -65,7 +65,7 @@ def search_files(
     """
     if options.several:
         evaluation = replace(evaluation, latency=0)
-    plan = plan_evaluation(run.workdir, queries, qrels, evaluation, options.label)
+    plan = plan_evaluation(run.workdir, queries, qrels, evaluation, _label(run, options, corpus))
     if options.candidates:
         parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
     searcher = open_searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
@@ -90,6 +90,16 @@ def search_files(
     cut = [RunWarning("truncation", str(outcome.truncation))] if outcome.truncation.cut else []
     keep_warnings(run.workdir, f"search {plan.results.stem}", cut)
     return write_results(plan, retrieved)
+
+
+def _label(run: Run, options: SearchOptions, corpus: str) -> str:
+    """Return the part of result file names that distinguishes a search; shorter vectors of a corpus count as those of
+    --dimension, which has the same results."""
+    manifest = corpus_folder(run.workdir, corpus) / "manifest.json"
+    if options.dimension or not manifest.is_file():
+        return options.label
+    size = read_manifest(manifest).dimension
+    return (options if size == run.model.dimension else replace(options, dimension=size)).label
 
 
 def _measure(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:

@@ -48,13 +48,23 @@ outputs = session.run(None, {"input_ids": np.array(ids), "attention_mask": np.ar
     "pylate": pylate.USE,
     "peft": """from peft import PeftModel
 from transformers import AutoModel
-model = PeftModel.from_pretrained(AutoModel.from_pretrained("BASE"), "FOLDER")""",
+base = AutoModel.from_pretrained("BASE", dtype="float32")
+ROUNDING
+model = PeftModel.from_pretrained(base, "FOLDER")""",
     "pyserini": """# python -m pyserini.search.faiss --index FOLDER --encoder FOLDER/query-encoder \\
 #     --encoder-class auto --pooling POOLING NORM --topics TOPICS.tsv --output run.trec""",
     "anserini": """# python -m pyserini.index.lucene --collection JsonVectorCollection --input FOLDER/corpus \\
 #     --index INDEX --generator DefaultLuceneDocumentGenerator --impact --pretokenized
 # python -m pyserini.search.lucene --index INDEX --topics FOLDER/topics.tsv --output run.trec \\
 #     --impact --pretokenized""",
+}
+
+
+_ROUNDING = {  # of kernels and tables, as the run keeps them
+    "bfloat16": """for parameter in base.parameters():
+    if parameter.ndim > 1:
+        parameter.data = parameter.data.bfloat16().float()
+""",
 }
 
 
@@ -119,6 +129,8 @@ def _use(run: Run, kind: str, name: str) -> str:
         "LENGTH": str(max(tokens.query_length, tokens.passage_length)),
         "POOLING": "mean" if mean else "cls",
         "NORM": "--l2-norm" if run.config.normalize else "",
+        "BASE": run.config.encoder.checkpoint,
+        "ROUNDING\n": _ROUNDING.get(run.config.lora.base_dtype, ""),
     }
     text = _USE[kind]
     for word, value in words.items():

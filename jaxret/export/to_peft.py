@@ -12,6 +12,7 @@ from jaxret.export.round_trip import SIDES, check_round_trip, run_vectors
 from jaxret.export.stock_modules import write_tokenizer
 from jaxret.models.encoders.lora import make_adapters, merge_adapters
 from jaxret.models.encoders.peft_files import load_adapters, save_adapters
+from jaxret.models.heads.head import Side
 from jaxret.models.partition import join_parameters
 from jaxret.runs.run import Run, base_encoders, trained_parameters
 from jaxret.storage.atomic import read_json
@@ -28,7 +29,9 @@ def write_peft(run: Run, out: Path) -> list[str]:
         )
     trained, base = trained_parameters(run), base_encoders(run)
     source = run.config.encoder.checkpoint if not run.config.train.start_from else run.config.train.start_from
-    names = {"passage": "encoder"} if run.config.encoder.tied else {side: f"{side}_encoder" for side in SIDES}
+    names: dict[Side, str] = {"passage": "encoder"}
+    if not run.config.encoder.tied:
+        names = {side: f"{side}_encoder" for side in SIDES}
     folders = {side: out if run.config.encoder.tied else out / side for side in names}
     for side, name in names.items():
         save_adapters(folders[side], shapes, trained[name], settings, source)
@@ -56,6 +59,6 @@ def write_peft(run: Run, out: Path) -> list[str]:
         notes.append(f"The base is checkpoint {step} of the run {source}: --to=hf --checkpoint={step} exports it.")
     if settings.base_dtype != "float32":
         notes.append(
-            f"The run keeps the kernels and tables of the base in {settings.base_dtype}: load the base so, too."
+            f"The run keeps the kernels and tables of the base in {settings.base_dtype}: the code above rounds them so."
         )
     return notes

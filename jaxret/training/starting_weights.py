@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.lora import ADAPTER
-from jaxret.models.encoders.peft_files import adapter_files, load_adapters
+from jaxret.models.encoders.peft_files import adapter_files, load_adapters, require_base
 from jaxret.models.encoders.pretrained import (
     Params,
     find_model,
@@ -57,7 +57,7 @@ def first_state(
         head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
         start = {"weights": weights_digest(directory, config.encoder.sha256)}
         start |= {"head": tree_digest(head)} if head else {}
-        start |= adapters_digest(config)
+        start |= adapters_digest(config, start["weights"])
         require_same_weights(job, start, f"{directory}/model.safetensors")
         weights = load_encoder_weights(job, directory)
         return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
@@ -71,11 +71,16 @@ def first_state(
     return state, {"start": start}
 
 
-def adapters_digest(config: ConfigDict) -> dict[str, str]:
+def adapters_digest(config: ConfigDict, base: str = "") -> dict[str, str]:
     """Return {"adapters": digest of the file in lora.adapters}, for the record of a run's weights; {} without them.
-    Raises FileNotFoundError."""
+
+    base: digest of the encoder's weights; "": the adapters are of a run's checkpoint.
+
+    Raises FileNotFoundError, and ValueError for adapters of another base.
+    """
     if not config.lora.adapters:
         return {}
+    require_base(config.lora.adapters, config.lora, config.train.start_from or config.encoder.checkpoint, base)
     return {"adapters": sha256_file(adapter_files(config.lora.adapters)[1])}
 
 

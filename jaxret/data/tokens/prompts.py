@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxret.configs.synonyms import suggest_name
-from jaxret.data.tokens.tokenizer import TASK, fill_task
+from jaxret.data.tokens.tokenizer import NO_TITLE, TASK, TITLE, fill_task
 
 
 class Prompts(NamedTuple):
@@ -32,7 +33,7 @@ PUBLISHED = {
     "gritlm": Prompts(f"<|user|>\n{TASK}\n<|embed|>\n", "<|embed|>\n", WEB_SEARCH, in_mean=False),
     "repllama": Prompts("query: ", "passage: "),
     "tevatron_mistral": Prompts("Query: ", "Passage: "),
-    "embedding_gemma": Prompts("task: search result | query: ", "title: none | text: "),
+    "embedding_gemma": Prompts("task: search result | query: ", f"title: {TITLE} | text: "),
     "e5": Prompts("query: ", "passage: "),
 }
 
@@ -44,6 +45,11 @@ def read_prompts(config: ConfigDict) -> Prompts:
     """
     tokens = config.tokens
     own = Prompts(tokens.query_prompt, tokens.passage_prompt, tokens.task, tokens.prompt_in_mean)
+    for side, allowed in (("query", TASK), ("passage", TITLE)):
+        if unknown := [place for place in re.findall(r"\{\w+\}", getattr(own, side)) if place != allowed]:
+            raise ValueError(
+                f"tokens.{side}_prompt, {getattr(own, side)!r}, has {unknown[0]}; only {allowed} is replaced in it"
+            )
     if not tokens.prompts:
         if tokens.task and TASK not in own.query:
             raise ValueError(
@@ -66,7 +72,8 @@ def read_prompts(config: ConfigDict) -> Prompts:
     task = own.task or published.task
     for side in ("query", "passage"):
         prompt, theirs = getattr(own, side), getattr(published, side)
-        filled = fill_task(theirs, task), fill_task(theirs, published.task)  # as a model's directory has it
+        plain = theirs.replace(TITLE, NO_TITLE)
+        filled = fill_task(plain, task), fill_task(plain, published.task)  # as a model's directory has it
         if prompt not in ("", theirs, *filled):
             raise ValueError(
                 f"tokens.{side}_prompt is {prompt!r}, but that of tokens.prompts={tokens.prompts!r} is {theirs!r}: "

@@ -26,6 +26,7 @@ JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title
 
 _MOST_PROMPT = 65_536  # characters
 TASK = "{task}"  # in a query's prompt: the place of its instruction
+TITLE, NO_TITLE = "{title}", "none"  # in a passage's prompt: the place of its title, and what a passage without one has
 
 # The Rust tokenizer needs about 100 bytes per character, and a text may be much longer than its limit in tokens. So
 # only a prefix is tokenised: up to the first white space after `_CHARACTERS` characters per token of the limit (English
@@ -110,7 +111,7 @@ class TextTokenizer:
         passage_length: Upper bound of a passage's length in tokens.
         mask_id: Id of [MASK], or None.
         query_prompt: Text in front of every query, tokenised with it, as in sentence-transformers.
-        passage_prompt: Text in front of every passage, likewise.
+        passage_prompt: Text in front of every passage, likewise; TITLE in it is replaced by the passage's title.
         title_separator: "[SEP]": the marker; any other text: title, separator and text are tokenised as one text.
         query_marker: Id after [CLS] in every query, if the head uses one.
         passage_marker: Id after [CLS] in every passage, if the head uses one.
@@ -256,7 +257,7 @@ class TextTokenizer:
         """Return the text in front of a passage, or of a query, with its instruction."""
         own = query.instruction if isinstance(query, Query) else ""
         prompt = getattr(self, f"{side}_prompt")
-        return fill_task(prompt, own or self.task) if side == "query" else prompt
+        return fill_task(prompt, own or self.task) if side == "query" else prompt.replace(TITLE, NO_TITLE)
 
     def queries(
         self,
@@ -301,7 +302,7 @@ class TextTokenizer:
             sink: Consumes blocks of ids and returns all of them.
         """
         truncation = truncation or Truncation("passages", self.passage_length)
-        parts = ((*self._parts(passage), self.passage_prompt) for passage in passages)
+        parts = ((*self._parts(passage), self._passage_prompt(passage)) for passage in passages)
         return sink(self._encode(parts, self._start("passage"), truncation, progress))
 
     def passage_as_read(self, passage: Passage) -> str:
@@ -313,9 +314,14 @@ class TextTokenizer:
         """Return the ids in front of a text."""
         return [id for id in (self.cls_id, getattr(self, f"{side}_marker")) if id is not None]
 
+    def _passage_prompt(self, passage: Passage) -> str:
+        return self.passage_prompt.replace(TITLE, passage.title.strip() or NO_TITLE)
+
     def _parts(self, passage: Passage) -> tuple[str, str]:
         """Return (text, title) with prompt and separator; the title is empty unless [SEP] separates the two."""
-        prompt, title, text = self.passage_prompt, passage.title, passage.text
+        prompt, title, text = self._passage_prompt(passage), passage.title, passage.text
+        if TITLE in self.passage_prompt:
+            return prompt + text, ""
         if self.title_separator != SEPARATOR:
             return prompt + self.title_separator.join(part for part in (title, text) if part.strip()), ""
         if prompt and not title.strip():

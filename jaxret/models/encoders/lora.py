@@ -110,6 +110,8 @@ def layer_numbers(config: EncoderConfig, settings: Any) -> tuple[int, ...]:
     """Return the numbers of the layers, from 1, that get adapters by a config's group `lora`. Raises ValueError."""
     every = range(1, config.num_layers + 1)
     numbers = tuple(sorted(set(settings.layers)))
+    if len(numbers) != len(settings.layers):
+        raise ValueError(f"lora.layers is {tuple(settings.layers)}; it must name different layers")
     if set(numbers) - set(every):
         raise ValueError(f"lora.layers is {tuple(settings.layers)}; the encoder has layers 1 to {config.num_layers}")
     return numbers or tuple(every)
@@ -124,6 +126,11 @@ def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
         return None
     if settings.rank < 0:
         raise ValueError(f"lora.rank is {settings.rank}; it must be at least 1, or 0 for no adapters")
+    if settings.rank > config.hidden_size:
+        raise ValueError(
+            f"lora.rank is {settings.rank}, more than the hidden size, {config.hidden_size}: an adapter is then larger "
+            "than its layer; set a smaller one, such as 16"
+        )
     if settings.alpha <= 0:
         raise ValueError(f"lora.alpha is {settings.alpha}; it must be above 0")
     if settings.base_dtype not in BASE_DTYPES:

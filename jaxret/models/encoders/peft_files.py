@@ -24,6 +24,7 @@ from jaxret.storage.atomic import atomic_write, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+EXPORT = "jaxret.json"  # beside them in exports of jaxret: the config of the run, with the digest of the base
 WRAPPER = "base_model.model."  # PEFT's prefix of every name
 MATRICES = {"lora_a": "lora_A", "lora_b": "lora_B"}  # ours, [in, rank] and [rank, out] -> PEFT's, transposed
 
@@ -143,6 +144,8 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
                     problems.append(f"missing {name}")
                 elif array.shape != sizes[ours]:
                     problems.append(f"{name} has shape {array.shape}, the encoder asks for {sizes[ours]}")
+                elif not np.isfinite(np.asarray(array, np.float32)).all():
+                    problems.append(f"{name} holds a NaN or an infinity")
                 else:
                     whole[number - 1] = np.asarray(array, np.float32).T
             flat[f"{path}/{ours}"] = whole
@@ -160,6 +163,43 @@ def adapter_files(directory: str | Path) -> tuple[Path, Path]:
             files = ", ".join(sorted(path.name for path in directory.glob("*"))) or "nothing"
             raise FileNotFoundError(f"lora.adapters: {directory} has no {name} (it has {files})")
     return directory / CONFIG, directory / WEIGHTS
+
+
+def require_base(directory: str | Path, settings: Any, base: str, digest: str) -> None:
+    """Raise ValueError if adapters belong to another base: by the digest of its weights, which jaxret's exports have,
+    or by its name in adapter_config.json.
+
+    Args:
+      directory: of the adapters.
+      settings: the config's group `lora`; `base` there is the name that is right.
+      base: name or directory of the encoder.
+      digest: of its weights; "": it is not compared.
+    """
+    described, _ = adapter_files(directory)
+    raw, own = read_settings(described), described.with_name(EXPORT)
+    theirs = raw.get("base_model_name_or_path") if isinstance(raw, dict) else None
+    exported = read_settings(own) if own.is_file() else {}
+    encoder = exported.get("encoder") if isinstance(exported, dict) else None
+    recorded = encoder.get("sha256") if isinstance(encoder, dict) else None
+    if recorded and digest:
+        if recorded != digest:
+            raise ValueError(
+                f"lora.adapters: {directory} has adapters of {theirs!r} with weights of SHA-256 {recorded[:12]}... "
+                f"({own.name}), and encoder.checkpoint={base} has {digest[:12]}...; begin with the base of the adapters"
+            )
+        return
+    if theirs and theirs != settings.base and _model_name(theirs) != _model_name(base):
+        raise ValueError(
+            f"lora.adapters: {described} has adapters of {theirs!r}, and encoder.checkpoint is {base!r}; if both are "
+            f"the same model, set lora.base={theirs!r}"
+        )
+
+
+def _model_name(name: str) -> str:
+    """Return the last part of a model's name or path; of a folder in the hub's cache, the name of the model."""
+    parts = [part for part in re.split(r"[/\\]", str(name)) if part]
+    cached = next((part for part in parts if part.startswith("models--")), "")
+    return (cached.rpartition("--")[2] or (parts[-1] if parts else "")).lower()
 
 
 def strip_prefix(name: str, config: EncoderConfig) -> str:

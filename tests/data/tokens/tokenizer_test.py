@@ -72,7 +72,7 @@ def test_prompts_and_separators_are_text(
     """Token ids equal the library's for the whole text written out, with the markers that it knows."""
     write = {"wordpiece": write_encoder, "unigram": write_t5}
     folder = write[kind](tmp_path) if kind in write else request.getfixturevalue("minilm_dir")
-    joins = {"query_prompt": prompt, "passage_prompt": prompt, "title_separator": separator}
+    joins: dict[str, Any] = {"query_prompt": prompt, "passage_prompt": prompt, "title_separator": separator}
     tokenizer = TextTokenizer.load(folder, 64, 64, **joins)
     assert tokenizer.joins == joins
 
