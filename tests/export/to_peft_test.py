@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxret.experiments.verify import verify_folder
 from jaxret.export.export import export
 from jaxret.export.exported import read_export
+from jaxret.export.import_model import import_model
 from jaxret.models.encoders.lora import choose_layers
 from jaxret.models.encoders.peft_files import CONFIG, load_adapters, target_modules
 from jaxret.runs.run import open_run
@@ -160,6 +162,67 @@ def test_a_run_starts_from_exported_adapters(root: Path) -> None:
     trained = run.embedder()(run.tokenizer.queries(["river stone music"]), "query").flat
     np.testing.assert_allclose(vectors["adapters"], trained, rtol=1e-5, atol=1e-5)
     assert np.abs(vectors["new"] - trained).max() > 1e-3
+
+
+def test_adapters_of_another_base_are_refused(root: Path, tmp_path: Path) -> None:
+    """By the digest of the base in jaxret's exports; by its name in the files of others."""
+    shutil.copytree(root / "encoder", tmp_path / "other")
+    tensors = load_file(tmp_path / "other" / "model.safetensors")
+    tensors["embeddings.word_embeddings.weight"][9] += 1
+    save_file(tensors, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    shutil.copytree(root / "adapters", tmp_path / "adapters")
+
+    def begin(encoder: Path, **more: Any) -> None:
+        keys = {"data__dev": "", "train__steps": 0, "lora__adapters": str(tmp_path / "adapters"), **LORA, **more}
+        train(tiny_config(encoder, "data", **keys), tmp_path / f"run-{encoder.name}", progress=False)
+
+    with pytest.raises(ValueError, match=r"has adapters of 'encoder' with weights of SHA-256 .* begin with the base"):
+        begin(tmp_path / "other")
+    (tmp_path / "adapters" / "jaxret.json").unlink()
+    with pytest.raises(ValueError, match=r"has adapters of 'encoder', and .* set lora.base='encoder'"):
+        begin(tmp_path / "other")
+    begin(tmp_path / "other", lora__base="encoder")
+    begin(root / "encoder")
+
+    weights = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    name = sorted(weights)[0]
+    weights[name][0, 0] = np.nan
+    save_file(weights, tmp_path / "adapters" / "adapter_model.safetensors")
+    shutil.rmtree(tmp_path / "run-encoder")
+    with pytest.raises(
+        ValueError, match=rf"adapter_model.safetensors .*{name.removeprefix('base_model.model.')} holds a NaN"
+    ):
+        begin(root / "encoder")
+    for keys, message in (
+        ({"lora__rank": 1000}, "lora.rank is 1000, more than the hidden size"),
+        ({"lora__layers": (2, 2)}, "lora.layers is .* must name different layers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            begin(root / "encoder", **keys)
+
+    shutil.copytree(root / "encoder", tmp_path / "both")
+    shutil.copyfile(root / "adapters" / "adapter_config.json", tmp_path / "both" / "adapter_config.json")
+    with pytest.raises(ValueError, match=r"both has adapters of PEFT .* for the base 'encoder': train with"):
+        import_model(str(tmp_path / "both"), tmp_path / "opened")
+
+
+def test_the_card_loads_the_base_as_the_run_keeps_it(root: Path) -> None:
+    """The code of the model card, run as it stands, gives the vectors of a run whose base is in bfloat16."""
+    torch = pytest.importorskip("torch", reason="PyTorch is what the encoders are compared with")
+    pytest.importorskip("peft", reason="PEFT is what adapters are compared with")
+    config = tiny_config("encoder", "data", data__dev="", **LORA | {"lora__base_dtype": "bfloat16"})
+    train(config, root / "rounded", progress=False)
+    export(root / "rounded", "peft", root / "rounded-adapters")
+    code = (root / "rounded-adapters" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    run = open_run(root / "rounded")
+    tokens = run.tokenizer.queries(["river stone music", "garden"])
+    ids, mask = tokens.padded(np.arange(2), int(tokens.lengths.max()), run.tokenizer.pad_id)
+    model = names["model"].eval()
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long()).last_hidden_state
+    np.testing.assert_allclose(run.embedder()(tokens, "query").flat, states[:, 0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -88,8 +88,8 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
         base = described.get("base_model_name_or_path") if isinstance(described, dict) else None
         raise ValueError(
             f"{directory} has adapters of PEFT ({adapters.name}) for the base {base!r}: train with "
-            f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and the lora.rank, alpha "
-            "and targets that it has (--config.train.steps=0 trains nothing)"
+            f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and with the lora.rank, "
+            "alpha and targets that it has (--config.train.steps=0 trains nothing)"
         )
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (has_weights(directory) if file == "model.safetensors" else (directory / file).exists()):

@@ -12,7 +12,7 @@ from jaxret.data.formats import read_examples, read_queries, write_beir
 from jaxret.data.formats.example_writers import write_flag_examples, write_tevatron_first, write_tuples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.prompts import PUBLISHED, WEB_SEARCH, read_prompts
-from jaxret.data.tokens.tokenizer import TextTokenizer, fill_task
+from jaxret.data.tokens.tokenizer import NO_TITLE, TITLE, TextTokenizer, fill_task
 from tests.pipeline import write_encoder, write_language_model
 from tests.tiny import make_config
 
@@ -35,7 +35,7 @@ def test_published_prompts_equal_the_model_cards() -> None:
     for name, (query, passage) in AS_PUBLISHED.items():
         prompts = read_prompts(make_config({"tokens.prompts": name}))
         assert fill_task(prompts.query, prompts.task) + QUESTION == query
-        assert prompts.passage + "Beijing" == passage
+        assert prompts.passage.replace(TITLE, NO_TITLE) + "Beijing" == passage
         assert prompts.in_mean == (name != "gritlm")
 
 
@@ -61,6 +61,8 @@ def test_tokens_task_replaces_the_default_task() -> None:
         ({"tokens.prompts": "e5", "tokens.query_prompt": "q: "}, r"query_prompt is 'q: ', but that of .* is 'query: '"),
         ({"tokens.query_prompt": "q: ", "tokens.task": "Find"}, r"tokens.query_prompt, 'q: ', has no \{task\} to put"),
         ({"tokens.query_prompt": "{task}: "}, r"has \{task\}, but tokens.task is empty: give the instruction"),
+        ({"tokens.query_prompt": "{tusk}: "}, r"query_prompt, '\{tusk\}: ', has \{tusk\}; only \{task\} is replaced"),
+        ({"tokens.passage_prompt": "{task}: "}, r"passage_prompt, .* has \{task\}; only \{title\} is replaced"),
     ],
 )
 def test_contradicting_settings_are_errors(keys: dict[str, Any], message: str) -> None:
@@ -83,6 +85,20 @@ def test_a_query_uses_the_instruction_of_its_record(tokenizer: TextTokenizer) ->
     assert replace(tokenizer, task="light").recipe("query") != tokenizer.recipe("query")
     other = replace(tokenizer, query_prompt="river ")  # no place for one
     assert other.queries(queries)[1].tolist() == plain.queries(["river music"])[0].tolist()
+
+
+def test_a_title_is_put_into_the_prompt_of_a_passage(tokenizer: TextTokenizer) -> None:
+    """As EmbeddingGemma's model card has it; without a title the word is "none"."""
+    prompted = replace(tokenizer, passage_prompt="river {title} stone ")
+    plain = replace(tokenizer, title_separator=" ")
+    passages = [Passage("1", "music", "silver light"), Passage("2", "music", " ")]
+    texts = [Passage("1", "river silver light stone music"), Passage("2", "river none stone music")]
+    for separator in ("[SEP]", " "):
+        rows = replace(prompted, title_separator=separator).passages(passages)
+        assert [row.tolist() for row in rows] == [row.tolist() for row in plain.passages(texts)]
+    assert prompted.prompt("passage") == "river none stone "
+    skipping = replace(prompted, skip_prompt=True).passages(passages)
+    assert [(row < 0).sum() for row in skipping] == [1 + len(prompt.split()) for prompt in ("a b c d", "a b c")]
 
 
 def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
