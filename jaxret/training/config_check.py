@@ -138,6 +138,8 @@ def check_training_data(config: ConfigDict) -> None:
         )
     if config.lora.rank and config.task == "pretraining":
         raise ValueError(f"lora.rank is {config.lora.rank}, but pre-training makes a whole encoder: set it to 0")
+    if config.lora.base and not config.lora.adapters:
+        raise ValueError(f"lora.base is {config.lora.base!r}, but lora.adapters, whose base it names, is empty")
     if config.lora.adapters and not config.lora.rank:
         raise ValueError(f"lora.adapters is {config.lora.adapters!r}, but lora.rank is 0: set it to that of the files")
     if config.train.round > 1 and not config.train.start_from:

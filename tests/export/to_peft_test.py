@@ -90,7 +90,8 @@ def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
     assert described["base_model_name_or_path"] == "encoder"
     written = read_json(root / "adapters" / "jaxret.json")
     run = open_run(root / "run")
-    assert written["encoder"] == run.config.encoder.to_dict()
+    digest = sha256_file(root / "encoder" / "model.safetensors")
+    assert written["encoder"] == run.config.encoder.to_dict() | {"sha256": digest}
     assert (written["lora"]["rank"], list(written["lora"]["targets"])) == (2, ["query", "output.dense"])
     with pytest.raises(ValueError, match=r"is an export of --to=peft, adapters without their base: jaxret train reads"):
         read_export(root / "adapters")

@@ -184,10 +184,11 @@ def trained_keys(choice: Choice, config: ConfigDict) -> tuple[str, dict[str, Any
 
     All that decides how the encoder reads a text is that of the run: its lengths, prompts, depth, direction.
     """
-    name = "base" if len(choice.layers) == 1 else "mlr"
+    is_pair = len(choice.layers) == 2
+    name = "mlr" if is_pair else "base"
     usual = flatten(load_config(name).to_dict())
     read = {key: value for key, value in flatten(config.to_dict()).items() if key.startswith(("encoder.", "tokens."))}
-    if name == "base":
+    if not is_pair:
         read["encoder.layers"] = choice.layers[0]  # the layers above it are left out
     of_pair = {
         "head.mlr.chosen": ",".join(map(str, choice.layers)),
@@ -197,7 +198,7 @@ def trained_keys(choice: Choice, config: ConfigDict) -> tuple[str, dict[str, Any
     return name, {
         "encoder.checkpoint": config.encoder.checkpoint,
         **{key: value for key, value in read.items() if value != usual[key]},
-        **(of_pair if name == "mlr" else {}),
+        **(of_pair if is_pair else {}),
         "head.token": choice.token,
         "normalize": choice.normalize,
         **({"loss.temperature": 0.05} if choice.normalize else {}),
