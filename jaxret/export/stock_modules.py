@@ -115,7 +115,7 @@ def write_tokenizer(run: Run, side: Side, folder: Path) -> None:
     if run.tokenizer.ends_texts and is_language_model(run.model.module.config):
         own |= append_end_token(folder, run.tokenizer)
     write_json(settings, (read_json(settings) if settings.is_file() else {}) | own)
-    require_same_tokens(run, side, folder)
+    require_tokens_of_run(run, side, folder)
 
 
 def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
     return {"add_eos_token": True, "add_bos_token": tokenizer.cls_id is not None}
 
 
-def require_same_tokens(run: Run, side: Side, folder: Path) -> None:
+def require_tokens_of_run(run: Run, side: Side, folder: Path) -> None:
     """Raise ValueError unless the tokenizer of a folder, as it stands, makes the run's tokens of texts with the run's
     prompt. Those of a head that adds tokens of its own are not compared."""
     tokenizer, texts = run.tokenizer, sample_texts()

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.encoders.lora import ADAPTER
-from jaxret.models.encoders.peft_files import adapter_files, load_adapters, require_base
+from jaxret.models.encoders.peft_files import adapter_files, load_adapters, require_adapters_base
 from jaxret.models.encoders.pretrained import (
     Params,
     find_model,
@@ -80,7 +80,7 @@ def adapters_digest(config: ConfigDict, base: str = "") -> dict[str, str]:
     """
     if not config.lora.adapters:
         return {}
-    require_base(config.lora.adapters, config.lora, config.train.start_from or config.encoder.checkpoint, base)
+    require_adapters_base(config.lora.adapters, config.lora, config.train.start_from or config.encoder.checkpoint, base)
     return {"adapters": sha256_file(adapter_files(config.lora.adapters)[1])}
 
 

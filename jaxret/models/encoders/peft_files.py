@@ -165,7 +165,7 @@ def adapter_files(directory: str | Path) -> tuple[Path, Path]:
     return directory / CONFIG, directory / WEIGHTS
 
 
-def require_base(directory: str | Path, settings: Any, base: str, digest: str) -> None:
+def require_adapters_base(directory: str | Path, settings: Any, base: str, digest: str) -> None:
     """Raise ValueError if adapters belong to another base: by the digest of its weights, which jaxret's exports have,
     or by its name in adapter_config.json.
 

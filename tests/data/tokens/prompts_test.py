@@ -88,7 +88,7 @@ def test_a_query_uses_the_instruction_of_its_record(tokenizer: TextTokenizer) ->
 
 
 def test_a_title_is_put_into_the_prompt_of_a_passage(tokenizer: TextTokenizer) -> None:
-    """As EmbeddingGemma's model card has it; without a title the word is "none"."""
+    """EmbeddingGemma reads them so; without a title the word is "none"."""
     prompted = replace(tokenizer, passage_prompt="river {title} stone ")
     plain = replace(tokenizer, title_separator=" ")
     passages = [Passage("1", "music", "silver light"), Passage("2", "music", " ")]
