@@ -112,7 +112,7 @@ def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
             note = ""
             if kind == "temporaries" and values["verb"] == "train":
                 note = f" (activations, and gradients: {gib(memory['by_kind'].get('parameters', 0))} if all at once)"
-            yield f"  {kind:<17}{gib(size)}{note}"
+            yield f"  {kind:<18}{gib(size)}{note}"
     if host := values.get("host"):
         part = f"{host['passages']:,} passages, {gib(host['vector_bytes'])} of vectors on disk"
         yield f"each of {host['hosts']} hosts: {part}"

@@ -41,7 +41,11 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
     tensors = read_tensors(folder / "model.safetensors")
     if set(tensors) != {"linear.weight"} or tensors["linear.weight"].ndim != 2:
         raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(tensors))}; linear.weight is needed")
-    return np.ascontiguousarray(tensors["linear.weight"].T, np.float32)
+    matrix = np.ascontiguousarray(tensors["linear.weight"].T, np.float32)
+    for key, size in zip(("in_features", "out_features"), matrix.shape, strict=True):
+        if config.get(key, size) != size:
+            raise ValueError(f"{folder / 'config.json'}: {key} is {config[key]!r}; linear.weight has {size}")
+    return matrix
 
 
 def read_dense_modules(root: Path) -> list[np.ndarray]:
