@@ -18,6 +18,7 @@ FILES = 3  # of a shard: vectors, ids, sidecar
 CLAIM, RELEASE = 3, 1  # requests of a lease: read, write, read back; write
 LEASES = 2  # of a shard: the wish, and the shard itself
 BOUNDS = {"reads": 5000, "writes": 1000}  # requests a second: GCS; S3's are 5,500 and 3,500
+CHANGES = 1.0  # of one object a second: GCS. A lease changes most: claimed and released with each shard of its job
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Outcome:
     fetched: float  # bytes by each job
     manifest: float  # bytes of files.json
     peaks: dict[str, float]  # requests a second, of all jobs
+    changes: float = 0.0  # of one object a second, at most
 
 
 def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
@@ -55,7 +57,7 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
             active + pages + 1 + math.ceil(3 * new / 32) + LEASES * (CLAIM + RELEASE) + parts / 8 + 1
         )
         fetching = new * shard_rows * ID / options.bandwidth  # while the next shard is encoded
-        bounded = max(active * reads / BOUNDS["reads"], active * writes / BOUNDS["writes"])
+        bounded = max(active * reads / BOUNDS["reads"], active * writes / BOUNDS["writes"], (1 + RELEASE) / CHANGES)
         seconds = max(encode + waiting, fetching, bounded)
         outcome.seconds += seconds
         outcome.encoding += encode
@@ -64,6 +66,7 @@ def simulate(options: argparse.Namespace, shard_rows: int) -> Outcome:
         outcome.fetched += new * shard_rows * ID
         for kind, count in (("reads", reads), ("writes", writes)):
             outcome.peaks[kind] = max(outcome.peaks[kind], active * count / (encode + waiting))
+        outcome.changes = max(outcome.changes, (1 + RELEASE) / (encode + waiting))
         done += active
     rest = options.passages * ID - outcome.fetched  # a job ends when it has seen all
     outcome.fetched += rest
@@ -87,11 +90,22 @@ def main() -> None:
     # Rows above 41,666 need --shard_mb, too, which is 64 by default.
     parser.add_argument("--shard_rows", type=int, nargs="*", default=[8192, 65536, 262144, 1_000_000])
     options = parser.parse_args()
-    print("shard_rows | shards | hours | encoding | requests | reads/s | writes/s | files.json | fetched by each job")
+    columns = (
+        "shard_rows",
+        "shards",
+        "hours",
+        "encoding",
+        "requests",
+        "reads/s",
+        "writes/s",
+        "changes/s",
+        "files.json",
+    )
+    print(" | ".join((*columns, "fetched by each job")))
     for rows in options.shard_rows:
         run = simulate(options, rows)
         hours, encoding, millions = run.seconds / 3600, run.encoding / 3600, (run.reads + run.writes) / 1e6
-        rates = f"{run.peaks['reads']:,.0f} | {run.peaks['writes']:,.0f}"
+        rates = f"{run.peaks['reads']:,.0f} | {run.peaks['writes']:,.0f} | {run.changes:.3f}"
         print(
             f"{rows:,} | {math.ceil(options.passages / rows):,} | {hours:.2f} | {encoding:.2f} | "
             f"{millions:.1f} M | {rates} | {run.manifest / 1e6:.1f} MB | {run.fetched / 1e9:,.0f} GB"

@@ -3,8 +3,8 @@
 #
 #   TPU, ZONE      name and zone of the slice
 #   SOURCE         where its hosts clone the repository from
-#   DATA, WORKDIR  a folder of data in any format (or a set's name) and the run's folder, on a disk that all hosts have
-#                  mounted under the same path
+#   DATA, WORKDIR  a folder of data in any format (or a set's name) and the run's folder: in a bucket (gs://BUCKET/FOLDER),
+#                  or on a disk that all hosts have mounted under the same path
 #   CONFIG, CHECKPOINT_EVERY, TIMEOUT  as for launch/step.sh
 #   DRY_RUN=1      prints the command and runs nothing
 set -euo pipefail
@@ -34,8 +34,8 @@ if [[ $action == install ]]; then
     exit
 fi
 : "${DATA:?a folder of data}" "${WORKDIR:?the folder of the run}"
-if [[ $WORKDIR != /* ]]; then # else every host would have a run of its own, on its own disk
-    echo "error: WORKDIR is '$WORKDIR'; give the absolute path of a folder that all hosts have mounted" >&2
+if [[ $WORKDIR != /* && $WORKDIR != gs://?* && $WORKDIR != s3://?* ]]; then # else every host would have a run of its own
+    echo "error: WORKDIR is '$WORKDIR'; give gs://BUCKET/FOLDER, or the absolute path of a folder that all hosts have mounted" >&2
     exit 1
 fi
 settings=(DATA="$DATA" WORKDIR="$WORKDIR" CONFIG="${CONFIG:-configs/mlr.py}"

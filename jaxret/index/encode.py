@@ -28,7 +28,7 @@ from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.bucket_leases import open_leases
-from jaxret.storage.working_copy import publish, require_one_process
+from jaxret.storage.working_copy import publish
 from jaxret.types import VECTOR_DTYPES
 
 # Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
@@ -112,7 +112,6 @@ def encode_corpus(
         VectorError: vectors of a passage are not finite.
         ShardError: shards that were written are changed or removed meanwhile.
     """
-    require_one_process(run.workdir)
     if options.dimension:
         run = run.with_dimension(options.dimension, "--dimension")
         name = name or f"{corpus_name(corpus)}-{options.dimension}"

@@ -62,7 +62,14 @@ def connected(options: EngineOptions) -> Iterator[Any]:
         raise ValueError(f"--engine={options.engine} needs Ray: pip install 'jaxret[ray]'") from error
     _require_answer(options.engine if options.engine != "ray" else os.environ.get("RAY_ADDRESS", ""))
     address = options.engine if options.engine != "ray" else None  # Ray reads RAY_ADDRESS
-    ray.init(address=address, logging_level=logging.WARNING)
+    try:
+        ray.init(address=address, logging_level=logging.WARNING)
+    except Exception as error:  # Ray raises many types, and texts with the stack of its server
+        reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise ConnectionError(
+            f"the Ray cluster of --engine={options.engine} does not take this job ({reason.strip()[:300]}); if its "
+            "authentication is on, set RAY_AUTH_TOKEN"
+        ) from error
     try:
         yield ray
     finally:

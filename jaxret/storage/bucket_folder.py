@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from jaxret.storage.atomic import sha256_json
+from jaxret.storage.atomic import sha256_json, storage_errors
 from jaxret.storage.bucket import PART, Bucket, BucketError, salted
-from jaxret.storage.object_cache import CachedFile, fetch
+from jaxret.storage.object_cache import CachedFile, fetch, write_parts
 
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
 REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"
@@ -220,6 +220,21 @@ class BucketFolder:
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(download, files.items()))
+
+    def write(self, files: Mapping[str, StoredFile], folder: Path) -> None:
+        """Write files of the folder, by name, into a folder on this host, not through its cache.
+
+        Raises ChangedFolderError if bytes are gone, BucketError if they are damaged.
+        """
+
+        def write(item: tuple[str, StoredFile]) -> None:
+            name, file = item
+            with storage_errors(folder / name):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_parts(folder / name, CachedFile(file.sha256, file.sha256, f"{self}/{name}"), self._parts(name, file))
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(write, files.items()))
 
     def first_part(self, name: str, file: StoredFile) -> bytes:
         """Return the bytes at the beginning of a file."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from jaxret.storage.bucket import BucketError, BucketObject, salted
 from jaxret.storage.leases import BOUND, Lease, Leases, is_gone
-from jaxret.storage.working_copy import WorkingCopy, copy_of, require_one_process
+from jaxret.storage.working_copy import WorkingCopy, copy_of
 
 _PAUSE = 0.5  # seconds between two reads of the bucket
 _LEAST_BEAT = 1.0  # seconds: GCS takes one change of an object a second
@@ -34,7 +34,6 @@ LAST = "manifest"  # the lease under which all that was written becomes the fold
 def open_leases(folder: Path, bound: float = BOUND) -> Leases:
     """Return the leases of this job in a folder: in the bucket, if the folder is in a working copy."""
     copy = copy_of(folder)
-    require_one_process(folder)
     return BucketLeases(copy, folder, bound) if copy else Leases(folder, bound)
 
 

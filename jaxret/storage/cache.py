@@ -44,9 +44,12 @@ def cache_limit(kind: str) -> int:
     variable = VARIABLES.get(kind, "")
     if value := os.environ.get(variable):
         try:
-            return int(float(value) * 1e9)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"{variable}={value}: it must be a number of gigabytes, as 32") from error
+            limit = int(float(value) * 1e9)
+        except (ValueError, OverflowError):
+            limit = -1
+        if limit < 0:
+            raise ValueError(f"{variable}={value}: it must be a number of gigabytes, as 32")
+        return limit
     if kind in _LIMITS:
         return _LIMITS[kind]
     folder = cache_folder(kind)

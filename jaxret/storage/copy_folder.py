@@ -80,7 +80,7 @@ def _to_disk(
     for batch in _batches((name, origin.describe(name)) for name in names):
         absent = {name: file for name, file in batch.items() if not _has(destination / name, file)}
         if origin.folder:
-            origin.folder.download(absent, destination)
+            origin.folder.write(absent, destination)
         for name, file in absent.items():
             if not origin.folder:
                 _copy_file(origin.path / name, destination / name)

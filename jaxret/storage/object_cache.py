@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from filelock import FileLock
 
 from jaxret.storage.atomic import atomic_write, cache_folder, storage_errors
 from jaxret.storage.bucket import BucketError
-from jaxret.storage.cache import trim_cache
+from jaxret.storage.cache import cache_limit, trim_cache
 from jaxret.storage.unfinished import temporary_path
 
 _LINKED = 1 << 20  # bytes from which a file is not copied; smaller ones may be appended to
 _APPENDED = (".jsonl",)
 _ATTEMPTS = 4  # to take a file from the cache, which other threads and processes may trim
+_SHARE = 16  # part of the bound that a process stores before it lists the cache again
 _EPOCH, _YEARS = 10**9, 10**8  # seconds: modification times of files lie in these years
 
 
@@ -41,42 +43,76 @@ def version_name(address: str, version: bytes) -> str:
 def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) -> None:
     """Write a file to a path: from this host's cache, else from `parts`, which then go into the cache.
 
-    A large file is a link to the cache's, which must not be written to; a new one may replace it. Raises BucketError if
-    the bytes do not have the digest, StorageError if the disk is full.
+    A large file is a link to the cache's, which must not be written to; a new one may replace it. A file of the cache
+    that was written to all the same, as its time shows, is fetched again. Raises BucketError if the bytes do not have
+    the digest, StorageError if the disk is full.
     """
     folder = cache_folder("objects")
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     cached = folder / file.name
     for _ in range(_ATTEMPTS):
-        if not cached.exists():
+        if not _is_intact(cached, file):
             try:
                 with FileLock(folder / f".{file.name}.lock", mode=0o664):
-                    if not cached.exists():
+                    if not _is_intact(cached, file):
                         _store(cached, file, parts())
             finally:
                 with contextlib.suppress(OSError):
                     (folder / f".{file.name}.lock").unlink()
-            trim_cache(folder, "objects", {cached})
+            _ROOM.make(folder, cached)
         with contextlib.suppress(OSError):
             os.utime(cached, (time.time(), cached.stat().st_mtime))
         with contextlib.suppress(FileNotFoundError):  # another process has just made room
             return _copy(cached, path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, file, parts())  # the cache is too small for what is fetched at once
+    write_parts(path, file, parts())  # the cache is too small for what is fetched at once
+
+
+class _Room:
+    """Bounds the cache: it is listed when this process has stored a part of what it may hold, not after each file."""
+
+    def __init__(self) -> None:
+        self._lock, self._stored, self._allowed = threading.Lock(), 0, -1
+
+    def make(self, folder: Path, cached: Path) -> None:
+        """Trim the cache if enough was stored since the last time; `cached` was stored now."""
+        with self._lock:
+            with contextlib.suppress(FileNotFoundError):
+                self._stored += cached.stat().st_size
+            if self._stored <= self._allowed:
+                return
+            trim_cache(folder, "objects", {cached})
+            self._stored, self._allowed = 0, cache_limit("objects") // _SHARE
+
+
+_ROOM = _Room()
+
+
+def _time_of(file: CachedFile) -> int:
+    """Return the modification time of a file in the cache: the same on every host and after every fetch, as files made
+    from it record this time."""
+    return _EPOCH + int(file.name[:8], 16) % _YEARS
+
+
+def _is_intact(cached: Path, file: CachedFile) -> bool:
+    """Return whether the cache has a file, and nobody wrote to it."""
+    try:
+        return int(cached.stat().st_mtime) == _time_of(file)
+    except FileNotFoundError:
+        return False
 
 
 def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
-    _write(cached, file, parts)
+    write_parts(cached, file, parts)
     with contextlib.suppress(FileNotFoundError):  # another thread has just made room
         cached.chmod(0o444)
-        # Equal on every host and after every fetch, because files made from it record this time.
-        os.utime(cached, (time.time(), _EPOCH + int(file.name[:8], 16) % _YEARS))
+        os.utime(cached, (time.time(), _time_of(file)))
 
 
-def _write(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
-    """Write the bytes to a path. Raises BucketError if they do not have the digest."""
+def write_parts(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
+    """Write the bytes to a path, not by the cache. Raises BucketError if they do not have the digest."""
     actual = sha256()
     with atomic_write(path, "wb") as target:
         for part in parts:

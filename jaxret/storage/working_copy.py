@@ -23,7 +23,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxret.parallel.progress import is_first_process
 from jaxret.storage.address import is_bucket_address
@@ -95,16 +94,6 @@ def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
         absolute = Path(path).absolute()
         copies = [copy for copy in _COPIES.values() if absolute.is_relative_to(copy.path)]
     return max(copies, key=lambda copy: len(copy.address), default=None)
-
-
-def require_one_process(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError if a path is in a working copy and this process is one of several of a job."""
-    jax: Any = sys.modules.get("jax")
-    if copy_of(path) and jax and jax.distributed.is_initialized() and jax.process_count() > 1:
-        raise ValueError(
-            f"{shown_path(path)}: the processes of one job write a folder together, and each would have its own copy "
-            "of this one; give a folder on a disk that all of them share, and copy it to the bucket afterwards"
-        )
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:

@@ -21,6 +21,7 @@ from jaxret.runs.seal import write_sealed
 from jaxret.runs.trackers import LiveTrackers
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, storage_errors
+from jaxret.storage.working_copy import shown_path
 from jaxret.version import __version__
 
 MetricsCallback = Callable[[int, dict[str, float]], object]
@@ -111,7 +112,7 @@ class MetricsLog:
             for name, value in named.items():
                 self._board.add_scalar(name, value, step)
         self._trackers.send(step, named)
-        report_metrics(self._workdir.path, step, named)
+        report_metrics(shown_path(self._workdir.path), step, named)
         if prefix:
             emit("validation", workdir=self._workdir.path, step=step, metrics=values)
         else:

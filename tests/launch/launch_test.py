@@ -351,8 +351,12 @@ def test_hosts_of_a_tpu_share_a_folder(runs: Runs) -> None:
     done = runs(LAUNCH / "tpu.sh", "train", DRY_RUN="1", WORKDIR="runs/mlr")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "error: WORKDIR is 'runs/mlr'; give the absolute path of a folder that all hosts have mounted\n"
+        "error: WORKDIR is 'runs/mlr'; give gs://BUCKET/FOLDER, or the absolute path of a folder that all hosts have "
+        "mounted\n"
     )
+    done = runs(LAUNCH / "tpu.sh", "encode", DRY_RUN="1", WORKDIR="gs://bucket/runs/mlr")
+    assert done.returncode == 0
+    assert "WORKDIR=gs://bucket/runs/mlr" in done.stdout
 
 
 def test_signals_reach_the_step(runs: Runs, tmp_path: Path) -> None:

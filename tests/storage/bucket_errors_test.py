@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import REPOSITORY, contents, train_arguments, untrained_run, write_data, write_encoder
+from tests.pipeline import (
+    REPOSITORY,
+    contents,
+    free_address,
+    train_arguments,
+    untrained_run,
+    write_data,
+    write_encoder,
+)
 from tests.storage.buckets import LOOPBACK, Server, finish, gcs_server, start
 
 
@@ -314,3 +322,57 @@ def test_a_folder_that_a_console_made_is_no_file(gcs: Server, tmp_path: Path) ->
     gcs[0].objects["bucket", "empty/"] = 1, b""
     assert ": 1 copied" in jaxret(gcs[1], "copy", str(tmp_path / "made"), "gs://bucket/empty").stdout
     assert "nothing is damaged" in jaxret(gcs[1], "verify", "gs://bucket/empty").stdout
+
+
+@pytest.mark.slow
+def test_processes_of_one_job_encode_into_a_bucket(gcs: Server, tmp_path: Path) -> None:
+    """As on the hosts of a TPU slice: each has a copy of its own, and the shards are those of one process."""
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    untrained_run(tmp_path / "run", encoder, data)
+    assert jaxret(gcs[1], "copy", str(tmp_path / "run"), "gs://bucket/run").returncode == 0
+    options = ["encode", f"--corpus={data}", "--shard_rows=8"]
+    assert jaxret(gcs[1], *options, f"--workdir={tmp_path}/run").returncode == 0
+    job = [f"--coordinator={free_address()}", "--num_processes=2", "--platform=cpu", "--workdir=gs://bucket/run"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "jaxret", *options, *job, f"--process_id={number}"],
+            env={**gcs[1], "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path / f"cache{number}")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    for process in processes:
+        assert process.communicate(timeout=300)[0].endswith("passages are in gs://bucket/run/embeddings/data\n")
+        assert process.returncode == 0
+    jaxret(gcs[1], "copy", "gs://bucket/run", str(tmp_path / "back"))
+    of_one, of_both = (contents(tmp_path / name / "embeddings" / "data") for name in ("run", "back"))
+    arrays = {name for name in of_one if name.endswith(".npy")}
+    assert len(arrays) == 15
+    assert {name: of_both[name] for name in arrays} == {name: of_one[name] for name in arrays}
+    assert not any("lease" in name or "groups" in name for _, name in gcs[0].objects)
+
+
+def test_a_copy_on_a_disk_is_its_users_own(gcs: Server, tmp_path: Path) -> None:
+    """Its files may be changed, and the cache of this host has the bucket's bytes all the same; nor does a copy need
+    room in the cache."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "psgs.tsv").write_bytes(b"id\ttext\ttitle\n" + b"1\triver\tstone\n" * 200_000)
+    environment = {**gcs[1], "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert jaxret(environment, "copy", str(tmp_path / "data"), "gs://bucket/data").returncode == 0
+    assert jaxret(environment, "copy", "gs://bucket/data", str(tmp_path / "copy")).returncode == 0
+    file = tmp_path / "copy" / "psgs.tsv"
+    assert (file.stat().st_nlink, file.stat().st_mode & 0o777) == (1, 0o644)
+    assert time.time() - file.stat().st_mtime < 600
+    assert not list((tmp_path / "cache").rglob("objects/*")), "nothing was fetched into the cache"
+
+    script = (
+        "import sys; from jaxret.storage.working_copy import local_path; print(local_path(sys.argv[1]).stat().st_size)"
+    )
+    size = finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv"))
+    (cached,) = [path for path in (tmp_path / "cache" / "jaxret" / "objects").iterdir() if path.name[0] != "."]
+    cached.chmod(0o644)  # control: somebody writes into the cache
+    with open(cached, "ab") as written:
+        written.write(b"mine")
+    assert finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")) == size

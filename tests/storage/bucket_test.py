@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import REPOSITORY, free_address
+from tests.pipeline import REPOSITORY
 from tests.storage.buckets import Server, gcs_server, s3_server
 
 
@@ -620,21 +620,6 @@ publish_all()
     assert kept.startswith("gs://bucket/one: 1 files were not published; they are in ")
     assert (Path(kept.rpartition(" ")[2]) / "file").read_text() == "one"
     assert any(body == b"two" for _, body in gcs[0].objects.values())
-
-
-@pytest.mark.slow
-def test_the_processes_of_one_job_are_refused_where_each_would_write_to_a_copy_of_its_own(gcs: Server) -> None:
-    script = """
-import sys
-import jax
-from jaxret.storage.working_copy import local_path, require_one_process
-jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-require_one_process(local_path("gs://bucket/run"))
-"""
-    address = free_address()
-    jobs = [start_script(script, gcs[1], address, str(number)) for number in range(2)]
-    for job in jobs:
-        assert "gs://bucket/run: the processes of one job write a folder together" in job.communicate(timeout=240)[1]
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json, write_json
 from jaxret.storage.folder_kinds import RECIPE, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
+from jaxret.storage.working_copy import shown_path
 from jaxret.training.loop import train
 
 
@@ -273,7 +274,9 @@ class _Recipe:
 
     def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
         workdir = Workdir(self.folder / stage.name)
-        folders = {key: str(self.folder / stage.run_of(key)) for key in RUN_KEYS if stage.run_of(key) in self.stages}
+        folders = {
+            key: shown_path(self.folder / stage.run_of(key)) for key in RUN_KEYS if stage.run_of(key) in self.stages
+        }
         config = change_config(config, folders, stage.name)
         try:
             train(config, workdir.path, self.progress, stage.explicit_keys).require_finished()

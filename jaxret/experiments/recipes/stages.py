@@ -17,6 +17,7 @@ from jaxret.mining.training_queries import training_query_files
 from jaxret.models.encoders.pretrained import model_files
 from jaxret.runs.identity import RUN_KEYS
 from jaxret.runs.workdir import Workdir
+from jaxret.storage.working_copy import shown_path
 from jaxret.training.losses.group_losses import distillation_keys
 
 _KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
@@ -74,14 +75,14 @@ class Stage:
         """Return the config with the data that the teacher scores."""
         if self.mining is None:
             return self.config
-        mined = {"data.train": str(self.mined_path(folder)), "data.negatives_run": "", "data.subset": 0}
+        mined = {"data.train": shown_path(self.mined_path(folder)), "data.negatives_run": "", "data.subset": 0}
         return change_config(self.config, mined, self.name)
 
     def training_config(self, folder: Path) -> ConfigDict:
         """Return the config with the final training data."""
         if not self.teacher:
             return self.scoring_config(folder)
-        scored = {"data.train": str(self.scored_path(folder)), "data.negatives_run": ""}
+        scored = {"data.train": shown_path(self.scored_path(folder)), "data.negatives_run": ""}
         return change_config(self.scoring_config(folder), scored, self.name)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jaxret.export.stores.store_list import import_client
 from jaxret.export.stores.vector_store import Hits, StoreTarget, without_password
@@ -50,7 +51,9 @@ class LanceTable:
         return {}
 
     def count(self) -> int:
-        return int(self._table.count_rows())
+        """Return how many passages there are; one that is there twice counts once, as the table has no key."""
+        rows = self._table.search().select(["row"]).limit(self._table.count_rows()).to_arrow()["row"]
+        return int(pc.count_distinct(rows).as_py())
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
         results = []
