@@ -23,7 +23,7 @@ from pathlib import Path
 
 from jaxret.storage.atomic import sha256_json, storage_errors
 from jaxret.storage.bucket import PART, Bucket, BucketError, salted
-from jaxret.storage.object_cache import CachedFile, fetch, write_parts
+from jaxret.storage.object_cache import CachedFile, fetch, write_file
 
 MANIFEST, GROUPS, DATA = "files.json", "groups", "data"
 REPAIR = "jaxret copy --verify, from a copy of the folder, repairs it"
@@ -231,7 +231,7 @@ class BucketFolder:
             name, file = item
             with storage_errors(folder / name):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_parts(folder / name, CachedFile(file.sha256, file.sha256, f"{self}/{name}"), self._parts(name, file))
+            write_file(folder / name, CachedFile(file.sha256, file.sha256, f"{self}/{name}"), self._parts(name, file))
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(write, files.items()))

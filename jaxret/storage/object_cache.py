@@ -67,7 +67,7 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
             return _copy(cached, path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_parts(path, file, parts())  # the cache is too small for what is fetched at once
+    write_file(path, file, parts())  # the cache is too small for what is fetched at once
 
 
 class _Room:
@@ -105,13 +105,13 @@ def _is_intact(cached: Path, file: CachedFile) -> bool:
 
 
 def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
-    write_parts(cached, file, parts)
+    write_file(cached, file, parts)
     with contextlib.suppress(FileNotFoundError):  # another thread has just made room
         cached.chmod(0o444)
         os.utime(cached, (time.time(), _time_of(file)))
 
 
-def write_parts(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
+def write_file(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
     """Write the bytes to a path, not by the cache. Raises BucketError if they do not have the digest."""
     actual = sha256()
     with atomic_write(path, "wb") as target:

@@ -326,7 +326,7 @@ def test_a_folder_that_a_console_made_is_no_file(gcs: Server, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_processes_of_one_job_encode_into_a_bucket(gcs: Server, tmp_path: Path) -> None:
-    """As on the hosts of a TPU slice: each has a copy of its own, and the shards are those of one process."""
+    """The hosts of a TPU slice: each has a copy of its own, and the shards are those of one process."""
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     untrained_run(tmp_path / "run", encoder, data)
     assert jaxret(gcs[1], "copy", str(tmp_path / "run"), "gs://bucket/run").returncode == 0
