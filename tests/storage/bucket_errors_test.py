@@ -376,3 +376,38 @@ def test_a_copy_on_a_disk_is_its_users_own(gcs: Server, tmp_path: Path) -> None:
     with open(cached, "ab") as written:
         written.write(b"mine")
     assert finish(start("-c", environment, script, "gs://bucket/data/psgs.tsv")).splitlines()[-1] == size
+
+
+RECIPE = """
+from jaxret.configs.base import get_config as base
+
+
+def stages():
+    mined = {"pools": ["stage1"], "keep": 3, "depth": 20, "draw": "top"}
+    return ({"name": "stage1"}, {"name": "stage2", "mine": mined, "config": {"train.steps": 4}})
+
+
+def get_config():
+    c = base()
+    c.encoder.checkpoint, c.encoder.tied, c.encoder.recompute = "ENCODER", True, "none"
+    c.tokens.query_length, c.tokens.passage_length, c.tokens.length_multiple = 12, 24, 24
+    c.data.negatives, c.train.batch_size, c.train.steps, c.train.log_every = 1, 8, 3, 1
+    c.validation.batch_size, c.validation.pool_size = 8, 40
+    return c
+"""
+
+
+@pytest.mark.slow
+def test_files_of_a_recipe_have_addresses(gcs: Server, tmp_path: Path) -> None:
+    """Its stages name the mined data in the bucket, not a deleted copy; so do the series of Prometheus."""
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    (tmp_path / "rec.py").write_text(RECIPE.replace("ENCODER", str(encoder)))
+    words = ["recipe", f"--config={tmp_path}/rec.py", "--workdir=gs://bucket/rec", f"--config.data.train={data}"]
+    done = jaxret(gcs[1], *words, f"--prometheus={tmp_path}/p.prom")
+    assert done.returncode == 0, done.stderr
+    assert 'run="gs://bucket/rec/stage2"' in (tmp_path / "p.prom").read_text()
+    jaxret(gcs[1], "copy", "gs://bucket/rec", str(tmp_path / "back"))
+    config = json.loads((tmp_path / "back" / "stage2" / "config.json").read_text())
+    assert config["data"]["train"] == "gs://bucket/rec/mined/stage2.jsonl"
+    named = [path for path in (tmp_path / "back").rglob("*.json*") if "working/.copy" in path.read_text()]
+    assert not named
