@@ -10,7 +10,12 @@ import pytest
 
 from jaxret.configs.base import get_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
-from jaxret.models.encoders.sentence_transformers import DIMENSION, PROMPT_IN_MEAN, read_sentence_transformers_keys
+from jaxret.models.encoders.sentence_transformers import (
+    DIMENSION,
+    END_TOKEN,
+    PROMPT_IN_MEAN,
+    read_sentence_transformers_keys,
+)
 from jaxret.runs.from_sentence_transformers import UNSET, apply_settings, settings_family
 from tests.pipeline import flat_config
 from tests.sentence_transformers import write_modules
@@ -132,7 +137,9 @@ def test_unsupported_modules_are_errors(tmp_path: Path, changes: dict[str, Any],
 def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
     base = flat_config(get_config())
     assert {key: base[key] for key in UNSET} == UNSET
-    assert MEAN.keys() | {DIMENSION, PROMPT_IN_MEAN} == {key for key in UNSET if not settings_family({key: 0})}
+    assert MEAN.keys() | {DIMENSION, END_TOKEN, PROMPT_IN_MEAN} == {
+        key for key in UNSET if not settings_family({key: 0})
+    }
 
 
 def test_default_keys_are_set_and_contradictions_are_errors() -> None:

@@ -250,7 +250,7 @@ def test_the_store_depends_on_the_tokenizer(root: Path, tokenizer: TextTokenizer
     other.backend.add_tokens(["more"])
     changes: dict[str, Any] = {field.name: 90 for field in fields(TextTokenizer)} | {"backend": other.backend}
     changes |= dict.fromkeys(("query_prompt", "passage_prompt", "title_separator", "task"), "river ")
-    changes |= {"expand_queries": True, "skip_prompt": True}
+    changes |= {"expand_queries": True, "skip_prompt": True, "ends_texts": False}
     for name, value in changes.items():
         assert replace(tokenizer, **{name: value}).recipe("query", "passage") != recipe, name
     assert tokenizer.recipe("passage") != replace(tokenizer, passage_length=9).recipe("passage")
