@@ -14,7 +14,8 @@ _TOKEN = flags.DEFINE_enum(
     "token",
     "",
     ["", "cls", "mean", "last", "mean_without_first"],
-    "vector of a plain encoder: cls (the default) or mean; of a language model last or mean_without_first",
+    "vector of a plain encoder: cls or mean; of a language model last or mean_without_first; default: cls, or last "
+    "of a causal language model, or mean",
 )
 _NORMALIZE = flags.DEFINE_boolean("normalize", None, "for a plain encoder: scale vectors to length 1, for cosines")
 _TITLE_SEPARATOR = flags.DEFINE_string(

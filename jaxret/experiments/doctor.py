@@ -253,7 +253,12 @@ def check_coordinator(address: str) -> Check:
     """Return a check of a coordinator's address, HOST:PORT: its host is known. Nothing is sent."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
-        return Check("coordinator", address, "it must be HOST:PORT, as in 10.0.0.2:1234", fatal=True)
+        return Check(
+            "coordinator",
+            address,
+            f"it must be HOST:PORT, as in 10.0.0.2:1234, with a port up to {_LAST_PORT}",
+            fatal=True,
+        )
     try:
         numeric = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:

@@ -17,6 +17,7 @@ from jaxret.experiments.evaluation_measures import MEASURES, MeasureNames, choos
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationQueries, read_evaluation_queries
 from jaxret.index.shards import ShardError
+from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.workdir import Workdir
 from jaxret.search.latency import describe_latency
@@ -101,7 +102,7 @@ def plan_evaluation(
     """
     measures = choose_measures(options.measures, options.k)
     if options.measures is None and qrels and measures.judged != MEASURES:
-        print(f"with --k={options.k}, the measures are {', '.join(measures.judged)}")
+        print_line(f"with --k={options.k}, the measures are {', '.join(measures.judged)}")
     policy = Policy(options.on_error)
     dataset = read_evaluation_queries(queries, qrels, options.split, policy)
     check_answers(dataset.queries, options.match)
@@ -142,15 +143,15 @@ def keep_other_passages(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
     if not plan.remove:
         first = [query for query in own if rankings[query][0][0] == query]
         if first:
-            print(
+            print_line(
                 f"{len(first):,} of {len(dataset.queries):,} queries found the passage of their own id first: if "
                 "queries are passages here, --self_matches=remove leaves these out, as BEIR does"
             )
         return rankings
     judged = {(j.query_id, j.passage_id) for j in dataset.judgements if j.relevance > 0}
-    print(f"{len(own):,} of {len(dataset.queries):,} queries found the passage of their own id, which is left out")
+    print_line(f"{len(own):,} of {len(dataset.queries):,} queries found the passage of their own id, which is left out")
     if wrong := sum((query, query) in judged for query in own):
-        print(
+        print_line(
             f"{wrong:,} of these are judged relevant: where queries and passages are each numbered for themselves, "
             "--self_matches=keep is right"
         )

@@ -19,6 +19,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats.source_layout import has_judgements
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.records import Judgement, Query
+from jaxret.parallel.progress import print_line
 from jaxret.storage.atomic import sha256_json
 from jaxret.storage.working_copy import shown_message
 
@@ -86,15 +87,15 @@ def read_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy
     Raises:
         ValueError: there is no query; with qrels, no judged query.
     """
-    print(f"{queries}: {describe_source(queries, 'queries', split)}")
+    print_line(f"{queries}: {describe_source(queries, 'queries', split)}")
     if qrels:
-        print(f"{qrels}: {describe_source(qrels, 'judgements', split)}")
+        print_line(f"{qrels}: {describe_source(qrels, 'judgements', split)}")
     dataset = load_evaluation_queries(queries, qrels, split, policy)
     if not qrels and has_queries_of_every_split(queries, split):
         count = f"{len(dataset.queries):,} queries"
-        print(f"{count}, of every split; --qrels={queries} selects the judged queries of one split")
+        print_line(f"{count}, of every split; --qrels={queries} selects the judged queries of one split")
     if policy.report():
-        print(policy.report())
+        print_line(policy.report())
     return dataset
 
 

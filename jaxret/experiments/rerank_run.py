@@ -29,6 +29,7 @@ from jaxret.evaluation.self_matches import has_passages_as_queries, without_self
 from jaxret.experiments.evaluate_search import answer_accuracies, require_answers
 from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
+from jaxret.parallel.progress import print_line
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
 from jaxret.storage.atomic import require_other_file, sha256_file
@@ -123,7 +124,7 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
     inputs = _read_inputs(job)
     pairs = [(query, passage) for query, ranking in inputs.rankings.items() for passage, _ in ranking[: job.depth]]
     others = "stay behind them" if job.tail else "are left out"
-    print(f"scoring {len(pairs):,} pairs: the first {job.depth} passages of each query; the others {others}")
+    print_line(f"scoring {len(pairs):,} pairs: the first {job.depth} passages of each query; the others {others}")
     passages = {passage: inputs.passages[passage] for _, passage in pairs}
     scores, cut = reranker(inputs.queries, passages, pairs, progress)
     print(*cut, sep="\n")

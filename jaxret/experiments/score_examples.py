@@ -21,7 +21,7 @@ from jaxret.data.records import Example, Query
 from jaxret.experiments.teachers import TeacherModel, TeacherScorer
 from jaxret.mining.training_queries import require_same_text
 from jaxret.parallel.events import emit
-from jaxret.parallel.progress import Progress
+from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.scorer import OnProgress
 from jaxret.storage.atomic import require_other_file
 from jaxret.storage.working_copy import require_writable
@@ -61,7 +61,7 @@ def score_examples(
         require_same_text(queries.setdefault(example.query.id, example.query), example.query, source)
     passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
     pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
-    print(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
+    print_line(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
     scorer = teacher.over(queries, passages, progress)
     first_alone = not negatives_run and targets_first_only(source, split)
     with Progress("score", pairs, "pair", shown=progress) as bar:

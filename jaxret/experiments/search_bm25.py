@@ -13,6 +13,7 @@ from jaxret.experiments.evaluate_search import Retrieved, keep_other_passages, p
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.index.encode import corpus_name
 from jaxret.index.passages import Passages
+from jaxret.parallel.progress import print_line
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_index import keep_bm25_index
@@ -57,13 +58,15 @@ def search_bm25(
     folder = bm25_folder(run, corpus)
     built, manifest = keep_bm25_index(folder, corpus, settings, policy, progress)
     if policy.report():
-        print(policy.report())
-    print(f"{'built' if built else 'opened'} the index of {manifest['corpus']['passages']:,} passages: {folder}")
+        print_line(policy.report())
+    print_line(f"{'built' if built else 'opened'} the index of {manifest['corpus']['passages']:,} passages: {folder}")
     index = BM25(folder, settings)
     rankings = index.search(queries, plan.depth, progress)
     empty = sum(not ranking for ranking in rankings.values())
     note = f"; {empty:,} share no word with any passage" if empty else ""
-    print(f"BM25 search (k1 {settings.k1:g}, b {settings.b:g}, {settings.language}) for {len(queries):,} queries{note}")
+    print_line(
+        f"BM25 search (k1 {settings.k1:g}, b {settings.b:g}, {settings.language}) for {len(queries):,} queries{note}"
+    )
     texts = Passages(folder)
     retrieved = Retrieved(
         rankings=keep_other_passages(plan, rankings),

@@ -21,6 +21,7 @@ from jaxret.experiments.evaluate_search import (
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.index.shards import ShardError, read_manifest
 from jaxret.parallel.events import emit
+from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
@@ -122,18 +123,18 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
     """
     queries = plan.dataset.queries
     outcome = searcher.search(queries, plan.depth, progress)
-    print(outcome.truncation)
+    print_line(str(outcome.truncation))
     cut = outcome.shards.fingerprint["contract"].get("passage_length")
-    print(
+    print_line(
         f"{search_kind(searcher)} of {describe_passages(searcher)} (of at most {cut} tokens) for "
         f"{len(queries):,} queries by {outcome.result.backend}"
     )
     outcome = searcher.with_recall(outcome)
     if searcher.index:
-        print(f"approximate: {searcher.index.describe(plan.depth)}")
+        print_line(f"approximate: {searcher.index.describe(plan.depth)}")
     else:
         approximate = outcome.approximate
-        print(describe_recall(approximate) if approximate else describe_proof(outcome.result))
+        print_line(describe_recall(approximate) if approximate else describe_proof(outcome.result))
     return replace(outcome, rankings=keep_other_passages(plan, outcome.rankings))
 
 

@@ -41,5 +41,7 @@ def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str =
             sent[name] = SentCounts(tracker.catch_up(), tracker.send_evaluations())
             tracker.finish()
         except Exception as error:  # a tracker may raise anything
-            raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from error
+            missing = isinstance(error, ModuleNotFoundError) and error.name
+            remedy = f"; pip install {missing}" if missing else ""
+            raise ValueError(f"{name} failed: {type(error).__name__}: {error}{remedy}") from error
     return sent

@@ -87,8 +87,9 @@ def make_run(
     Args:
         model: see `encoder.checkpoint`.
         workdir: folder of the run.
-        token: vector of a plain encoder, a value of head.token; default: "cls". The modules of a sentence-transformers
-            or PyLate directory determine it otherwise.
+        token: vector of a plain encoder, a value of head.token; default: "cls", or what an encoder without [CLS] has,
+            "last" where tokens see only those before them, else "mean". The modules of a sentence-transformers or
+            PyLate directory determine it otherwise.
         download: whether to download a model that is not on this machine.
         normalize: whether a plain encoder's vectors have length 1; default: no.
         title_separator: see `tokens.title_separator`.
@@ -116,6 +117,8 @@ def make_run(
         for key in LENGTHS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], shapes.longest)})
         ends = False if is_language_model(shapes) else None
+        if not token and "cls" in shapes.lacks:
+            token = "last" if "leading_tokens" in shapes.lacks else "mean"  # of texts read from left to right, the last
     options = {"head.token": token or None, "normalize": normalize, TITLE_SEPARATOR: title_separator, END_TOKEN: ends}
     chosen = {key: value for key, value in options.items() if value is not None}
     config.update_from_flattened_dict(chosen)

@@ -30,12 +30,21 @@ KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
 
 
 class Tracker(NamedTuple):
-    """A run that is open at a tracker; `newest` is the last step that it has, None where that is not known."""
+    """A run that is open at a tracker.
+
+    Attributes:
+        id: the run's at the tracker.
+        log: sends values of a step.
+        finish: ends the run there.
+        newest: the last step that it has; None where that is not known.
+        absent: returns those of a step's values that it does not have; None where it cannot tell.
+    """
 
     id: str
     log: Callable[[int, Values], object]
     finish: Callable[[], object]
     newest: int | None = None
+    absent: Callable[[int, Values], Values] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,20 @@ def open_mlflow(run: TrackedRun) -> Tracker:
         for start in range(0, len(params), 100):  # the most that a request may have
             client.log_batch(key, params=params[start : start + 100])
 
+    def named(name: str) -> str:
+        return name.replace("@", "_at_")  # mlflow allows no @
+
     def log(step: int, values: Values) -> None:
         now = int(time.time() * 1000)
-        names = {name.replace("@", "_at_"): value for name, value in values.items()}  # mlflow allows no @
-        client.log_batch(key, metrics=[Metric(name, value, now, step) for name, value in names.items()])
+        client.log_batch(key, metrics=[Metric(named(name), value, now, step) for name, value in values.items()])
 
-    return Tracker(key, log, partial(client.set_terminated, key))
+    def absent(step: int, values: Values) -> Values:
+        def has(name: str) -> bool:
+            return any(metric.step == step for metric in client.get_metric_history(key, named(name)))
+
+        return {name: value for name, value in values.items() if not has(name)}
+
+    return Tracker(key, log, partial(client.set_terminated, key), absent=absent)
 
 
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
@@ -136,6 +153,8 @@ class RunTracker:
         if (newest := self._tracker.newest) is not None:
             for kind in KINDS & self._sent.keys():
                 self._sent[kind] = min(self._sent[kind], newest)
+        # A killed process may have sent a line that it did not record: the first of each kind is asked for.
+        self._unsure = set(KINDS) if stored and self._tracker.absent else set[str]()
         self._store()
 
     def catch_up(self) -> int:
@@ -147,7 +166,11 @@ class RunTracker:
         kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else TRAINING
         if not values or step <= self._sent.get(kind, -1):
             return False
-        self._tracker.log(step, values)
+        if kind in self._unsure and self._tracker.absent:
+            self._unsure.remove(kind)
+            values = self._tracker.absent(step, values)
+        if values:
+            self._tracker.log(step, values)
         self._sent[kind] = step
         self._store()
         return True

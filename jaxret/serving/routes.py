@@ -157,7 +157,7 @@ class Routes:
     # TEI
 
     async def _embed(self, request: Request, body: Body) -> Response:
-        model, side, vectors = await self._tei_vectors(body)
+        model, side, vectors = await self._tei_vectors(body, normalize=True)
         if not model.side_is_single(side):
             raise RefusalError(
                 424, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
@@ -184,7 +184,8 @@ class Routes:
             numbers,
         )
 
-    async def _tei_vectors(self, body: Body) -> tuple[ServedRetriever, Side, list[np.ndarray]]:
+    async def _tei_vectors(self, body: Body, normalize: bool = False) -> tuple[ServedRetriever, Side, list[np.ndarray]]:
+        """Return the vectors of a request's texts; `normalize`: whether they have length 1 if it does not say."""
         model, side = self._retriever_of(
             body.get("model", str, ""), body.choice("prompt_name", tuple(_SIDES), "passage"), "prompt_name" in body
         )
@@ -196,7 +197,7 @@ class Routes:
         if not model.run.model.sparse:
             self._allow(model.vectors_of(tokens, side) * dimensions, "numbers")
         vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
-        if body.get("normalize", bool, False):
+        if body.get("normalize", bool, normalize):
             norms = [np.linalg.norm(own, axis=1, keepdims=True) for own in vectors]
             vectors = [own / np.maximum(norm, 1e-12) for own, norm in zip(vectors, norms, strict=True)]
         return model, side, vectors

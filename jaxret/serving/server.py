@@ -47,8 +47,8 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
     Raises ValueError for an address that is in use, or beyond loopback without a token, and what `open_served` raises.
     """
     token = os.environ.get(TOKEN, "").strip()
-    require_token(options.host, token)
     with bound_socket(options.host, options.port) as listener:
+        require_token(options.host, token)
         served = open_served(workdirs, corpus, checkpoint, options, search)
         device = DeviceThread(_BATCHES * options.batch, options.queue)
         counters = Counters(device)

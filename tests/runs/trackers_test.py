@@ -32,6 +32,7 @@ class Service:
         self.fails = lambda step: False
         self.finished = 0
         self.newest: int | None = None
+        self.tells = False  # which values it has
 
     def open(self, run: TrackedRun) -> Tracker:
         key = run.id or f"{run.name}-{len(self.runs)}"
@@ -45,7 +46,11 @@ class Service:
         def finish() -> None:
             self.finished += 1
 
-        return Tracker(key, log, finish, self.newest)
+        def absent(step: int, values: Any) -> dict[str, float]:
+            there = {name for at, sent in self.runs.get(key, []) if at == step for name in sent}
+            return {name: value for name, value in values.items() if name not in there}
+
+        return Tracker(key, log, finish, self.newest, absent if self.tells else None)
 
 
 @pytest.fixture
@@ -115,6 +120,19 @@ def test_lines_that_a_killed_process_had_queued_are_sent_again(trained: Any, ser
     service.newest = 2
     assert track_run(run, ["json"]) == {"json": SentCounts(len(lost), 0)}
     assert list(service.runs.values()) == [logged(run)]
+
+
+def test_a_line_that_a_killed_process_had_sent_is_not_sent_again(trained: Any, service: Service) -> None:
+    """It was killed before it recorded step 3."""
+    service.tells = True
+    run = trained(4, "json")
+    (sent,) = service.runs.values()
+    del sent[next(place for place, (step, values) in enumerate(sent) if step > 3) :]
+    state = read_json(run / "trackers.json")
+    state["json: jaxret"]["sent"]["training"] = 2
+    (run / "trackers.json").write_text(json.dumps(state))
+    track_run(run, ["json"])
+    assert [step for step, values in sent if "loss" in values] == [1, 2, 3, 4]
 
 
 def test_projects_are_sent_to_apart(trained: Any, service: Service) -> None:

@@ -53,12 +53,13 @@ class DomainChoice:
 
 
 def read_metrics(workdir: Workdir) -> list[dict[str, float]]:
-    """Return the lines of a run's metrics.jsonl. Raises FileNotFoundError if there is none, ValueError for a line that
-    is not a JSON object with a step."""
+    """Return the lines of a run's metrics.jsonl; a last one without an end, of a killed job, is left out. Raises
+    FileNotFoundError if there is none, ValueError for a line that is not a JSON object with a step."""
     if not workdir.metrics.exists():
         raise FileNotFoundError(f"{workdir.metrics} does not exist, so there is no training to draw")
     lines = []
-    for number, text in enumerate(workdir.metrics.read_text(encoding="utf-8").splitlines(), 1):
+    content = workdir.metrics.read_text(encoding="utf-8")
+    for number, text in enumerate(content[: content.rfind("\n") + 1].splitlines(), 1):
         try:
             line = {str(name): float(value) for name, value in json.loads(text).items()}
             lines.append(line | {"step": line["step"]})

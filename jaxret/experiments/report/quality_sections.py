@@ -67,7 +67,11 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
     counts = [value_cell(len(score.runs), ",.0f") for score in columns[0]]
     rows = [[system, *row] for system, *row in zip(comparison.systems, counts, *cells, strict=True)]
     parts: list[str] = [
-        data_table(f"Means over {comparison.describe_queries()}", ["system", "runs", *comparison.measures], rows)
+        data_table(
+            f"{compared.name}: means over {comparison.describe_queries()}",
+            ["system", "runs", *comparison.measures],
+            rows,
+        )
     ]
     if any(len(score.runs) > 1 for column in columns for score in column):
         parts.append(paragraph("±: standard deviation over runs."))
@@ -80,7 +84,9 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
         header += ["randomisation", "Holm", "over runs"]
         counted = sum(not test.comparison.equal for test in comparison.tests)
         rows = [_test_cells(test) for test in comparison.tests]
-        parts.append(data_table(f"Minus {comparison.systems[0]}, query by query: paired tests", header, rows))
+        parts.append(
+            data_table(f"{compared.name}: minus {comparison.systems[0]}, query by query: paired tests", header, rows)
+        )
         parts.append(
             paragraph(
                 f"p-values are two-sided. Holm corrects the column on its left for all {counted} tests of this table. "
