@@ -24,7 +24,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
 from jaxret.training.loop import train
 from jaxret.types import Ragged
-from tests.pipeline import GOLDENS, tiny_config, write_data, write_encoder, write_t5
+from tests.pipeline import GOLDENS, tiny_config, write_data, write_encoder, write_language_model, write_t5
 from tests.sentence_transformers import write_modules
 
 STOCK: dict[str, dict[str, Any]] = {
@@ -207,9 +207,13 @@ def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
         train(config, tmp_path / "run", progress=False)
 
 
-def test_an_encoder_without_cls_needs_the_mean(tmp_path: Path) -> None:
+def test_an_encoder_without_cls_has_another_token(tmp_path: Path) -> None:
+    """The mean of T5, the last token of a causal language model; [CLS] is refused."""
     with pytest.raises(ValueError, match=r"set head.token='mean'"):
-        import_model(str(write_t5(tmp_path / "t5")), tmp_path / "run")
+        import_model(str(write_t5(tmp_path / "t5")), tmp_path / "refused", "cls")
+    import_model(str(tmp_path / "t5"), tmp_path / "t5-run")
+    import_model(str(write_language_model(tmp_path / "qwen3")), tmp_path / "qwen3-run")
+    assert [open_run(tmp_path / f"{name}-run").config.head.token for name in ("t5", "qwen3")] == ["mean", "last"]
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:

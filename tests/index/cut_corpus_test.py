@@ -248,7 +248,10 @@ def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest
     assert stored["provenance"]["search"]["dimension"] == 5
     (direct,) = search_sizes(run, (0,), data, data, replace(evaluation, label="cut"), corpus=f"first-{SIZE}").values()
     assert direct.mean == measured[5].mean
-    assert read_json(run.workdir.evaluation(f"data.test.cut.dimension-{SIZE}"))["provenance"]["search"]["dimension"] == SIZE
+    assert (
+        read_json(run.workdir.evaluation(f"data.test.cut.dimension-{SIZE}"))["provenance"]["search"]["dimension"]
+        == SIZE
+    )
     search_sizes(run, (0,), data, data, replace(evaluation, label="whole"), corpus="first")
     assert "dimension" not in read_json(run.workdir.evaluation("data.test.whole"))["provenance"]["search"]
     with pytest.raises(ValueError, match="--dimension=99: the vectors of this corpus have"):
