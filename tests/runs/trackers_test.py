@@ -47,8 +47,8 @@ class Service:
             self.finished += 1
 
         def absent(step: int, values: Any) -> dict[str, float]:
-            there = {name for at, sent in self.runs.get(key, []) if at == step for name in sent}
-            return {name: value for name, value in values.items() if name not in there}
+            stored = {name for at, sent in self.runs.get(key, []) if at == step for name in sent}
+            return {name: value for name, value in values.items() if name not in stored}
 
         return Tracker(key, log, finish, self.newest, absent if self.tells else None)
 
