@@ -117,6 +117,20 @@ def test_control_a_missing_row_is_an_error(kind: str, runs: RunsByKind, urls: di
         export(runs["one"].workdir.path, kind, tmp_path / "out", options=options)
 
 
+def test_a_row_twice_does_not_hide_a_missing_one(runs: RunsByKind, urls: dict[str, str], tmp_path: Path) -> None:
+    """LanceDB's tables have no key."""
+    options = options_of("lancedb", urls, "twice")
+    export(runs["one"].workdir.path, "lancedb", tmp_path / "out", options=options)
+    store = open_again("lancedb", runs, "one", tmp_path / "out", options)
+    table = vars(store)["_table"]
+    other = table.search().where("row = 5").limit(1).to_arrow()
+    remove_first_row("lancedb", store)
+    table.add(other)
+    assert (table.count_rows(), store.count()) == (ROWS, ROWS - 1)
+    with pytest.raises(ValueError, match=rf"twice has {ROWS - 1} passages, and {ROWS} were written; it was changed"):
+        export(runs["one"].workdir.path, "lancedb", tmp_path / "out", options=options)
+
+
 def rows_with_year_2001(kind: str, store: VectorStore) -> list[str]:
     """Return the ids of passages with year 2001 and a tag t1, by the store's own filter."""
     own = vars(store)
