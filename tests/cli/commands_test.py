@@ -121,7 +121,7 @@ def test_help_lists_positional_arguments() -> None:
     assert "Arguments:\n  MODEL " in done.stdout
     assert "--workdir=       new folder of the run [required]" in done.stdout
     assert "--download=      download a model that is not in the local cache of Hugging Face [False]" in done.stdout
-    assert "cls (the default) or mean; of a language model last or mean_without_first\n" in done.stdout, (
+    assert "default: cls, or last of a causal language model, or mean\n" in done.stdout, (
         "an optional flag is not required"
     )
 
