@@ -40,7 +40,7 @@ def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     """Both times it is compared with transformers, where PyTorch is installed."""
     model = write_language_model(tmp_path / "model", name)
     said = import_model(str(model), tmp_path / "run", token="last", normalize=True, title_separator=" ")
-    assert "around every text: '<|end|>' (id 0); its vector: head.token='last'" in said
+    assert "around every text: nothing and '<|end|>' (id 0); its vector: head.token='last'" in said
     assert "read back, vectors of 64 texts differ by" in export(
         tmp_path / "run", "sentence-transformers", tmp_path / "out"
     )
