@@ -46,9 +46,7 @@ LEAST_USE = 0.3  # of the full rate of products; less is a finding
 ATTENTION_ERROR = 0.01  # in bfloat16, of values and gradients, relative to the largest of each: 2.6 of its steps
 LOSS_ERROR = 1e-3  # of two processes beside one, relative, in bfloat16
 SCORE_ERROR = 1e-5  # of exact scores, relative to the largest
-
-
-NO_PLAN = "not compared"
+NO_PLAN = "not compared"  # the verdict on a time for which there is no plan
 
 
 @dataclass(frozen=True)

@@ -90,18 +90,10 @@ def main() -> None:
     # Rows above 41,666 need --shard_mb, too, which is 64 by default.
     parser.add_argument("--shard_rows", type=int, nargs="*", default=[8192, 65536, 262144, 1_000_000])
     options = parser.parse_args()
-    columns = (
-        "shard_rows",
-        "shards",
-        "hours",
-        "encoding",
-        "requests",
-        "reads/s",
-        "writes/s",
-        "changes/s",
-        "files.json",
+    print(
+        "shard_rows | shards | hours | encoding | requests | reads/s | writes/s | changes/s | files.json | "
+        "fetched by each job"
     )
-    print(" | ".join((*columns, "fetched by each job")))
     for rows in options.shard_rows:
         run = simulate(options, rows)
         hours, encoding, millions = run.seconds / 3600, run.encoding / 3600, (run.reads + run.writes) / 1e6

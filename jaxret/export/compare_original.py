@@ -83,7 +83,7 @@ def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
 
 
 def _shortened(ids: list[int]) -> str:
-    return f"{len(ids)} ids, {', '.join(map(str, ids[:4]))} to {', '.join(map(str, ids[-2:]))},"
+    return f"{len(ids)} ids ({', '.join(map(str, ids[:4]))} ... {', '.join(map(str, ids[-2:]))})"
 
 
 def original_library(directory: Path) -> str:

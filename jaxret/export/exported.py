@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.models.encoders.peft_files import EXPORT
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.model import parameter_shapes
@@ -27,7 +28,7 @@ from jaxret.runs.run import Run, config_json, load_tokenizer, make_embedder
 from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
 
-HEAD, CONFIG = "head.safetensors", "jaxret.json"
+HEAD, CONFIG = "head.safetensors", EXPORT
 _VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "encode")  # keys that determine vectors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,7 @@ def _use(run: Run, kind: str, name: str) -> str:
         "BASE": run.config.encoder.checkpoint,
         "ROUNDING\n": _ROUNDING.get(run.config.lora.base_dtype, ""),
     }
-    text = _USE[kind]
-    for word, value in words.items():
-        text = text.replace(word, value)
-    return text
+    return re.sub("|".join(words), lambda match: words[match[0]], _USE[kind])
 
 
 def _header(run: Run, kind: str, name: str, measures: list[tuple[str, dict[str, float]]]) -> str:

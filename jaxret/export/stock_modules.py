@@ -123,8 +123,10 @@ def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
     what tokenizer_config.json must say of that, {} if nothing was changed."""
     path = folder / "tokenizer.json"
     backend, _ = load_backend(folder)
-    if not path.is_file() or added_ids(backend, folder)[1] == tokenizer.sep_id:
+    if added_ids(backend, folder)[1] == tokenizer.sep_id:
         return {}
+    if not path.is_file():  # transformers made the tokenizer of other files
+        backend.save(str(path))
     start, end = (
         [] if number is None else [{"SpecialToken": {"id": tokenizer.backend.id_to_token(number), "type_id": 0}}]
         for number in (tokenizer.cls_id, tokenizer.sep_id)

@@ -39,10 +39,7 @@ def be_quiet() -> None:
 @contextlib.contextmanager
 def hide_prints() -> Iterator[None]:
     """Drop what a library prints to standard output within the block, if `be_quiet` was called."""
-    if not _settings["quiet"]:
-        yield
-        return
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) if _settings["quiet"] else contextlib.nullcontext():
         yield
 
 

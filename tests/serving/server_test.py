@@ -9,8 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +31,8 @@ from jaxret.serving.served import ServedRetriever, embedder_of_one
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_lengths
 from jaxret.types import Ragged
-from tests.pipeline import REPOSITORY, environment, untrained_run
-from tests.serving.servers import ONE_DEVICE, PASSAGES, Running, refused, running
+from tests.pipeline import untrained_run
+from tests.serving.servers import PASSAGES, Running, refused, running, start_server
 
 pytestmark = pytest.mark.slow
 TEI = ("/embed", "/embed_all", "/embed_sparse", "/rerank")
@@ -541,18 +539,9 @@ def test_sigterm_during_the_start(runs: Path, tmp_path: Path) -> None:
         assert not [entry for entry in server.log if entry.get("message", "").startswith("cross")]
 
 
-def test_names_of_runs_and_events(runs: Path) -> None:
+def test_names_of_runs_and_events(runs: Path, tmp_path: Path) -> None:
     """NAME=FOLDER names a run, and --json has a line for the start and for the end."""
-    arguments = [f"{runs}/dual", f"again={runs}/dual", "--batch=1", "--json", "--port=0"]
-    command = [sys.executable, "-m", "jaxret", "serve", *arguments]
-    with subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=environment() | ONE_DEVICE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as server:
+    with start_server(tmp_path / "stderr", f"{runs}/dual", f"again={runs}/dual", "--batch=1", "--json") as server:
         assert server.stdout is not None
         start = json.loads(server.stdout.readline())
         assert (start["event"], start["models"]) == ("serving", ["dual", "again"])

@@ -91,6 +91,19 @@ class Running:
         return self.process.returncode, rest
 
 
+def start_server(stderr: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start `jaxret serve` on a free port; its log goes to a file, `variables` into its environment."""
+    with open(stderr, "w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jaxret", "serve", "--port=0", *arguments],
+            cwd=REPOSITORY,
+            env=environment() | ONE_DEVICE | variables,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+
 @contextmanager
 def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) -> Iterator[Running]:
     """Run `jaxret serve` on a free port until the block ends.
@@ -101,16 +114,7 @@ def running(stderr: Path, *arguments: str, wait: bool = True, **variables: str) 
         wait: until it is ready; else until it answers.
         variables: of its environment.
     """
-    command = [sys.executable, "-m", "jaxret", "serve", "--port=0", *arguments]
-    with open(stderr, "w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=environment() | ONE_DEVICE | variables,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+    process = start_server(stderr, *arguments, **variables)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

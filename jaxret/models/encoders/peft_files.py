@@ -185,12 +185,12 @@ def require_adapters_base(directory: str | Path, settings: Any, base: str, diges
         if recorded != digest:
             raise ValueError(
                 f"lora.adapters: {directory} has adapters of {theirs!r} with weights of SHA-256 {recorded[:12]}... "
-                f"({own.name}), and encoder.checkpoint={base} has {digest[:12]}...; begin with the base of the adapters"
+                f"({own.name}), and those of {base!r} have {digest[:12]}...; begin with the base of the adapters"
             )
         return
     if theirs and theirs != settings.base and _model_name(theirs) != _model_name(base):
         raise ValueError(
-            f"lora.adapters: {described} has adapters of {theirs!r}, and encoder.checkpoint is {base!r}; if both are "
+            f"lora.adapters: {described} has adapters of {theirs!r}, and this run begins with {base!r}; if both are "
             f"the same model, set lora.base={theirs!r}"
         )
 
