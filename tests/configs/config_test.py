@@ -335,6 +335,8 @@ def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypa
         config.tokens.query_length = config.tokens.passage_length = 120
         shapes = json.loads((encoder / "config.json").read_text())
         (encoder / "config.json").write_text(json.dumps(shapes | {"max_position_embeddings": 120}))
+    if config.lora.rank:  # at most the tiny encoder's width
+        config.lora.rank = 4
     if config.loss.kl.weight:  # taught: a teacher's scores of each query's positive and of the passage that is not one
         scores = tmp_path / "teacher.trec"
         scores.write_text("".join(f"q{i} Q0 p{i} 1 2.0 t\nq{i} Q0 n{i} 2 1.0 t\n" for i in range(8)))
