@@ -52,7 +52,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
     c.train.epochs = 1.0
     c.validation.batch_size = 32
     c.validation.pool_size = 500
-    c.encode.tokens_per_batch = 4096
+    c.encode.tokens_per_batch = 1024
 
     if system in ("mlr", "me_bert", "colbert"):
         c.pooling = "self_contrastive"

@@ -75,6 +75,11 @@ def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None, tensor: in
     return Mesh(grid[..., 0], ROWS, axis_types=(AxisType.Auto,) * 2)
 
 
+def is_one_cpu(mesh: Mesh) -> bool:
+    """Return whether the mesh is the CPU of one process alone."""
+    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+
+
 def row_parts(mesh: Mesh) -> int:
     """Return over how many devices rows are split: those along "tensor" have the same rows."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

@@ -17,6 +17,7 @@ from jaxret.parallel.mesh import (
     ROWS,
     TENSOR,
     ParameterGatherer,
+    is_one_cpu,
     map_with_names,
     parameter_spec,
     row_parts,
@@ -106,7 +107,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
             repeated: whether `compute` uses layers several times; they are then gathered once.
         """
         read = self.reader(at_once=repeated or self.from_copies)
-        model: Any = self.model.reading(read)
+        model: Any = self.model.reading(read).with_compute(unrolled=is_one_cpu(self.mesh))
 
         def body(params: Params, inputs: Inputs, key: jax.Array) -> Result:
             if self.from_copies:

@@ -86,6 +86,29 @@ def test_unrolled_layers_have_the_same_states(kind: str, selection: Selection) -
     assert "while" not in program.lower(split_layers(params)).as_text()
 
 
+@pytest.mark.parametrize(
+    ("kind", "selection", "recompute"),
+    [
+        ("bert", Selection(1, layers="last"), "none"),
+        pytest.param("modernbert", Selection(3), "layer", marks=pytest.mark.table),
+        pytest.param("t5", Selection(), "cheap", marks=pytest.mark.table),
+    ],
+)
+def test_training_without_a_loop_has_the_same_gradients(kind: str, selection: Selection, recompute: str) -> None:
+    params = parameters(ENCODERS[kind])
+
+    def loss(p: Any, unrolled: bool) -> jax.Array:
+        compute = Compute(recompute=recompute, unrolled=unrolled)
+        return jnp.sum(jnp.sin(states(ENCODERS[kind], p, selection, compute=compute)))
+
+    program = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    (value, gradient), (expected_value, expected) = (program(params, unrolled) for unrolled in (True, False))
+    assert abs(value - expected_value) <= 1e-5 * max(1, abs(expected_value))
+    assert tiny.distance(gradient, expected) <= 2e-5
+    loops = [program.lower(params, unrolled).as_text().count("stablehlo.while") for unrolled in (True, False)]
+    assert loops[0] == 0 < loops[1]
+
+
 def shapes(program: Any) -> set[tuple[int, ...]]:
     """Of the results of all products."""
     products = {v.aval.shape for e in program.eqns if e.primitive.name == "dot_general" for v in e.outvars}

@@ -110,6 +110,19 @@ def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
     }
 
 
+@pytest.mark.parametrize(("devices", "loops"), [(1, False), (2, True)])
+def test_layers_are_trained_without_a_loop_on_one_cpu_alone(devices: int, loops: bool) -> None:
+    """There a loop costs a CPU time; elsewhere it keeps programs small, and gathers a layer at a time."""
+    objective = tiny.make_objective(tiny.DUAL_ENCODER, make_mesh(1, jax.devices()[:devices]), tiny.WITHOUT_DROPOUT)
+    params = jax.eval_shape(objective.model.init, jax.random.key(0))
+
+    def loss(params: Any) -> jax.Array:
+        return jnp.sum(objective(params, tiny.make_batch(QUERIES), jax.random.key(0)).loss)
+
+    lowered = jax.jit(jax.grad(loss)).lower(params).as_text()
+    assert ("stablehlo.while" in lowered) == loops
+
+
 @pytest.mark.parametrize("use", ["encoding", "validation"])
 def test_encoding_gathers_weights_and_nothing_else(use: str) -> None:
     """Each device has texts of its own here too."""

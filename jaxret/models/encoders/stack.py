@@ -75,7 +75,8 @@ class Stack(nn.Module):
         def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
             row, gradient = _row(gradient, inputs[0])
-            computed = self._recomputed(partial(compute, first=first), in_loop=first is None)
+            in_loop = first is None and not self.compute.unrolled
+            computed = self._recomputed(partial(compute, first=first), in_loop)
             hidden, states = computed(hidden, row, inputs)
             return (hidden, gradient), states
 
@@ -83,7 +84,8 @@ class Stack(nn.Module):
         carry, states = (hidden, gradient), None
         looped = self.length if first is None else self.length - 1
         if looped:
-            carry, states = jax.lax.scan(layer, carry, jax.tree.map(lambda x: x[:looped], inputs))
+            loop = _one_by_one if self.compute.unrolled else jax.lax.scan
+            carry, states = loop(layer, carry, jax.tree.map(lambda x: x[:looped], inputs))
         if first is None:
             return carry[0], jax.tree.map(lambda x: x[:-1], states)
         (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], inputs), first)
@@ -145,6 +147,15 @@ class Stack(nn.Module):
         for name, value in variables["params"].items():
             self.put_variable("params", name, value)
         return outputs[0][:, :first], jax.tree.map(lambda x: x[:-1], states)
+
+
+def _one_by_one(layer: Callable[[Tree, Tree], tuple[Tree, Tree]], carry: Tree, inputs: Tree) -> tuple[Tree, Tree]:
+    """Return what `jax.lax.scan` returns, computed without a loop."""
+    each = []
+    for index in range(len(jax.tree.leaves(inputs)[0])):
+        carry, states = layer(carry, jax.tree.map(itemgetter(index), inputs))
+        each.append(states)
+    return carry, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
 
 
 def split_layers(params: Tree) -> Tree:
