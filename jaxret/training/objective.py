@@ -107,7 +107,8 @@ class Objective(ABC, Generic[ModelT, BatchT]):
             repeated: whether `compute` uses layers several times; they are then gathered once.
         """
         read = self.reader(at_once=repeated or self.from_copies)
-        model: Any = self.model.reading(read).with_compute(unrolled=is_one_cpu(self.mesh))
+        unrolled = is_one_cpu(self.mesh) and self.model.compute.recompute == "none"
+        model: Any = self.model.reading(read).with_compute(unrolled=unrolled)
 
         def body(params: Params, inputs: Inputs, key: jax.Array) -> Result:
             if self.from_copies:

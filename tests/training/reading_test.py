@@ -110,10 +110,12 @@ def test_recomputation_gathers_a_layer_again_instead_of_keeping_it() -> None:
     }
 
 
-@pytest.mark.parametrize(("devices", "loops"), [(1, False), (2, True)])
-def test_layers_are_trained_without_a_loop_on_one_cpu_alone(devices: int, loops: bool) -> None:
-    """There a loop costs a CPU time; elsewhere it keeps programs small, and gathers a layer at a time."""
-    objective = tiny.make_objective(tiny.DUAL_ENCODER, make_mesh(1, jax.devices()[:devices]), tiny.WITHOUT_DROPOUT)
+@pytest.mark.parametrize(("devices", "recompute", "loops"), [(1, "none", False), (2, "none", True), (1, "layer", True)])
+def test_layers_are_trained_without_a_loop_on_one_cpu_alone(devices: int, recompute: str, loops: bool) -> None:
+    """There a loop costs time. Elsewhere it keeps programs small and gathers a layer at a time; and it saves memory
+    where layers are recomputed."""
+    overrides, mesh = tiny.DUAL_ENCODER | {"encoder.recompute": recompute}, make_mesh(1, jax.devices()[:devices])
+    objective = tiny.make_objective(overrides, mesh, tiny.WITHOUT_DROPOUT)
     params = jax.eval_shape(objective.model.init, jax.random.key(0))
 
     def loss(params: Any, batch: Batch) -> jax.Array:

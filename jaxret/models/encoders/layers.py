@@ -59,7 +59,8 @@ class Compute:
     attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
     interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
     adapters: Adapters | None = None  # None: dense layers have none
-    # Layers are trained without a loop: on a CPU, a step takes an eighth less time. Compile time grows with depth.
+    # Layers are trained without a loop: on a CPU, a step takes an eighth less time, and compile time grows with depth.
+    # Only without recomputation: outside a loop, XLA on a CPU would keep what is to be recomputed.
     unrolled: bool = False
 
     @property

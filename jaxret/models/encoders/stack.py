@@ -75,8 +75,7 @@ class Stack(nn.Module):
         def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
             row, gradient = _row(gradient, inputs[0])
-            in_loop = first is None and not self.compute.unrolled
-            computed = self._recomputed(partial(compute, first=first), in_loop)
+            computed = self._recomputed(partial(compute, first=first), in_loop=first is None)
             hidden, states = computed(hidden, row, inputs)
             return (hidden, gradient), states
 
