@@ -7,6 +7,7 @@ jaxret search --workdir=... --queries=FILE --coordinator=auto            on each
 jaxret search --workdir=... --queries=FILE --engine=ray --workers=8 --resources=GPU:1      by a Ray cluster
 """
 
+import gc
 import sys
 from dataclasses import replace
 
@@ -55,6 +56,8 @@ def _counts(values: list[str]) -> tuple[int, ...]:
 
 
 def main() -> None:
+    if _QUERY.value is not None:  # the process ends after one answer: to collect garbage would take a tenth of its time
+        gc.disable()
     from jaxret.cli.interactive import interact
     from jaxret.data.record_checks import check_question
     from jaxret.experiments.evaluation_queries import has_queries_of_every_split

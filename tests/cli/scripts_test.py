@@ -136,11 +136,12 @@ def test_stdout_and_stderr_have_no_foreign_lines(root: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
-    """Modules that take long to import, and traces of the encoder, are most of a question's time in a new process."""
+    """Modules that take long to import, and traces of the encoder, are most of a question's time in a new process; the
+    collection of garbage was a tenth of it."""
     run = open_run(root / "run")
     encode_corpus(run, root / "data", "start", progress=False)
     program = """
-import runpy, sys
+import gc, runpy, sys
 from jaxret.models.encoders.bert import Bert, BertLayer
 from jaxret.storage import checkpoint
 calls = []
@@ -153,18 +154,21 @@ def counted(owner, name):
 counted(BertLayer, "attention_block")
 counted(checkpoint, "leaf_digests")
 sys.argv = ["jaxret", "search", *sys.argv[1:]]
+collections = lambda: sum(generation["collections"] for generation in gc.get_stats())
+before = collections()
 try:
     runpy.run_module("jaxret", run_name="__main__")
 finally:
     print(*sorted({name.partition(".")[0] for name in sys.modules} | {n for n in sys.modules if "pallas." in n}))
     print(*calls)
+    print(collections() - before)
 """
     arguments = (f"--workdir={root / 'run'}", "--corpus=start", "--query=silver river", "--k=1")
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=REPOSITORY, env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    *answer, modules, calls = done.stdout.splitlines()
+    *answer, modules, calls, collected = done.stdout.splitlines()
     assert "silver" in "".join(answer) or "river" in "".join(answer), "it has searched"
     unused = {"datasets", "grain", "ir_measures", "matplotlib", "optax", "orbax", "pyarrow", "scipy"}
     unused |= {
@@ -178,6 +182,7 @@ finally:
     # Once in each of the two initialisations, which give the parameters' shapes, and once in the encoder's program for
     # its loop, once for its last layer. The digests are compared once.
     assert Counter(calls.split()) == {"attention_block": 4, "leaf_digests": 1}
+    assert int(collected) <= 20  # while flags are parsed
 
 
 @pytest.mark.exhaustive
