@@ -36,6 +36,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import functools
 import gc
 import importlib.util
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,16 +77,25 @@ pytest_plugins = ["tests.fault_table"]
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest go first, so that no worker waits for the other's last one. Of a table the first case is
-    in `make test`, and the others are slow."""
+    """Files that take longest go first, so that no worker waits for the other's last one. Of a table the first case, or
+    the one that is named as daily, is in `make test`. Raises UsageError for a daily case that does not exist."""
     items.sort(key=lambda item: "training" not in item.path.parts)
     begun: set[str] = set()
+    cases: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # by table and its daily case
     for item in items:
+        if daily := item.get_closest_marker("daily"):
+            table, _, case = item.nodeid.removesuffix("]").partition("[")
+            cases[table, daily.args[0]].add(case)
+            if case == daily.args[0]:
+                item.own_markers[:] = [mark for mark in item.own_markers if mark.name not in ("slow", "exhaustive")]
         if item.get_closest_marker("table") and not item.get_closest_marker("exhaustive"):
             table = item.nodeid.partition("[")[0]
             if table in begun:
                 item.add_marker("slow")
             begun.add(table)
+    for (table, case), collected in cases.items():
+        if case not in collected and len(collected) > 1:  # not one case alone, named on the command line
+            raise pytest.UsageError(f"{table} has no case {case!r}, which is marked as daily")
 
 
 @pytest.fixture(scope="module", autouse=True)

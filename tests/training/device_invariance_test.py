@@ -83,6 +83,7 @@ def test_eight_devices_equal_one(family: str) -> None:
     assert tiny.distance(different[1], expected) > 0.01, "control: another batch"
 
 
+@pytest.mark.daily("splade_documents")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_CASES)
 def test_empty_slots_count_for_nothing(family: str) -> None:

@@ -77,6 +77,7 @@ def test_a_tree_is_split_by_path_and_joined_again() -> None:
     assert divide_parameters(tree, "") == (tree, {})
 
 
+@pytest.mark.daily("late_interaction")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "pattern"),
@@ -120,6 +121,7 @@ def first_moments(state: TrainState) -> dict[str, np.ndarray]:
     return {path.partition(FIRST_MOMENT)[2]: leaf for path, leaf in named.items() if FIRST_MOMENT in path}
 
 
+@pytest.mark.daily("1-4")
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.exhaustive), 2])

@@ -242,7 +242,6 @@ def test_another_tokenizer_cannot_resume(whole: tuple[Path, TrainResult], root: 
             use()
 
 
-@pytest.mark.exhaustive
 def test_zero_steps_save_the_encoder_unchanged(root: Path) -> None:
     workdir, config = root / "untrained", config_of(root, train__steps=0)
     result = train(config, workdir, progress=False)
@@ -581,7 +580,6 @@ def test_nonfinite_weights_are_an_error(root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.exhaustive
 def test_a_run_without_a_checkpoint_needs_the_same_start_weights(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -685,7 +683,6 @@ def test_a_lengthened_run_does_not_need_the_original_encoder(
     assert read_json(tmp_path / "run" / "config.json")["train"]["steps"] == 8
 
 
-@pytest.mark.exhaustive
 def test_a_failed_save_ends_the_next_step(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the next save."""
     polled = []
@@ -747,6 +744,7 @@ def test_killed_and_resumed_in_another_process(sent: signal.Signals, root: Path)
     assert lines(workdir) == lines(expected)
 
 
+@pytest.mark.daily("_CHECKPOINT_METADATA")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "file",

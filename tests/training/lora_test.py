@@ -172,6 +172,7 @@ def test_eight_devices_equal_one(settings: dict[str, Any]) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.daily("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "times"),

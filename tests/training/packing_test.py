@@ -131,6 +131,7 @@ def behind(layout: TokenLayout, hidden: jax.Array, count: int | None) -> Any:
 TEXTS = TokenLayout.by_text
 
 
+@pytest.mark.daily("by_text-behind")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),

@@ -154,6 +154,7 @@ ENCODERS: dict[str, Any] = {
 CASES = [(encoder, policy) for encoder in ENCODERS for policy in ("none", "cheap", "layer")]
 
 
+@pytest.mark.daily("modernbert-layer")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "policy"),

@@ -84,6 +84,7 @@ def trained(family: str, mesh: str) -> tuple[Trainer, Any, list[tuple[TrainState
     return trainer, first, trainer.run(STEPS)
 
 
+@pytest.mark.daily("self_contrastive-4x2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh"),
@@ -380,7 +381,6 @@ def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
     assert moved[1] - moved[0] <= 2 * (2 * vectors + 1000) < parameters / 4
 
 
-@pytest.mark.exhaustive
 def test_evaluation_has_no_dropout_and_pools_as_at_inference() -> None:
     """Self-contrastive: at inference a document has its first vector alone, so its local loss is 0."""
     trainer, first, history = trained("self_contrastive", "1")

@@ -149,6 +149,7 @@ HOW: dict[str, dict[str, int]] = {
 }
 
 
+@pytest.mark.daily("devices in chunks-self-contrastive")
 @pytest.mark.slow
 @pytest.mark.parametrize("student", STUDENTS)
 @pytest.mark.parametrize(

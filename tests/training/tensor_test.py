@@ -53,6 +53,7 @@ def gradient(settings: dict[str, Any], mesh: Any, encoder: Any, chunk_size: int 
     return float(value), jax.device_get(gradients)
 
 
+@pytest.mark.daily("mlr, recompute")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "encoder", "fsdp", "chunk_size"),
@@ -77,6 +78,7 @@ def test_value_and_gradients_equal_those_of_one_device(
 SIZES = ((1, 1, 1), (8, 2, 2))  # devices, mesh.fsdp, mesh.tensor
 
 
+@pytest.mark.daily("two targets")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -41,6 +41,7 @@ def test_rates_cover_the_time_since_the_last_line(monkeypatch: pytest.MonkeyPatc
     assert set(ThroughputMeter().read()) == set(TIMED) - {"mfu"}
 
 
+@pytest.mark.daily("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
@@ -85,6 +86,7 @@ def test_flops_are_counted_once_per_shape_without_compilation(monkeypatch: pytes
     assert ideal_seconds(trainer.step, trainer.state, 8, "NVIDIA H100 PCIe") is None
 
 
+@pytest.mark.daily("cudnn")
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["flash", pytest.param("cudnn", marks=pytest.mark.exhaustive)])
 def test_attention_kernels_do_not_change_the_count(attention: str) -> None:

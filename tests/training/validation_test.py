@@ -57,7 +57,6 @@ def by_query(validation: RetrievalValidation) -> list[list[Judgement]]:
     return [[j for j in collection.judgements if j.query_id == str(query)] for query in range(len(collection.queries))]
 
 
-@pytest.mark.exhaustive
 def test_retrieval_from_the_pool(run: Run, validation: RetrievalValidation) -> None:
     metrics = validation(run.params)
     queries, pool = vectors(run, validation)
@@ -173,6 +172,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.daily("lists")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",

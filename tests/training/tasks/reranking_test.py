@@ -115,6 +115,7 @@ def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
     assert float(terms.rank) == pytest.approx(np.mean(ranks), rel=1e-6)
 
 
+@pytest.mark.daily("1-2-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "chunk_size", "fsdp"), [(8, 0, 2), pytest.param(1, 2, 1, marks=pytest.mark.exhaustive)]
