@@ -1,6 +1,7 @@
 """jaxret VERB ... (or python -m jaxret VERB ...) trains dense retrievers, encodes corpora, and searches them exactly.
 
-jaxret VERB -h lists the flags of a verb. A verb that resumes continues when the same command runs again.
+jaxret VERB -h lists the flags of a verb; jaxret --version prints the version. A verb that resumes continues when the
+same command runs again.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from jaxret.cli.app import HELP, report_errors, requests_events, run_command
 from jaxret.cli.verbs import VERBS
 from jaxret.configs.synonyms import suggest_name
 from jaxret.parallel.events import start_events
+from jaxret.version import __version__
 
 
 def main(*words: str) -> None:
     """Run the verb of the command line. `words` are put before it: the verb, in the script of one verb."""
     arguments = [*words, *sys.argv[1:]]
     with report_errors():
+        if arguments == ["--version"]:
+            print(f"jaxret {__version__}")
+            return
         if requests_events(arguments):
             start_events()
         group = f"{arguments[0]} " if arguments and arguments[0] not in HELP else ""

@@ -124,7 +124,7 @@ class Batch:
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All texts that encoders compute."""
+        """Return the texts of the batch that encoders compute."""
         return self.queries, self.documents
 
     @property
@@ -151,7 +151,7 @@ class PairBatch:
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All texts that encoders compute."""
+        """Return the texts of the batch that encoders compute."""
         return (self.pairs,)
 
     @property
@@ -166,7 +166,7 @@ class TrainingBatch(Protocol):
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All texts that encoders compute."""
+        """Return the texts of the batch that encoders compute."""
         ...
 
     @property
@@ -202,7 +202,7 @@ class MaskedTexts:
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """All texts that encoders compute."""
+        """Return the texts of the batch that encoders compute."""
         return (self.tokens,)
 
     @property

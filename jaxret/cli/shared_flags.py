@@ -154,7 +154,7 @@ def latency() -> flags.FlagHolder:
     return flags.DEFINE_integer(
         "latency",
         None,
-        "queries repeated one at a time, to time them, however long it takes; 0: none; default: 100 in at most 20 s",
+        "queries to time, searched one at a time; 0: none; default: 100, or as many as take 20 s",
         lower_bound=0,
     )
 

@@ -285,16 +285,16 @@ def get_config() -> ConfigDict:
     # (docs/language-models.md). Checkpoints hold adapters and head; whatever opens the run reads encoder.checkpoint
     # again and adds the adapters to its weights.
     c.lora = ConfigDict()
-    c.lora.rank = 0  # of the adapters; 0: none, the whole encoder is trained
+    c.lora.rank = 0  # rank of the adapters; 0: no adapters, and the whole encoder is trained
     c.lora.alpha = 16.0  # what an adapter adds is multiplied by alpha / rank
-    c.lora.rslora = False  # True: by alpha / sqrt(rank)
+    c.lora.rslora = False  # True: what an adapter adds is multiplied by alpha / sqrt(rank) instead
     c.lora.dropout = 0.0  # rate at which numbers of an adapter's input are dropped
     # Dense layers that get an adapter: names in the Hugging Face model, such as ("q_proj", "v_proj"), or regular
     # expressions of whole names, as in PEFT; ("all-linear",): all of the encoder's layers.
     c.lora.targets = ("all-linear",)
     c.lora.layers = ()  # numbers of the encoder's layers, from 1, that get adapters; (): all
     c.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
-    # The base's name in adapter_config.json of these, where its last part is not that of encoder.checkpoint.
+    # Name of the base in adapter_config.json of lora.adapters, if its last part differs from that of encoder.checkpoint.
     c.lora.base = ""
     # Type in which the encoder's kernels and tables are kept: bfloat16 or float32. Weights that are float32 in the file
     # are rounded by bfloat16.

@@ -205,6 +205,8 @@ def _step_program(config: ConfigDict, encoder: Path | None, devices: list[jax.De
     """Return the program of a training step on these devices, or a check that says why there is none."""
     if config.task != "retrieval":
         return Check("memory of a step", f"not computed for task {config.task!r}")
+    if config.train.steps == 0:
+        return Check("memory of a step", "not computed: train.steps is 0")
     try:
         config = config if encoder else with_stated_settings(config)
         directory = encoder or encoder_directory(config.encoder.checkpoint)[0]

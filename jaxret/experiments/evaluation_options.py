@@ -25,7 +25,7 @@ class EvaluationOptions:
     )
     latency: int | None = option(
         None,
-        "queries repeated one at a time, to time them, however long it takes; 0: none; default: 100 in at most 20 s",
+        "queries to time, searched one at a time; 0: none; default: 100, or as many as take 20 s",
         lower_bound=0,
     )
     latency_passages: tuple[int, ...] = ()  # numbers of passages for which a search is timed too

@@ -18,7 +18,9 @@ class EncodeOptions:
         ("error", "skip", "keep"),
     )
     dtype: str = option(
-        "", "of the vectors on disk; default: the run's encode.dtype, of a cut: as stored", ("", "float32", "float16")
+        "",
+        "type of the vectors on disk; default: the run's encode.dtype; of a cut corpus, the type of its source",
+        ("", "float32", "float16"),
     )
     dimension: int = option(
         0,

@@ -16,7 +16,7 @@ class JobOptions:
         'where hosts start together, as those of a TPU slice, or search together: "auto", or host:port of process 0',
     )
     num_processes: int = option(1, "with --coordinator=host:port: how many processes there are")
-    process_id: int = option(0, "with --coordinator=host:port: which of them this is, from 0")
+    process_id: int = option(0, "with --coordinator=host:port: number of this process, from 0")
     initialization_timeout: int = option(300, "seconds that several processes wait for each other")
 
     def join(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.pretrained import resolve_encoder
+from jaxret.models.encoders.weight_files import weights_digest
 from jaxret.models.heads import HEADS
 from jaxret.runs.identity import NO_RESULT
 from jaxret.runs.mismatch import flatten, require_equal
@@ -23,7 +25,7 @@ Changes = dict[str, tuple[Any, Any]]  # key -> (before, now)
 # checkpoint, and these changes are logged. docs/training.md has the effect of a longer run on each optimizer.decay.
 SCHEDULE = ("train.steps", "train.epochs")
 _FREE = rf"{NO_RESULT}|validation\..*|encode\.(dtype|words)|train\.(checkpoint_every|skip_nonfinite)"
-_WEIGHTS = ("encoder.checkpoint", "encoder.sha256")  # unused once there is a checkpoint
+_ENCODER = ("encoder.checkpoint", "encoder.sha256")
 _ABSENT = "(absent)"
 
 
@@ -39,11 +41,11 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         for key in sorted(before.keys() | now.keys())
         if before.get(key, _ABSENT) != now.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
     }
-    saved = any(workdir.checkpoints.glob("[0-9]*"))
+    moved = bool(changes.keys() & set(_ENCODER)) and _is_same_encoder(workdir, config)
     refused = {
         key: both
         for key, both in changes.items()
-        if not (_may_change(key, config.head.name) or (saved and key in _WEIGHTS))
+        if not (_may_change(key, config.head.name) or (moved and key in _ENCODER))
     }
     require_equal(
         {key: old for key, (old, _) in refused.items() if old != _ABSENT},
@@ -53,6 +55,20 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         "To resume the run use its config; to start another choose another --workdir.",
     )
     return changes
+
+
+def _is_same_encoder(workdir: Workdir, config: ConfigDict) -> bool:
+    """Return whether encoder.checkpoint has the weights that a run with checkpoints began with: its folder was moved.
+
+    Raises ValueError if the weights are not those of encoder.sha256.
+    """
+    if not any(workdir.checkpoints.glob("[0-9]*")):
+        return False
+    try:
+        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
+    except FileNotFoundError:
+        return False
+    return weights_digest(directory, config.encoder.sha256) == read_json(workdir.data)["start"].get("weights")
 
 
 def _of_another_family(key: str, family: str) -> bool:

@@ -243,7 +243,7 @@ def stored_config(workdir: Workdir) -> ConfigDict:
     if not workdir.config.exists():
         require_folder_kind(workdir.path, RUN)
         raise FileNotFoundError(
-            f"{workdir} is not a run (it has no config.json); jaxret train --workdir={workdir} makes one"
+            f"{workdir} is not a run (it has no config.json); jaxret train or jaxret open makes one"
         )
     if not workdir.seal.exists() and not workdir.contract.exists():
         raise FileNotFoundError(

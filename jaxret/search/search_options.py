@@ -10,17 +10,20 @@ from jaxret.runs.ray_cluster import RayWorkers
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the candidates of a search are found. Raises ValueError for options that exclude each other."""
+    """How the candidates of a search are found. Raises ValueError for options that exclude each other.
+
+    `Searcher` checks names of backends, precisions and candidates, which depend on the corpus and the machine.
+    """
 
     backend: str = option("auto", "auto, faiss-gpu, faiss-cpu or xla; of sparse vectors auto, scipy or xla")
     precision: str = option(
         "float32",
-        "in which candidates are found: float32; float16, bfloat16 or int8 (XLA): the same results",
+        "numbers that candidates are found with: float32, or float16, bfloat16 or int8 (XLA); results are the same",
     )
     candidates: str = option(
         "",
-        "mean:N or muvera:N: of passages with several vectors, score those N that one vector each ranks highest; "
-        "faster, and approximate: how much of the exact result was found is printed",
+        "mean:N or muvera:N, for passages with several vectors: one vector for each passage ranks all passages, and "
+        "the first N are scored; faster and approximate, so the recall is printed",
     )
     index: str = option(
         "", "name of an approximate index that finds candidates (jaxret index builds it); default: exact search"
@@ -33,11 +36,12 @@ class SearchOptions:
     dimension: int = 0  # numbers of a vector to search by, its first ones; 0: all that are stored
     filters: tuple[str, ...] = option(
         (),
-        "FIELD:VALUE of passages' metadata: search those that have it alone; of several, one value of each field",
+        "FIELD:VALUE: search only passages with this value in their metadata; several values of a field are "
+        "alternatives, and each field must match",
         flag="filter",
     )
     max_passage: bool = option(
-        False, "rank documents by their best passage: of passages ID#0, ID#1, ..., ID (jaxret data chunk writes such)"
+        False, "rank documents by their best passage; passages of document ID are ID#0, ID#1, ... (jaxret data chunk)"
     )
     all_processes: bool = False  # of a JAX job search together: each holds a range of the shards (`process_group.py`)
     workers: RayWorkers | None = None  # that search ranges of the shards in place of this process (`ray_search.py`)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class QueueFullError(Exception):
-    """More texts wait than may."""
+    """The queue of a server is full: too many texts wait to be encoded."""
 
 
 @dataclass(frozen=True)

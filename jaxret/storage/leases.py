@@ -48,7 +48,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether no other job has taken the lease over."""
+        """Return whether the lease is still this job's: no other job has taken it over."""
         try:
             os.close(os.open(self.work, os.O_RDONLY | os.O_DIRECTORY))  # opening makes NFS ask the server
         except OSError as error:

@@ -226,7 +226,7 @@ def weak_temperatures(config: ConfigDict, retriever: RetrieverModel) -> str:
     """Return a warning of temperatures that leave a softmax of cosines so even that it teaches little; "" if there is
     none. Late interaction sums many cosines, so it has none."""
     loss = config.loss
-    if not config.normalize or retriever.late_interaction:
+    if not config.normalize or retriever.late_interaction or config.train.steps == 0:
         return ""
     groups = {f"loss.{name}.temperature": loss[name] for name in ("kl", "in_batch_kl")}
     weights = {"loss.temperature": loss.contrastive_weight, **{key: group.weight for key, group in groups.items()}}

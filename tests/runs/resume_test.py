@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
+from jaxret.models.encoders.weight_files import weights_digest
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.resume import record_changes, require_same_run
 from jaxret.runs.run import config_json
@@ -93,6 +95,27 @@ def test_keys_that_may_not_change(key: str, value: Any, workdir: Workdir) -> Non
     assert differing[0].startswith(f"  {key}: ")
     assert differing[0].endswith(f" in {workdir.config}, {value!r} in the config given")
     assert "--workdir" in remedy
+
+
+def test_a_moved_encoder_is_the_same_encoder(workdir: Workdir) -> None:
+    """Another one is refused: checkpoints have the run's weights, and exports name where they came from."""
+    folder = workdir.config.parent
+    shutil.copytree(folder / "encoder", folder / "moved")
+    write_json(workdir.data, {"start": {"weights": weights_digest(folder / "encoder")}})
+    moved = changed("encoder.checkpoint", str(folder / "moved"))
+    with pytest.raises(ContractError, match=r"encoder\.checkpoint"):  # no checkpoint: the weights are still to be read
+        require_same_run(workdir, moved)
+    (workdir.checkpoints / "3").mkdir(parents=True)
+    assert require_same_run(workdir, moved).keys() == {"encoder.checkpoint"}
+    moved.encoder.sha256 = "0" * 64
+    with pytest.raises(ValueError, match=r"encoder\.sha256 asks for 0000"):
+        require_same_run(workdir, moved)
+    weights = bytearray((folder / "moved" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "moved" / "model.safetensors").write_bytes(weights)
+    for other in ("elsewhere", str(folder / "moved")):
+        with pytest.raises(ContractError, match=r"encoder\.checkpoint"):
+            require_same_run(workdir, changed("encoder.checkpoint", other))
 
 
 def test_keys_of_other_families_are_ignored(workdir: Workdir) -> None:

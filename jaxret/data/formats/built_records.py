@@ -44,7 +44,7 @@ class _Passages:
         self._path = named_set.root
 
     def read(self, rows: Sequence[int]) -> dict[int, Passage]:
-        """Those of some rows, each read once."""
+        """Return the passages of some rows, by row. Each row is read once."""
         passages: dict[int, Passage] = {}
         for others, source in self._tables.items():
             mine = sorted({row for row in rows if (row < 0) == others})

@@ -24,7 +24,7 @@ from jaxret.parallel.progress import with_progress
 
 
 class ChangedCorpusError(DataError):
-    """All of a corpus was read, and it is not the one that was scanned: any passage may be of another text."""
+    """A corpus that was read to its end is not the corpus that was scanned before."""
 
 
 @dataclass(frozen=True)

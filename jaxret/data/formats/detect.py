@@ -229,11 +229,16 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
             parse_json_object(first, location)  # says where the first record breaks
     problem = f"this is not a format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
     near = _nearest(sample, formats)
-    remedy = f"the nearest is {near.title}: {near.description} ({near.name}:PATH forces it)" if near else _NONE_NEAR
+    if near is None:
+        remedy = _NONE_NEAR
+    elif sample.records:  # some of its keys are missing, so that no FORMAT: would read them
+        remedy = f"the nearest is {near.title}: {near.description}; rename the keys to these"
+    else:
+        remedy = f"the nearest is {near.title}: {near.description} ({near.name}:PATH forces it)"
     return location.error("unknown format", problem, remedy)
 
 
-_NONE_NEAR = "none is near; docs/data.md lists those that there are, and FORMAT:PATH forces one"
+_NONE_NEAR = "no format is near; docs/data.md lists all formats, and FORMAT:PATH forces one"
 
 
 def _nearest(sample: FileSample, formats: list[Format]) -> Format | None:

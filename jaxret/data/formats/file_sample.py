@@ -56,7 +56,7 @@ class FileSample:
 
     @property
     def columns(self) -> int:
-        """Of most lines of a table, between tabs; of equally frequent numbers the smaller."""
+        """Return the most frequent number of columns of a table's lines; of equally frequent numbers the smallest."""
         counts = Counter(self.counts)
         return min(counts, key=lambda count: (-counts[count], count)) if counts else 0
 
@@ -81,13 +81,13 @@ class FileSample:
             keys = ", ".join(map(repr, self.records[0])) or "none"
             return f"its records have the keys {keys}"
         if self.lines:
-            numbers = f"{self.columns} columns between tabs, the first {len(self.words[0])} words"
-            return f"its lines have {numbers}: {self.lines[0][:60]!r}"
+            tabs = f"{self.columns} columns between tabs" if self.columns > 1 else "no tabs"
+            return f"its lines have {tabs}, and the first one is {self.lines[0][:60]!r}"
         return "nothing in it can be read"
 
 
 def is_text(field: str) -> bool:
-    """Whether it is not an id: it has several words, or is long, as texts are in scripts without blanks."""
+    """Return whether a field is a text and no id: it has several words, or is long (some scripts have no blanks)."""
     return len(field.split()) > 1 or len(field) > _LONGEST_ID or (not field.isascii() and len(field) > 8)
 
 
@@ -119,7 +119,7 @@ def read_sample(path: Path) -> FileSample:
 
 
 def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
-    """So many bytes, or a few more, decompressed; and whether that is all."""
+    """Return at least `limit` decompressed bytes, and whether the file has no more."""
     parts, size = [], 0
     for chunk in lines.read_chunks(path):
         parts.append(chunk)

@@ -162,7 +162,7 @@ def is_one_word(row: list[str], *columns: int) -> bool:
 
 
 def holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
-    """Of most rows: a bad one does not change what a file is."""
+    """Return whether a test holds for at least half of the rows: a single bad row does not change the format."""
     return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
 
 

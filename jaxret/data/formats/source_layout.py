@@ -23,29 +23,30 @@ _ALL = ("full", "corpus", "queries", "train")  # which split of a table is all t
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is one of many files or tables, of which each holds something else."""
+    """Return whether a path is a folder of files, or a named set of tables, with different contents."""
     return is_whole_set(path) if is_named(path) else path.is_dir()
 
 
 def text_folder(path: Path) -> Path:
-    """Where the texts are that a file or table names by ids."""
+    """Return the folder with the texts of the ids in a file or table."""
     return open_named_set(path).root if is_named(path) else path.absolute().parent
 
 
 def passages_path(folder: Path) -> Path:
-    """Raises DataError if there is none."""
+    """Return the file or table of the passages. Raises DataError if there is none."""
     return _require(folder, "passages", None) if is_named(folder) else _folder_passages(folder)
 
 
 def has_passages(folder: Path) -> bool:
-    """Whether there is a corpus."""
+    """Return whether a folder or named set has a corpus."""
     return (
         _table(open_named_set(folder), "passages", None) if is_named(folder) else _folder_corpus(folder)
     ) is not None
 
 
 def query_paths(folder: Path, split: str | None = None) -> list[Path]:
-    """Those of all queries, or of the split; without a split, of all of them. Raises DataError if there is none."""
+    """Return the files or tables of a split's queries; without a split, of all queries. Raises DataError if there is
+    none."""
     if not is_named(folder):
         return _folder_queries(folder, split)
     named_set = open_named_set(folder)
@@ -56,8 +57,8 @@ def query_paths(folder: Path, split: str | None = None) -> list[Path]:
 
 
 def judgements_path(folder: Path, split: str | None) -> Path:
-    """The judgements of a split; else its training records, whose positives they are. Raises DataError if there is
-    neither, or no split was named."""
+    """Return the file of a split's judgements, or else of its training records, whose positives are judgements. Raises
+    DataError if there is neither, or no split was named."""
     if not is_named(folder):
         return _folder_judgements(folder, split)
     return _table(open_named_set(folder), "judgements", split) or _require(folder, "examples", split)

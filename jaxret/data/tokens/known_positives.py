@@ -45,11 +45,11 @@ class KnownPositives:
 
     @property
     def passages(self) -> np.ndarray:
-        """All rows, each once, ascending."""
+        """Return the rows of all positives, each once, ascending."""
         return np.unique(self.sets.take(np.unique(self.rows)).flat)
 
     def take(self, examples: np.ndarray) -> KnownPositives:
-        """Return those of some examples."""
+        """Return the known positives of some examples."""
         return KnownPositives(self.sets, self.rows[examples])
 
     def table(self, examples: np.ndarray) -> np.ndarray:

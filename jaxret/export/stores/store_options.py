@@ -17,7 +17,7 @@ class StoreOptions:
         "in --out",
     )
     table: str = option("", "new table or collection of the store; default: the name of the encoded corpus")
-    texts: bool = option(True, "titles, texts and metadata too, of stores; else ids and vectors alone")
+    texts: bool = option(True, "export titles, texts and metadata to a store; without it, ids and vectors alone")
     k: int = option(10, "passages of each query that are compared with the store's", lower_bound=1)
     sample: int = option(
         64, "stored vectors that are compared as queries, evenly spread, or first --queries", lower_bound=1
