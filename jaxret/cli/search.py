@@ -33,10 +33,7 @@ _LATENCY_PASSAGES = flags.DEFINE_list(
     "latency_passages", [], "time searches of the first N passages too, as of 1000,100000; and of all"
 )
 _DIMENSION = flags.DEFINE_list(
-    "dimension",
-    [],
-    "numbers of a vector to search by, its first ones: vectors are cut as they are read; several, as 64,256,all, are "
-    "compared in a table",
+    "dimension", [], "search by the first N numbers of each vector; several sizes, as 64,256,all, become a table"
 )
 _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length()

@@ -214,7 +214,7 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
         (
             records({"id": "a", "body": "b"}),
             "",
-            r"keys 'id', 'body'; the nearest is Anserini corpus: .*anserini.corpus:PATH",
+            r"keys 'id', 'body'; the nearest is Anserini corpus: .*; rename the keys to these",
         ),
         (table("1 | a | b | c | d"), "", r"5 columns between tabs.*; the nearest is (MS MARCO candidates|qrels)"),
         (
@@ -223,8 +223,8 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
             r"8 columns between tabs.*; no format is near; docs/data.md lists",
         ),
         ("some words of prose, which are not data at all\n", "", r"no format is near; docs/data.md lists"),
-        ("q1 Q0 p1 1 2.5\n", "", r"the first 5 words.*; the nearest is (TREC run|qrels)"),
-        (records({"body": "b"}), "", r"keys 'body'; none is near"),
+        ("q1 Q0 p1 1 2.5\n", "", r"no tabs, and the first one has 5 words: .*; the nearest is (TREC run|qrels)"),
+        (records({"body": "b"}), "", r"keys 'body'; no format is near"),
         ("\0".join("id\ttext\n"), "", r"this file is UTF-16; convert it to UTF-8 \(iconv -f utf-16 -t utf-8\)"),
         (
             table("1 | some text"),
