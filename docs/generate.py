@@ -1,11 +1,12 @@
-"""Write the reference pages that follow from the code: commands, config keys and modules.
+"""Write the pages that follow from other files: commands, config keys and modules, and tutorials from their notebooks.
 
-`make docs` runs it before Sphinx. The pages are in docs/reference/ and in no commit.
+`make docs` runs it before Sphinx. The pages are in docs/reference/ and docs/tutorials/, and in no commit.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -128,6 +129,20 @@ def modules() -> str:
     return "\n".join(lines)
 
 
+def tutorial(notebook: Path) -> str:
+    """Return the page of a notebook: its text, its code, and what the code printed when the notebook was last run."""
+    lines = []
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines += [source, ""]
+            continue
+        lines += ["```python", source, "```", ""]
+        if printed := "".join(text for output in cell["outputs"] for text in output["text"]):
+            lines += ["```text", printed.rstrip(), "```", ""]
+    return "\n".join([*lines, f"[This page as a notebook]({notebook.name})", ""])
+
+
 def _first_sentence(path: Path) -> str:
     if not path.exists():
         return ""
@@ -139,6 +154,8 @@ def main() -> None:
     PAGES.mkdir(exist_ok=True)
     for name, page in (("commands", commands), ("config", config_keys), ("modules", modules)):
         (PAGES / f"{name}.md").write_text(page())
+    for notebook in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
+        notebook.with_suffix(".md").write_text(tutorial(notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":
