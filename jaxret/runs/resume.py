@@ -68,7 +68,7 @@ def _is_same_encoder(workdir: Workdir, config: ConfigDict) -> bool:
         directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
     except FileNotFoundError:
         return False
-    return weights_digest(directory, config.encoder.sha256) == read_json(workdir.data)["start"].get("weights")
+    return weights_digest(directory, config.encoder.sha256) == read_json(workdir.data).get("start", {}).get("weights")
 
 
 def _of_another_family(key: str, family: str) -> bool:
