@@ -599,7 +599,7 @@ def test_errors_of_missing_files_list_existing_ones(folder: Path) -> None:
         (lambda: read_run(folder / "a" / "b.trec"), r"b\.trec: this file does not exist; .*beir holds answers"),
         (
             lambda: read_corpus(lines(folder / "c.parquet", "neither", "one")),
-            r"c\.parquet:1: this is not a format that is known: nothing in it can be read; none is near",
+            r"c\.parquet:1: this is not a format that is known: nothing in it can be read; no format is near",
         ),
         (
             lambda: read_corpus(lines(folder / "only", '{"_id": "a", "text": "x"')),
