@@ -33,7 +33,7 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
     """Return the changes of a config against the stored one of the run, all of which are allowed on resuming.
 
     Raises ContractError with both values of every key that must not change, or if a file of the run is damaged or
-    edited.
+    edited; ValueError if a new encoder.checkpoint does not have the weights of encoder.sha256.
     """
     before, now = flatten(config_json(stored_config(workdir))), flatten(config_json(config))
     changes: Changes = {
@@ -41,11 +41,11 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         for key in sorted(before.keys() | now.keys())
         if before.get(key, _ABSENT) != now.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
     }
-    moved = bool(changes.keys() & set(_ENCODER)) and _is_same_encoder(workdir, config)
+    same_encoder = bool(changes.keys() & set(_ENCODER)) and _is_same_encoder(workdir, config)
     refused = {
         key: both
         for key, both in changes.items()
-        if not (_may_change(key, config.head.name) or (moved and key in _ENCODER))
+        if not (_may_change(key, config.head.name) or (same_encoder and key in _ENCODER))
     }
     require_equal(
         {key: old for key, (old, _) in refused.items() if old != _ABSENT},
@@ -58,7 +58,8 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
 
 
 def _is_same_encoder(workdir: Workdir, config: ConfigDict) -> bool:
-    """Return whether encoder.checkpoint has the weights that a run with checkpoints began with: its folder was moved.
+    """Return whether encoder.checkpoint has the weights that the run began with, as after its folder was moved. False
+    for a run without checkpoints.
 
     Raises ValueError if the weights are not those of encoder.sha256.
     """
