@@ -100,12 +100,17 @@ def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) ->
         scores = scores.reshape(*query.shape[:3], key.shape[2])
     scores = scores if bias is None else scores + bias
     mask = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
-    weights = drop(jax.nn.softmax(jnp.where(mask, scores, MASKED_LOGIT), axis=-1))
+    scores = jnp.where(mask, scores, MASKED_LOGIT)
+    # A softmax, but products come before the division, since they have fewer columns than there are keys.
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = drop(weights)
     if query.shape[1] == key.shape[1]:
-        return jnp.swapaxes(product("bhqk,bhkw->bhqw", weights, value, dtype, dtype), 1, 2)
-    weights = weights.reshape(len(query), key.shape[1], -1, *weights.shape[2:])
-    mixed = product("bhgqk,bhkw->bhgqw", weights, value, dtype, dtype)
-    return jnp.swapaxes(mixed.reshape(query.shape), 1, 2)
+        mixed = product("bhqk,bhkw->bhqw", weights, value, dtype, jnp.float32)
+    else:
+        weights = weights.reshape(len(query), key.shape[1], -1, *weights.shape[2:])
+        mixed = product("bhgqk,bhkw->bhgqw", weights, value, dtype, jnp.float32).reshape(query.shape)
+    return jnp.swapaxes((mixed / total).astype(dtype), 1, 2)
 
 
 def rotate(
