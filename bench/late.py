@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from bench.rounds import Results, add_json_flag, can_import  # noqa: E402
+from bench.rounds import Results, add_json_flag, can_import, timed  # noqa: E402
 
 BLOCK = 65_536  # vectors multiplied at a time by torch
 TILE = 1_024  # and by numpy: with 1,024 query vectors, 4 MiB of products
@@ -189,9 +189,7 @@ def compare(
         expected: Ranking | None = None
         results.calibrate()
         for name, run in (*peers.items(), *systems.items()):
-            begin = time.perf_counter()
-            result = run(queries, k)
-            elapsed = time.perf_counter() - begin
+            result, elapsed = timed(partial(run, queries, k))
             ranking = result if name in peers else (result.scores, result.rows)
             expected = expected or ranking
             if name in systems:

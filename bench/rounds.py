@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 WORK = bytes(1 << 20)
 REPEATS = 64  # about 0.04 s on a core that has instructions for SHA-256
-REST = 0.05  # seconds in which threads of torch and XLA stop waiting for work by spinning
+REST = 0.15  # seconds in which threads of OpenBLAS (a tenth), torch, FAISS and XLA stop waiting for work by spinning
 
+T = TypeVar("T")
 Seconds = Mapping[str, list[float]]  # of each round, by system
 
 
@@ -34,6 +35,15 @@ def can_import(*modules: str) -> bool:
     if missing:
         print(f"left out: {', '.join(missing)} cannot be imported (pip install -r requirements-bench.txt)", flush=True)
     return not missing
+
+
+def timed(run: Callable[[], T]) -> tuple[T, float]:
+    """Return what `run` returns and the seconds that it takes, after a rest in which threads of the system before it
+    stop spinning."""
+    time.sleep(REST)
+    begin = time.perf_counter()
+    result = run()
+    return result, time.perf_counter() - begin
 
 
 def calibrate() -> tuple[float, float]:
@@ -76,9 +86,7 @@ class Results:
         for _ in range(count):
             self.calibrate()
             for name, run in systems.items():
-                begin = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(timed(run)[1])
         return seconds
 
     def add(self, case: str, ours: Seconds, peers: Seconds) -> None:

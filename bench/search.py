@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from bench.rounds import Results, add_json_flag  # noqa: E402
+from bench.rounds import Results, add_json_flag, timed  # noqa: E402
 
 
 def peer(documents: Any) -> Any:
@@ -116,14 +116,11 @@ def main() -> None:
         for number in range(arguments.rounds + 1):
             results.calibrate()
             for rows, (index, systems) in corpora.items():
-                begin = time.perf_counter()
-                scores, found_rows = index.search(queries, k)
-                round_times = {"peer": time.perf_counter() - begin}
+                (scores, rows_of_peer), elapsed = timed(partial(index.search, queries, k))
+                round_times = {"peer": elapsed}
                 for name, run in systems.items():
-                    begin = time.perf_counter()
-                    result = run(queries, k)
-                    round_times[name] = time.perf_counter() - begin
-                    agree(result, scores, found_rows)
+                    result, round_times[name] = timed(partial(run, queries, k))
+                    agree(result, scores, rows_of_peer)
                     notes[name, rows] = f"{result.scored / len(queries):.0f} scored exactly, rounds {result.rounds}"
                 for name, value in round_times.items() if number else ():  # the first round compiles
                     seconds.setdefault((name, rows), []).append(value)

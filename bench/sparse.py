@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from bench.rounds import Results, add_json_flag, can_import  # noqa: E402
+from bench.rounds import Results, add_json_flag, can_import, timed  # noqa: E402
 from jaxret.search.approximate.seismic_build import quiet_output  # noqa: E402
 from jaxret.search.approximate.seismic_index import SeismicIndex, seismic_library  # noqa: E402
 from jaxret.search.backends.sparse_scipy import as_csr  # noqa: E402
@@ -108,10 +107,9 @@ def main() -> None:
         for number in range(arguments.rounds + 1):
             results.calibrate()
             for name, run in systems.items():
-                begin = time.perf_counter()
-                result = run()
+                result, elapsed = timed(run)
                 if number:  # the first round compiles
-                    seconds[name].append(time.perf_counter() - begin)
+                    seconds[name].append(elapsed)
                 scores = result if isinstance(result, np.ndarray) else result.scores
                 if name.startswith("scipy"):
                     best = scores

@@ -19,6 +19,9 @@ from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, of_one_query
 from jaxret.types import Ragged
 
 DOCUMENTS = 512  # scored again at a time for one query: their vectors are held as float64
+# Multiplications of a product of OpenBLAS that starts no threads. Its threads would wait for those of XLA, which spin
+# after a search: ten milliseconds for a product of one.
+ONE_THREAD = 2**18
 
 
 class VectorLists:
@@ -74,7 +77,7 @@ class VectorLists:
             for start in range(begin, end, DOCUMENTS):
                 some = slice(start, min(start + DOCUMENTS, end))
                 documents = shard.take(rows[some])
-                products = query @ documents.flat.astype(np.float64).T  # [U, vectors]: maxima over what lies together
+                products = _small_products(query, documents.flat)  # [U, vectors]: maxima over what lies together
                 result[some] = np.maximum.reduceat(products, documents.offsets[:-1], axis=1).sum(axis=0)
         return result
 
@@ -84,6 +87,15 @@ class VectorLists:
         products = self.vectors.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
         maxima = np.maximum.reduceat(products, documents.offsets[:-1], axis=1)  # [vectors of all queries, rows]
         return np.stack([own.sum(axis=0) for own in Ragged(maxima, self.vectors.offsets)])
+
+
+def _small_products(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return the products of float64 [U,D] and vectors [N,D], float64 [U,N], computed in this thread."""
+    products = np.empty((len(query), len(vectors)))
+    step = max(1, ONE_THREAD // query.size)
+    for start in range(0, len(vectors), step):
+        products[:, start : start + step] = query @ vectors[start : start + step].astype(np.float64).T
+    return products
 
 
 def _filled(rows: np.ndarray, size: int) -> np.ndarray:

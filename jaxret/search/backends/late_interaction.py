@@ -16,7 +16,7 @@ from jaxret.search.backends.top_k import power_of_two, upper_bounds
 from jaxret.search.proof import BlockHits
 from jaxret.types import Ragged
 
-TILE = 2**20  # products of a tile on a CPU: 4 MiB, which stay in its cache; other devices take a block at once
+TILE = 2**21  # numbers and products of a tile on a CPU: 8 MiB, which stay in its cache; other devices take a block at once
 
 
 class PaddedLists(NamedTuple):
@@ -42,13 +42,14 @@ class DeviceVectorLists:
         """Return the k passages with the highest scores of queries, which are lists of float32 vectors."""
         count, k, (size, length) = len(queries), min(k, self.real), self.mask.shape
         width, several = power_of_two(len(queries.flat)), power_of_two(count)  # few sizes, so few programs are compiled
-        padded = np.pad(queries.flat, ((0, width - len(queries.flat)), (0, 0)))
+        padded = np.zeros((width, queries.flat.shape[1]), np.float32)
+        padded[: len(queries.flat)] = queries.flat
         owner = np.full(width, several, np.int32)
         owner[: len(queries.flat)] = np.repeat(np.arange(count), queries.lengths)
         compressed = compress(padded, self.precision)
-        at_once = documents_at_once(size, length * width, jax.default_backend())
+        at_once = documents_at_once(size, length * (width + padded.shape[1]), jax.default_backend())
         computed_k = min(power_of_two(k), size)
-        best_hits = search_lists(compressed, jnp.asarray(owner), self.vectors, self.mask, several, computed_k, at_once)
+        best_hits = search_lists(compressed, owner, self.vectors, self.mask, several, computed_k, at_once)
         scores, places = (np.asarray(x)[:count] for x in best_hits)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
         # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
@@ -63,17 +64,17 @@ def put_lists_on_device(block: PaddedLists, precision: Precision) -> DeviceVecto
     return DeviceVectorLists(vectors, jnp.asarray(block.mask), block.real, precision)
 
 
-def documents_at_once(size: int, products: int, platform: str) -> int:
-    """Return the passages of a tile: a power of two that divides `size`. products: of one passage with all query
-    vectors."""
-    most = size if platform != "cpu" else max(1, TILE // products)
+def documents_at_once(size: int, numbers: int, platform: str) -> int:
+    """Return the passages of a tile: a power of two that divides `size`. numbers: of one passage, with its products with
+    all query vectors."""
+    most = size if platform != "cpu" else max(1, TILE // numbers)
     return min(size, power_of_two(most + 1) // 2)
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6))
 def search_lists(
     queries: Compressed,
-    owner: jax.Array,
+    owner: jax.Array | np.ndarray,
     vectors: Compressed,
     mask: jax.Array,
     count: int,
