@@ -266,7 +266,7 @@ def list_search_program(
     owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
     lists = compressed(QUERY_ROWS), owner, compressed(rows, length), mask
-    at_once = documents_at_once(rows, length * QUERY_ROWS, device.platform)
+    at_once = documents_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
     return AbstractProgram(StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), at_once)), lists, {})
 
 

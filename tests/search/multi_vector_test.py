@@ -201,9 +201,9 @@ def test_wrong_shapes_are_errors() -> None:
 
 
 def test_tiles_cover_a_block_within_the_memory_limit() -> None:
-    assert documents_at_once(64, 2**20, "cpu") == 1
-    assert documents_at_once(64, 2**18, "cpu") == 4
-    assert documents_at_once(64, 2**18 + 1, "cpu") == 2, "no product beyond a tile"
+    assert documents_at_once(64, 2**21, "cpu") == 1
+    assert documents_at_once(64, 2**19, "cpu") == 4
+    assert documents_at_once(64, 2**19 + 1, "cpu") == 2, "no numbers beyond a tile"
     assert documents_at_once(64, 8, "cpu") == 64
     assert documents_at_once(64, 2**30, "gpu") == 64
 
