@@ -87,10 +87,11 @@ def torch_peer(documents: Any) -> System:
 
 def ours(name: str, documents: Any) -> System:
     """xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the documents in memory, as an Index has them."""
-    from jaxret.search.approximate.candidates import CandidateGenerator, parse_candidates
+    from jaxret.search.approximate.candidates import CandidateGenerator
     from jaxret.search.backends.select import select_backend
     from jaxret.search.exact import search
     from jaxret.search.in_memory import InMemoryCorpus
+    from jaxret.search.search_options import parse_candidates
     from jaxret.search.self_check import self_check
     from jaxret.search.vector_corpus import BlockCorpus
 

@@ -317,7 +317,7 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "a backend": (
         lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(backend="fais")),
         ValueError,
-        "unknown search backend 'fais'",
+        "backend is 'fais'; it must be one of 'auto', 'faiss-gpu'",
     ),
     "a corpus": (
         lambda r, i, p: jaxret.Index.open(r, "other"),

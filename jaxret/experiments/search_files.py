@@ -25,11 +25,11 @@ from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
-from jaxret.search.approximate.candidates import describe_recall, parse_candidates
+from jaxret.search.approximate.candidates import describe_recall
 from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.proof import SearchResult
 from jaxret.search.ray_search import open_searcher
-from jaxret.search.search_options import SearchOptions
+from jaxret.search.search_options import SearchOptions, parse_candidates
 from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder, provenance
 from jaxret.storage.atomic import write_json
 

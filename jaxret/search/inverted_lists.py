@@ -65,16 +65,18 @@ class SparseBackend(Protocol):
         ...
 
 
+SPARSE_BACKENDS: dict[str, Callable[[str], SparseBackend]] = {"scipy": ScipyLists, "xla": XlaLists}
+
+
 def sparse_backend(name: str = "auto") -> SparseBackend:
     """Return the backend of a name: scipy, xla, or auto, which is scipy where JAX runs on a CPU. Raises ValueError for
     another."""
     if name == "auto":
         reason = f"auto: JAX runs on {jax.default_backend()}"
         return ScipyLists(reason) if jax.default_backend() == "cpu" else XlaLists(reason)
-    backends: dict[str, Callable[[str], SparseBackend]] = {"scipy": ScipyLists, "xla": XlaLists}
-    if name not in backends:
-        raise ValueError(f"backend={name}: sparse vectors are searched by auto, {' or '.join(backends)}")
-    return backends[name]("as requested")
+    if name not in SPARSE_BACKENDS:
+        raise ValueError(f"backend={name}: sparse vectors are searched by auto, {' or '.join(SPARSE_BACKENDS)}")
+    return SPARSE_BACKENDS[name]("as requested")
 
 
 def check_sparse(backend: SparseBackend) -> None:

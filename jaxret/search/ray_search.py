@@ -14,10 +14,9 @@ from typing import Any
 
 from jaxret.runs.ray_cluster import RayWorkers, RunOpening
 from jaxret.runs.run import Run
-from jaxret.search.approximate.candidates import CandidateSpec
 from jaxret.search.process_group import ProcessGroup, SeparateRange, merge_results
 from jaxret.search.proof import SearchResult
-from jaxret.search.search_options import SearchOptions
+from jaxret.search.search_options import CandidateSpec, SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged, TextVectors
 

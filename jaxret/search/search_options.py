@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxret.configs.options import check_options, option
 from jaxret.runs.ray_cluster import RayWorkers
 
+BACKEND_NAMES = ("auto", "faiss-gpu", "faiss-cpu", "xla", "scipy")
+PRECISION_NAMES = ("float32", "float16", "bfloat16", "int8")
+PROXY_NAMES = ("mean", "muvera")
+
+
+class CandidateSpec(NamedTuple):
+    """The value of `--candidates`: a proxy, and how many passages it proposes to be scored exactly."""
+
+    proxy: str
+    passages: int
+
+    def __str__(self) -> str:
+        return f"{self.proxy}:{self.passages}"
+
+    def require(self, k: int) -> None:
+        """Raise ValueError if k passages are more than are proposed."""
+        if self.passages < k:
+            raise ValueError(f"candidates={self} proposes fewer passages than the {k} that are requested")
+
+
+def parse_candidates(text: str) -> CandidateSpec:
+    """Return the spec of a text like `mean:1000`. Raises ValueError for anything else."""
+    proxy, _, count = text.partition(":")
+    if proxy not in PROXY_NAMES or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
+        examples = ", ".join(f"{name}:1000" for name in PROXY_NAMES)
+        raise ValueError(
+            f"candidates is {text!r:.60}; it must be a proxy and how many passages it proposes: {examples}"
+        )
+    return CandidateSpec(proxy, int(count))
+
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the candidates of a search are found. Raises ValueError for options that exclude each other.
+    """How the candidates of a search are found. Raises ValueError for unknown names and for options that exclude each
+    other. `Searcher` checks what depends on the corpus and the machine."""
 
-    `Searcher` checks names of backends, precisions and candidates, which depend on the corpus and the machine.
-    """
-
-    backend: str = option("auto", "auto, faiss-gpu, faiss-cpu or xla; of sparse vectors auto, scipy or xla")
+    backend: str = option(
+        "auto", "auto, faiss-gpu, faiss-cpu or xla; of sparse vectors auto, scipy or xla", choices=BACKEND_NAMES
+    )
     precision: str = option(
         "float32",
         "numbers that candidates are found with: float32, or float16, bfloat16 or int8 (XLA); results are the same",
+        choices=PRECISION_NAMES,
     )
     candidates: str = option(
         "",
@@ -51,6 +84,8 @@ class SearchOptions:
         object.__setattr__(self, "filters", tuple(self.filters))
         if self.dimension < 0:
             raise ValueError(f"dimension is {self.dimension}; it must be at least 1, or 0 for whole vectors")
+        if self.candidates:
+            parse_candidates(self.candidates)
         if self.candidates and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):

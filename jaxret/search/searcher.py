@@ -26,7 +26,7 @@ from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run, config_of_task
 from jaxret.runs.workdir import Workdir
-from jaxret.search.approximate.candidates import CandidateGenerator, CandidateSpec, compare_with_exact, parse_candidates
+from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
 from jaxret.search.documents import best_documents, join_passages
@@ -34,7 +34,7 @@ from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.search.process_group import ProcessGroup
 from jaxret.search.proof import SearchResult, no_result
-from jaxret.search.search_options import SearchOptions
+from jaxret.search.search_options import CandidateSpec, SearchOptions, parse_candidates
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
 from jaxret.storage.atomic import read_json, sha256_json

@@ -24,8 +24,8 @@ from jaxret.parallel.chips import parse_topology
 from jaxret.plan.workload import parse_lengths
 from jaxret.runs.contract import VERSION, require_same_contract
 from jaxret.runs.mismatch import ContractError, flatten
-from jaxret.search.approximate.candidates import parse_candidates
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, parse_settings
+from jaxret.search.search_options import parse_candidates
 from jaxret.storage.atomic import read_with_digest, with_digest, write_json
 from tests.fuzz.refusal import refusal
 

@@ -6,10 +6,9 @@ All results have exact scores; passages that are not candidates are missed, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,37 +19,12 @@ from jaxret.search.exact import find_candidates, query_vectors, score_candidates
 from jaxret.search.in_memory import InMemoryCorpus, StoredCorpus, hold_in_memory, require_finite_vectors
 from jaxret.search.proof import PASS_CANDIDATES, SearchResult, recall_at
 from jaxret.search.rounding import upper_norms
+from jaxret.search.search_options import CandidateSpec
 from jaxret.search.single_vector import SingleVectors
 from jaxret.types import Ragged
 
 PROXY_BYTES = 2**26  # of the vectors of a front that are made at a time
 SAMPLE = 50  # queries, evenly spread, that are searched exactly too
-
-
-class CandidateSpec(NamedTuple):
-    """The value of `--candidates`: a proxy, and how many passages it proposes to be scored exactly."""
-
-    proxy: str
-    passages: int
-
-    def __str__(self) -> str:
-        return f"{self.proxy}:{self.passages}"
-
-    def require(self, k: int) -> None:
-        """Raise ValueError if k passages are more than are proposed."""
-        if self.passages < k:
-            raise ValueError(f"candidates={self} proposes fewer passages than the {k} that are requested")
-
-
-def parse_candidates(text: str) -> CandidateSpec:
-    """Return the spec of a text like `mean:1000`. Raises ValueError for anything else."""
-    front, _, count = text.partition(":")
-    if front not in PROXIES or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
-        examples = ", ".join(f"{name}:1000" for name in PROXIES)
-        raise ValueError(
-            f"candidates is {text!r:.60}; it must be a front and how many passages it proposes: {examples}"
-        )
-    return CandidateSpec(front, int(count))
 
 
 class ProxyShard(RowSubset):

@@ -16,7 +16,9 @@ from jaxret.search.backends.top_k import power_of_two, upper_bounds
 from jaxret.search.proof import BlockHits
 from jaxret.types import Ragged
 
-TILE = 2**21  # numbers and products of a tile on a CPU: 8 MiB, which stay in its cache; other devices take a block at once
+TILE = (
+    2**21
+)  # numbers and products of a tile on a CPU: 8 MiB, which stay in its cache; other devices take a block at once
 
 
 class PaddedLists(NamedTuple):
@@ -65,7 +67,7 @@ def put_lists_on_device(block: PaddedLists, precision: Precision) -> DeviceVecto
 
 
 def documents_at_once(size: int, numbers: int, platform: str) -> int:
-    """Return the passages of a tile: a power of two that divides `size`. numbers: of one passage, with its products with
+    """Return the passages of a tile: a power of two that divides `size`. numbers: of one passage, and its products with
     all query vectors."""
     most = size if platform != "cpu" else max(1, TILE // numbers)
     return min(size, power_of_two(most + 1) // 2)

@@ -18,14 +18,12 @@ from jaxret.runs.run import open_run
 from jaxret.search.approximate import candidates as candidates_module
 from jaxret.search.approximate.candidates import (
     CandidateGenerator,
-    CandidateSpec,
     compare_with_exact,
     describe_recall,
-    parse_candidates,
 )
 from jaxret.search.approximate.proxies import PROXIES
 from jaxret.search.backends.select import Backend, select_backend
-from jaxret.search.search_options import SearchOptions
+from jaxret.search.search_options import CandidateSpec, SearchOptions, parse_candidates
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.search.vector_corpus import BlockCorpus
 from jaxret.types import Ragged
