@@ -1,0 +1,37 @@
+"""Options of a search refuse unknown names when they are made, before a run is opened."""
+
+from typing import Any
+
+import pytest
+
+from jaxret.search.approximate.proxies import PROXIES
+from jaxret.search.backends.precision import PRECISIONS
+from jaxret.search.backends.select import BACKENDS
+from jaxret.search.inverted_lists import SPARSE_BACKENDS
+from jaxret.search.search_options import BACKEND_NAMES, PRECISION_NAMES, PROXY_NAMES, SearchOptions
+
+
+def test_names_are_those_of_the_implementations() -> None:
+    assert set(BACKEND_NAMES) == {"auto", *BACKENDS, *SPARSE_BACKENDS}
+    assert tuple(PRECISIONS) == PRECISION_NAMES
+    assert tuple(PROXIES) == PROXY_NAMES
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"backend": "annoy"},
+            "backend is 'annoy'; it must be one of 'auto', .* 'scipy'",
+        ),
+        ({"precision": "int4"}, "precision is 'int4'; it must be one of 'float32', 'float16', 'bfloat16', 'int8'"),
+        ({"candidates": "max:10"}, "candidates is 'max:10'; it must be a proxy .*: mean:1000, muvera:1000"),
+        ({"candidates": "mean:0"}, "candidates is 'mean:0'"),
+        ({"dimension": -1}, "dimension is -1"),
+        ({"candidates": "mean:10", "index": "SQ8"}, "by mean:10 or by the index SQ8, not by both"),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_unknown_names_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SearchOptions(**values)
