@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from jaxret.parallel.first_process import is_first_process
+
 _output: list[io.FileIO] = []  # where events are written: none, or one file
 _lock = threading.Lock()
 _shown: list[Callable[[str], str]] = []  # changes the texts of events: none, or one function
@@ -45,11 +47,7 @@ def emit(event: str, **fields: Any) -> None:
 
     Paths become strings, arrays lists, and numbers that are not finite null. Raises BrokenPipeError if nobody reads.
     """
-    if not _output:
-        return
-    from jaxret.parallel.progress import is_first_process  # it imports tqdm, and flags are parsed without
-
-    if is_first_process():
+    if _output and is_first_process():
         line = memoryview(json.dumps(_json_value({"event": event, **fields}), allow_nan=False).encode() + b"\n")
         with _lock:
             while line:  # a write to a pipe may end early

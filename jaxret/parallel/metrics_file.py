@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxret.parallel.first_process import is_first_process
+
 INTERVAL = 10.0  # seconds between updates by progress
 
 _files: list[MetricsFile] = []  # none, or the one of this process
@@ -62,8 +64,6 @@ class MetricsFile:
 
     def write(self, every: float = 0.0) -> None:
         """Replace the file, unless it was replaced in the last `every` seconds."""
-        from jaxret.parallel.progress import is_first_process
-
         now = time.monotonic()
         if (every and now < self._next) or not is_first_process():
             return

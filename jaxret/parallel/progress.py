@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from jaxret.parallel.first_process import is_first_process
 from jaxret.parallel.metrics_file import report_progress
 
 T = TypeVar("T")
@@ -54,12 +55,6 @@ def print_line(text: str) -> None:
     if not _settings["quiet"] and is_first_process():
         tqdm.write(text)
         sys.stdout.flush()
-
-
-def is_first_process() -> bool:
-    """Return whether this is the only process of a job, or process 0; without importing JAX."""
-    jax: Any = sys.modules.get("jax")
-    return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def in_notebook() -> bool:

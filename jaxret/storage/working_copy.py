@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxret.parallel.progress import is_first_process
+from jaxret.parallel.first_process import is_first_process
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import (
     StorageError,
