@@ -124,7 +124,8 @@ def main() -> None:
                     result = run(queries, k)
                     round_times[name] = time.perf_counter() - begin
                     agree(result, scores, found_rows)
-                    notes[name, rows] = f"{result.scored / len(queries):.0f} scored exactly, rounds {result.rounds}"
+                    each = result.scored_pairs / len(queries)
+                    notes[name, rows] = f"{each:.0f} scored exactly, rounds {result.rounds}"
                 for name, value in round_times.items() if number else ():  # the first round compiles
                     seconds.setdefault((name, rows), []).append(value)
         for rows in sizes:

@@ -84,10 +84,10 @@ class Progress:
         done: Parts that are finished.
     """
 
-    def __init__(self, name: str, total: int | None = None, unit: str = "text", done: int = 0, shown: bool = True):
+    def __init__(self, name: str, total: int | None = None, unit: str = "text", start: int = 0, shown: bool = True):
         """name: of the work, in one or two words. total: parts; None: not known. shown: whether it is shown at all."""
-        self.name, self.total, self.unit, self.done = name, total, unit, done
-        self._first, self._note = done, ""
+        self.name, self.total, self.unit, self.done = name, total, unit, start
+        self._first, self._note = start, ""
         self._visible = shown and not _settings["quiet"]
         self._bar: tqdm[Any] | None = None
         self._lines = 0
@@ -151,9 +151,9 @@ class Progress:
 
     def _draw(self, count: int) -> None:
         if self._bar is None:
-            scaled = (self.total or 0) > 100_000
+            large = (self.total or 0) > 100_000
             self._bar = _bar_class()(
-                total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=scaled, leave=False
+                total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=large, leave=False
             )
             self._bar.start_t -= time.monotonic() - self._start_time
             self._bar.set_postfix_str(self._note, refresh=False)

@@ -196,12 +196,12 @@ class InvertedLists:
 
         def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
             nonlocal norm
-            chosen = every.take(part)
-            candidates, norm = self._candidates(chosen, depth, progress)
-            error = chosen.errors(norm, UNIT)
-            scored = score_exactly(candidates, chosen, norm, self.corpus, k, error)
+            part_vectors = every.take(part)
+            candidates, norm = self._candidates(part_vectors, depth, progress)
+            error = part_vectors.errors(norm, UNIT)
+            count = score_exactly(candidates, part_vectors, norm, self.corpus, k, error)
             fill_with_zeros(candidates, width)
-            return candidates, error, scored
+            return candidates, error, count
 
         def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
             return scan_all(every.take(part), self.corpus, scores, rows, norm)

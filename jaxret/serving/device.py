@@ -76,9 +76,9 @@ class DeviceThread:
         with self._changed:
             if self._ending:
                 raise QueueFullError("the server is ending")
-            waiting = self.waiting
-            if waiting and waiting + len(items) > self._most:
-                raise QueueFullError(f"{waiting} texts wait, and at most {self._most} may; try again in a moment")
+            queue_length = self.waiting
+            if queue_length and queue_length + len(items) > self._most:
+                raise QueueFullError(f"{queue_length} texts wait, and at most {self._most} may; try again in a moment")
             self._waiting.append(work)
             self._changed.notify()
         return work.future

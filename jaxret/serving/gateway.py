@@ -110,8 +110,8 @@ class Gateway:
         """Raise `RefusalError` for a request that must not be answered."""
         if self._token:
             scheme, _, word = request.headers.get("authorization", "").partition(" ")
-            sent = word.strip().encode() if scheme.lower() == "bearer" else b""
-            if path not in OPEN and not hmac.compare_digest(sent, self._token):
+            token = word.strip().encode() if scheme.lower() == "bearer" else b""
+            if path not in OPEN and not hmac.compare_digest(token, self._token):
                 raise RefusalError(401, "this server needs its token: Authorization: Bearer TOKEN", "unauthorized")
             return
         host = request.headers.get("host", "")
@@ -125,8 +125,8 @@ class Gateway:
         if (method, route) in self._endpoints:
             return self._endpoints[method, route]
         if route:
-            allowed = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == route)}
-            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", allowed)
+            headers = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == route)}
+            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", headers)
         raise RefusalError(404, "there is no such path", "not_found")
 
     def _route(self, path: str) -> str:
@@ -171,20 +171,20 @@ class Gateway:
 
     async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:
         """Await an answer; cancel it, and return None, if the client goes first."""
-        computing = asyncio.ensure_future(answer)
-        watching = asyncio.ensure_future(_disconnected(request.receive))
+        answer_task = asyncio.ensure_future(answer)
+        disconnect_task = asyncio.ensure_future(_disconnected(request.receive))
         try:
             async with asyncio.timeout(self._options.answer_seconds):
-                await asyncio.wait({computing, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if computing.done():
-                return computing.result()
+                await asyncio.wait({answer_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+            if answer_task.done():
+                return answer_task.result()
             return None
         except TimeoutError:
             seconds = self._options.answer_seconds
             raise RefusalError(504, f"the answer took longer than {seconds:g} s", "timeout") from None
         finally:
-            computing.cancel()
-            watching.cancel()
+            answer_task.cancel()
+            disconnect_task.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -90,8 +90,8 @@ class ArrayFiles:
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of arrays by their names. Raises ValueError naming one that is not there."""
-        if missing := [name for name in names if name not in self._arrays]:
-            raise ValueError(f"{missing[0]} is missing")
+        if missing_names := [name for name in names if name not in self._arrays]:
+            raise ValueError(f"{missing_names[0]} is missing")
         return {name: self._arrays[name].shape for name in names}
 
     def load(self, abstract: Tree) -> Tree:

@@ -103,8 +103,8 @@ class BucketLeases(Leases):
                 return None
             body = salted(self._owner)
             key = self._key(name)
-            written = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
-            mine = self._bucket.get(key) if written else None
+            success = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
+            mine = self._bucket.get(key) if success else None
             if mine is None or mine.body != body:  # another job was faster
                 super().release(lease)
                 return None

@@ -216,15 +216,15 @@ class Leases:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._exists = True
             spare = self.folder / f".lease.{token}"
-            unfinished = spare.with_name(spare.name + _UNFINISHED)
-            unfinished.mkdir()
+            draft = spare.with_name(spare.name + _UNFINISHED)
+            draft.mkdir()
             try:
-                (unfinished / token).mkdir()
-                (unfinished / token / _OWNER).write_text(json.dumps(self._owner))
-                sync(unfinished / token / _OWNER)  # after a power cut, an empty one would make others wait
-                unfinished.rename(spare)
+                (draft / token).mkdir()
+                (draft / token / _OWNER).write_text(json.dumps(self._owner))
+                sync(draft / token / _OWNER)  # after a power cut, an empty one would make others wait
+                draft.rename(spare)
             except BaseException:  # a full disk may accept a directory but no file
-                shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
                 raise
             self._spare = spare
         return self._spare
@@ -244,15 +244,15 @@ class Leases:
         owner_record: dict[str, Any] = {}
         try:
             with open(owner) as file:  # opening makes NFS read the file's time again
-                touched, owner_record = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
+                last_touch, owner_record = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            touched = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
+            last_touch = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
         holder = _who(owner_record)
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"
-        silent = self._now() - touched
+        silent = self._now() - last_touch
         # abs: if the disk's clock was set back, a time far ahead belongs to a job that touches no more.
         bound = owner_record["bound"] if isinstance(owner_record.get("bound"), float) else self.bound
         if abs(silent) > bound:

@@ -41,16 +41,16 @@ class Prefetcher(Generic[BatchT]):
             self._changed.notify_all()
         self._thread.join()
 
-    def take(self, step: int, running: Any = None) -> BatchT:
+    def take(self, step: int, device_arrays: Any = None) -> BatchT:
         """Return the batch of a step; steps are taken in order, once.
 
         Args:
             step: the number of the batch.
-            running: arrays that the devices compute. If the batch is not ready, the devices idle from the moment when
-                these are; `waited` counts that time.
+            device_arrays: arrays that the devices compute. If the batch is not ready, the devices idle from the moment
+                when these are; `waited` counts that time.
         """
         if not self._ready:
-            jax.block_until_ready(running)
+            jax.block_until_ready(device_arrays)
         begin = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
