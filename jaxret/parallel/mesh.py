@@ -273,11 +273,11 @@ class Program:
             self.count += 1  # runs when JAX traces, not when the compiled program runs
             return function(*arguments)
 
-        self._jitted = jax.jit(traced, **jit_options)
+        self._program = jax.jit(traced, **jit_options)
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments)
+        return self._program(*arguments)
 
     def trace(self, *arguments: Any) -> Any:
         """Return the trace (jax.stages.Traced) for these arguments, which may be abstract."""
-        return self._jitted.trace(*arguments)
+        return self._program.trace(*arguments)

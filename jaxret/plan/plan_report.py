@@ -176,7 +176,8 @@ def _run(values: Values, topology: Topology | None) -> Iterator[str]:
         ratio = padded_tokens / real
         yield f"tokens a step: {number(real)} real, {number(padded_tokens)} padded: {ratio:.2f} computed for each"
         ratio, saving = packed_tokens / real, 1 - packed_tokens / padded_tokens
-        yield f"with tokens.packing: {number(packed_tokens)}, {ratio:.2f} computed for each: {saving:.0%} less to encode"
+        packing = f"{number(packed_tokens)}, {ratio:.2f} computed for each: {saving:.0%} less to encode"
+        yield f"with tokens.packing: {packing}"
     if data["steps"] is not None:
         yield f"steps: {data['steps']:,}"
         if topology is not None:

@@ -139,14 +139,14 @@ class RayWorkers:
         self._create = ray.remote(**options.worker_resources())(_Worker).remote
         self._actors: dict[int, Any] = {}  # by number, those that live or wait for room
         self._deaths = [0] * self.count  # of each number, since it last finished a call
-        self._pending: dict[Any, tuple[int, int | None]] = {}  # answer -> number, place of the call; None: the start
+        self._calls: dict[Any, tuple[int, int | None]] = {}  # answer -> number, place of the call; None: the start
         self._idle: set[int] = set()
         for number in range(self.count):
             self._start(number)
 
     def _start(self, number: int) -> None:
         self._actors[number] = self._create()
-        self._pending[self._actors[number].call.remote(_start_empty)] = (number, None)
+        self._calls[self._actors[number].call.remote(_start_empty)] = (number, None)
 
     def share(self, value: Any) -> Any:
         """Return a value as an argument of many calls, which is sent to each host once."""
@@ -168,14 +168,14 @@ class RayWorkers:
                     queue.remove(place)
                     self._idle.remove(number)
                     answer = self._actors[number].call.remote(function, *calls[place])
-                    self._pending[answer] = (number, place)
-            (answer,), _ = self._ray.wait(list(self._pending), num_returns=1)
-            number, place = self._pending.pop(answer)
+                    self._calls[answer] = (number, place)
+            (answer,), _ = self._ray.wait(list(self._calls), num_returns=1)
+            number, place = self._calls.pop(answer)
             try:
                 result = self._ray.get(answer)
             except self._ray.exceptions.RayTaskError as error:
                 self._idle.add(number)
-                self._pending = {other: (busy, None) for other, (busy, _) in self._pending.items()}  # of no later run
+                self._calls = {other: (busy, None) for other, (busy, _) in self._calls.items()}  # of no later run
                 raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 queue += [] if place is None else [place]

@@ -159,7 +159,7 @@ class InvertedLists:
     def __init__(self, corpus: SparseCorpus, hold: bool = False, backend: SparseBackend | None = None) -> None:
         self.corpus, self.backend = corpus, backend or sparse_backend()
         postings = sum(len(shard.words) for _, shard in corpus) if hold else 0
-        self.held = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
+        self.blocks_in_memory = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
 
     @property
     def description(self) -> str:
@@ -213,7 +213,7 @@ class InvertedLists:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
         with Progress("search", self.corpus.total_rows, "passage", shown=progress) as bar:
-            for block in self.held if self.held is not None else self._read():
+            for block in self.blocks_in_memory if self.blocks_in_memory is not None else self._read():
                 candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)
                 bar.update(block.rows)

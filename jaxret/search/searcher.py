@@ -396,7 +396,7 @@ class Searcher:
         if self.index:
             return "mapped"
         if self.lists:
-            return "disk" if self.lists.held is None else "memory"
+            return "disk" if self.lists.blocks_in_memory is None else "memory"
         if not isinstance(self._corpus, InMemoryCorpus):
             return "disk"
         return "devices" if self._corpus.vectors is None else "memory"

@@ -57,7 +57,7 @@ class Gateway:
         self._token, self._debug = token.encode(), debug
         self._paths = {path for _, path in endpoints}
         self._folders = [path for path in self._paths if path.endswith("/") and path != "/"]
-        self._running = 0
+        self._request_count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,14 +66,14 @@ class Gateway:
         request = Request(scope, receive)
         request.state.number = number = uuid.uuid4().hex[:16]
         status, size = _CLIENT_GONE, 0
-        self._running += 1
+        self._request_count += 1
         try:
             if response := await self._answer(request, path, number):
                 response.headers.update({**_HEADERS, "x-request-id": number})
                 status, size = response.status_code, len(response.body)
                 await response(scope, receive, send)
         finally:
-            self._running -= 1
+            self._request_count -= 1
             self._note(request, path, status, size, time.perf_counter() - start, number)
 
     def _note(self, request: Request, path: str, status: int, size: int, seconds: float, number: str) -> None:
@@ -89,7 +89,7 @@ class Gateway:
         try:
             self._admit(request, path)
             endpoint = self._endpoint(request.method, path)
-            if request.method == "POST" and self._running > self._options.requests:
+            if request.method == "POST" and self._request_count > self._options.requests:
                 message = f"more than {self._options.requests} requests at a time; try again in a moment"
                 raise RefusalError(429, message, "overloaded")
             body = Body(await self._json(request)) if request.method == "POST" else Body({})

@@ -56,9 +56,9 @@ class Routes:
         """
         self._models = {model.name: model for model in models}
         self._device, self._options, self._counters = device, options, counters
-        self._started = int(time.time())
+        self._start_time = int(time.time())
         self._ready = False
-        self._stopping = threading.Event()
+        self._stop = threading.Event()
         self._filters = ThreadPoolExecutor(1, "filters")  # they wait for each other, not in the threads of all requests
 
     def warm_up(self) -> None:
@@ -66,12 +66,12 @@ class Routes:
         start, programs = time.perf_counter(), 0
 
         def compile_programs(models: Sequence[ServedModel]) -> list[int]:
-            should_stop = self._stopping.is_set
+            should_stop = self._stop.is_set
             return [model.warm_up(lambda text: log_event("start", message=text), should_stop) for model in models]
 
         for count in self._device.submit(Operation(compile_programs), list(self._models.values())).result():
             programs += count
-        if self._stopping.is_set():
+        if self._stop.is_set():
             return
         self._counters.programs.set(programs)
         self._counters.ready.set(1)
@@ -80,7 +80,7 @@ class Routes:
 
     def stop(self) -> None:
         """End `warm_up` after the program that is being compiled, and what opens filters."""
-        self._stopping.set()
+        self._stop.set()
         self._filters.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
@@ -152,7 +152,7 @@ class Routes:
         ]
 
     def _openai_entry(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "jaxret"}
+        return {"id": name, "object": "model", "created": self._start_time, "owned_by": "jaxret"}
 
     # TEI
 

@@ -115,7 +115,7 @@ class ServedRetriever:
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
         self._alone = embedder_of_one(self.embedder)
         self.corpus = folder.name if folder else ""
-        self._filtered: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+        self._filter_searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
         if self.searcher and options.texts:
             _require_texts(self.searcher)
 
@@ -207,8 +207,8 @@ class ServedRetriever:
         base = self._searcher()
         if base.filters:
             raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
-        if key in self._filtered:
-            self._filtered.move_to_end(key)
+        if key in self._filter_searchers:
+            self._filter_searchers.move_to_end(key)
             return key
         names = self.fields
         if unknown_names := [name for name in filters if name not in names]:
@@ -223,13 +223,13 @@ class ServedRetriever:
         if not len(rows):
             raise RefusalError(422, "no passage matches the filter")
         try:
-            self._filtered[key] = base.among(rows)
+            self._filter_searchers[key] = base.among(rows)
         except CORPUS_ERRORS:
             raise
         except ValueError as error:
             raise RefusalError(422, str(error)) from None
-        while len(self._filtered) > _FILTERED:
-            self._filtered.popitem(last=False)
+        while len(self._filter_searchers) > _FILTERED:
+            self._filter_searchers.popitem(last=False)
         return key
 
     def count(self, k: int) -> int:
@@ -260,7 +260,7 @@ class ServedRetriever:
             filters: as `filtered` returned them.
             texts: read titles and texts.
         """
-        searcher = self._filtered.get(filters) if filters else self._searcher()
+        searcher = self._filter_searchers.get(filters) if filters else self._searcher()
         if searcher is None:  # others came between
             searcher = self._searcher().among(matching_rows(self._searcher().shards, filters))
         answers: list[SearchAnswer | None] = [None] * len(items)

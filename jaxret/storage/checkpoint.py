@@ -140,8 +140,8 @@ class Checkpoints:
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         self._saver: OrbaxWriter | ArrayWriter | None = None
-        self._saving: _Save | None = None  # the save that runs in the background
-        self._uploaded: dict[str, StoredFile] = {}  # files of that save, in the bucket
+        self._current_save: _Save | None = None  # the save that runs in the background
+        self._save_files: dict[str, StoredFile] = {}  # files of that save, in the bucket
         leftovers = [*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob(f"{_UNFINISHED}/*")]
         self.half_written = sorted(path.name for path in leftovers)
         if writing and jax.process_index() == 0:
@@ -277,7 +277,7 @@ class Checkpoints:
         sample = {name: leaves[name] for name in names}  # in a bucket each process has read all of its file back
         with self._reported(step):
             self._open_saver().save(step, items, values, custom)
-        self._saving = _Save(step, values, sample)
+        self._current_save = _Save(step, values, sample)
 
     def _open_saver(self) -> OrbaxWriter | ArrayWriter:
         if self._saver is None:
@@ -292,7 +292,7 @@ class Checkpoints:
         """Write this process's files of a save to the bucket."""
         assert self._copy
         folder = (self.directory / str(step)).relative_to(self._copy.path).as_posix()
-        self._uploaded = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
+        self._save_files = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
 
     def _files(self, step: int) -> OrbaxFiles | ArrayFiles:
         """Open the arrays of a checkpoint."""
@@ -311,7 +311,7 @@ class Checkpoints:
         together: whether every process of the job calls this now. In a bucket they finish a save together, and all
             raise the error of one.
         """
-        if self._saving is None or self._saver is None:
+        if self._current_save is None or self._saver is None:
             return
         done = not self._saver.is_saving()
         if not self._copy or jax.process_count() == 1:
@@ -431,7 +431,7 @@ class Checkpoints:
 
         Of several processes the first flushes the save, reads it back and renames it; all have written it by then.
         """
-        save, self._saving = self._saving, None
+        save, self._current_save = self._current_save, None
         if save is None or self._saver is None:
             return
         with self._reported(save.step):
@@ -458,8 +458,8 @@ class Checkpoints:
             saver.wait()
         except Exception as problem:  # raised below, after the other processes have been informed
             error = problem
-        own = {"step": step, "error": repr(error) if error else "", "files": self._uploaded}
-        self._uploaded = {}
+        own = {"step": step, "error": repr(error) if error else "", "files": self._save_files}
+        self._save_files = {}
         reports = [json.loads(text) for text in gather_texts(json.dumps(own, default=vars))]
         if error:
             raise error

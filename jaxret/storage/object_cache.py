@@ -74,17 +74,17 @@ class _Room:
     """Bounds the cache: it is listed when this process has stored a part of what it may hold, not after each file."""
 
     def __init__(self) -> None:
-        self._lock, self._stored, self._allowed = threading.Lock(), 0, -1
+        self._lock, self._new_bytes, self._limit = threading.Lock(), 0, -1
 
     def make(self, folder: Path, cache_path: Path) -> None:
         """Trim the cache if enough was stored since the last time; `cache_path` was stored now."""
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
-                self._stored += cache_path.stat().st_size
-            if self._stored <= self._allowed:
+                self._new_bytes += cache_path.stat().st_size
+            if self._new_bytes <= self._limit:
                 return
             trim_cache(folder, "objects", {cache_path})
-            self._stored, self._allowed = 0, cache_limit("objects") // _SHARE
+            self._new_bytes, self._limit = 0, cache_limit("objects") // _SHARE
 
 
 _ROOM = _Room()

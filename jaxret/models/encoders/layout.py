@@ -35,14 +35,14 @@ class TokenLayout:
     packed: PackedPositions | None = None  # None: a text per row
     # Packed: tokens of a text whose attention weights are drawn, the others are not read; None: all T.
     queries: int | None = struct.field(pytree_node=False, default=None)
-    counted: Bool[jax.Array, "N T"] | None = None  # tokens that a mean is over; None: all real ones
+    mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that a mean is over; None: all real ones
 
     @classmethod
     def of(cls, tokens: Tokens, train: bool = False, prefix: jax.Array | None = None) -> TokenLayout:
         """Return the layout of a batch. Only the length of `prefix`, which replaces the first token, is read."""
         mask = tokens.mask if prefix is None else repeat_first(tokens.mask, len(prefix))
         rows = jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
-        layout = cls(mask, rows if train else None, counted=tokens.counted)
+        layout = cls(mask, rows if train else None, mean_mask=tokens.counted)
         if tokens.packing is None:
             return layout
         starts, shape = tokens.packing.starts, (tokens.packing.rows, tokens.packing.width)

@@ -31,7 +31,7 @@ class Selection:
         self, hidden: Float[jax.Array, "R queries H"], layout: TokenLayout
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
         """Return the selected positions of one layer's output, of which `last_layer_positions` are enough."""
-        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.counted)
+        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.mean_mask)
 
     def select_positions(
         self,
