@@ -255,12 +255,12 @@ def open_pools(
             pools.append(RunPool(name, job.encoded_name, positives, progress=progress, workers=job.workers))
         else:
             pools.append(RankingFilePool(name, policy))
-    boundless = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
-    if job.settings.share is not None and boundless:
-        raise _no_bound(job.settings.share, boundless[0])
-    if job.settings.margin and boundless:
+    names = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
+    if job.settings.share is not None and names:
+        raise _no_bound(job.settings.share, names[0])
+    if job.settings.margin and names:
         log(
-            f"margin {job.settings.margin:g} is in scores of {boundless[0]}, which have no bound: compare it with "
+            f"margin {job.settings.margin:g} is in scores of {names[0]}, which have no bound: compare it with "
             "the scores of positives below (NV-Retriever's 0.05 is for cosines)"
         )
     if not job.corpus:

@@ -211,7 +211,7 @@ def require_encoded(encoded_corpus: EncodedCorpus, corpus: str, sha256: str, rem
     A corpus that was changed since (--append, --delete) has no file to compare with.
 
     Args:
-        encoded_corpus: the encoded corpus.
+        encoded_corpus: made from it.
         corpus, sha256: name and digest of the corpus file.
         remedy: end of the message.
     """

@@ -92,7 +92,7 @@ def report_progress(work: str, unit: str, finished_parts: int, total: int | None
     Args:
         work: Name of it, in one or two words.
         unit: A part of it, in one word.
-        finished_parts: Finished parts.
+        finished_parts: Count so far.
         total: Parts; None: not known.
     """
     for file in _files:

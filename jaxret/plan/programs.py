@@ -310,7 +310,7 @@ def abstract_tokens(
     Args:
         texts, length: shape.
         where: sharding of the rows.
-        leading_axes: leading axes.
+        leading_axes: of stacked batches.
         packed_shape: (rows, width) of packed texts.
     """
     shape = (*leading_axes, texts, length)

@@ -63,7 +63,7 @@ class BucketLeases(Leases):
         self._copy, self._bucket = copy, copy.folder.bucket
         self._names = folder.absolute().relative_to(copy.path).as_posix()
         self._versions: dict[str, bytes] = {}  # of the leases that this job holds
-        self._sightings: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
+        self._sights: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
         self._bucket_names: set[str] = set()  # names of leases in the bucket, when this job looked last
         self._refreshed_at = -_PAUSE
         self._mutex = threading.RLock()
@@ -123,9 +123,9 @@ class BucketLeases(Leases):
         owner = _owner_of(current)
         if not owner or (owner.get("numbers") == self._owner["numbers"] and is_gone(owner)):
             return True
-        version, since = self._sightings.get(name, (b"", 0.0))
+        version, since = self._sights.get(name, (b"", 0.0))
         if version != current.version:
-            self._sightings[name] = current.version, time.monotonic()
+            self._sights[name] = current.version, time.monotonic()
             return False
         bound = owner["bound"] if isinstance(owner.get("bound"), float) else self.bound
         return time.monotonic() - since > max(bound, 2 * _LEAST_BEAT)

@@ -88,17 +88,17 @@ def mark_used(folder: Path) -> None:
         os.utime(folder)
 
 
-def trim_cache(folder: Path, kind: str, exceptions: Collection[Path] = ()) -> list[CacheEntry]:
+def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) -> list[CacheEntry]:
     """Delete the least recently used entries until the others fit the bound of their kind, and return them.
 
-    The paths in `exceptions` are not deleted.
+    The paths in `protected_paths` are not deleted.
     """
     entries, deletions, now = cache_entries(folder), [], time.time()
     total, limit = sum(entry.size for entry in entries), cache_limit(kind)
     for entry in entries:
         if total <= limit:
             break
-        if now - entry.last_use >= _IN_USE[kind] and entry.path not in exceptions:
+        if now - entry.last_use >= _IN_USE[kind] and entry.path not in protected_paths:
             entry.delete()
             deletions.append(entry)
             total -= entry.size

@@ -108,8 +108,8 @@ class Ranker:
             top, columns = jax.lax.top_k(scores, min(self.depth, scores.shape[1]))
             top_rows = jnp.where(top > -jnp.inf, rows[columns], NO_PASSAGE)
             both = -jnp.concatenate([best.scores, top], axis=1), jnp.concatenate([best.rows, top_rows], axis=1)
-            negatives, merged_rows = jax.lax.sort(both, dimension=1, num_keys=2)
-            return BestPassages(-negatives[:, : self.depth], merged_rows[:, : self.depth])
+            negative_scores, merged_rows = jax.lax.sort(both, dimension=1, num_keys=2)
+            return BestPassages(-negative_scores[:, : self.depth], merged_rows[:, : self.depth])
 
         rows, whole = row_sharding(mesh), replicated_sharding(mesh)
         in_shardings = (shardings(mesh, self.embedder.params), rows, whole, rows, rows, rows)

@@ -89,7 +89,7 @@ def target_modules(config: EncoderConfig, paths: Collection[str], numbers: Colle
 
     Args:
       config: of the encoder.
-      paths: paths of the dense layers.
+      paths: of the dense layers.
       numbers: of the encoder's layers, from 1; (): all.
     """
     if 0 < len(numbers) < config.num_layers:

@@ -145,7 +145,7 @@ def best_of_groups(
         vectors: of all cells [cells,n,D].
         cell: number of the cell.
         mask: [n]: 0 where a position has a vector, else -inf.
-        groups: groups [Q,k] of `group_maxima`.
+        groups: [Q,k] of `group_maxima`.
     """
     apart = PLACES // GROUP
     first = groups // apart * PLACES + groups % apart
