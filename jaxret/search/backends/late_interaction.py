@@ -42,13 +42,13 @@ class DeviceVectorLists:
         """Return the k passages with the highest scores of queries, which are lists of float32 vectors."""
         count, k, (size, length) = len(queries), min(k, self.real), self.mask.shape
         width, several = power_of_two(len(queries.flat)), power_of_two(count)  # few sizes, so few programs are compiled
-        padded_queries = np.pad(queries.flat, ((0, width - len(queries.flat)), (0, 0)))
+        padded = np.pad(queries.flat, ((0, width - len(queries.flat)), (0, 0)))
         owner = np.full(width, several, np.int32)
         owner[: len(queries.flat)] = np.repeat(np.arange(count), queries.lengths)
-        compressed_queries = compress(padded_queries, self.precision)
+        compressed = compress(padded, self.precision)
         at_once = documents_at_once(size, length * width, jax.default_backend())
         computed_k = min(power_of_two(k), size)
-        best_hits = search_lists(compressed_queries, jnp.asarray(owner), self.vectors, self.mask, several, computed_k, at_once)
+        best_hits = search_lists(compressed, jnp.asarray(owner), self.vectors, self.mask, several, computed_k, at_once)
         scores, places = (np.asarray(x)[:count] for x in best_hits)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
         # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
