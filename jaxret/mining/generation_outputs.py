@@ -64,7 +64,9 @@ def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: 
         yield QRELS_HEADER
         yield from (f"{query}\t{key}\t1" for query, _, key in queries())
 
-    corpus = (_line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated_queries.passages())
+    corpus = (
+        _line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated_queries.passages()
+    )
     _write_lines(training / "corpus.jsonl", work, corpus)
     _write_lines(training / "queries.jsonl", work, (_line(_id=query, text=text) for query, text, _ in queries()))
     _write_lines(training / "qrels" / "train.tsv", work, judgements())

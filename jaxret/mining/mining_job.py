@@ -159,7 +159,8 @@ def require_same_sources(job: MiningJob) -> None:
     queries, from another corpus or with other settings than those of `job`."""
     record, policy = parents_path(Path(job.out)), Policy(job.on_error)
     content = read_with_digest(record)
-    sources = {name: content[name]["sha256"] for name in ("file", "queries", "corpus")} | {"settings": content["settings"]}
+    sources = {name: content[name]["sha256"] for name in ("file", "queries", "corpus")}
+    sources["settings"] = content["settings"]
     current = {
         "file": sha256_file(Path(job.out)),
         "queries": _read_queries(job, policy).digest(),

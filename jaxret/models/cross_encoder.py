@@ -213,9 +213,9 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
 def read_cross_encoder(directory: Path) -> EncoderConfig:
     """Return the encoder's config of a directory with a cross-encoder. Raises ValueError if its head is incomplete."""
     config = read_config(directory)
-    missing_parts = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
-    if missing_parts:
-        names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in missing_parts)
+    absent = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
+    if absent:
+        names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in absent)
         raise ValueError(
             f"{directory}/model.safetensors is not a cross-encoder: {names} missing; jaxret train makes one"
         )

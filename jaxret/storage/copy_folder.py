@@ -183,8 +183,8 @@ def _to_bucket(
     is_first = _announce(target, origin, names)
     try:
         stored_files, pending_files = target.files(), dict[str, StoredFile]()
-        damaged_names = {name for name, problem in bucket_problems(target, [*stored_files]) if problem} if verify else set()
-        _require_same(origin, names, _Side(Path(), target, stored_files, frozenset(damaged_names)), str(target))
+        damage = {name for name, problem in bucket_problems(target, [*stored_files]) if problem} if verify else set()
+        _require_same(origin, names, _Side(Path(), target, stored_files, frozenset(damage)), str(target))
     except BaseException:
         if is_first:
             target.bucket.delete([COPYING])
@@ -199,7 +199,7 @@ def _to_bucket(
         nonlocal last_publish
         target.commit(pending_files, stored_files)
         stored_files.update(pending_files)
-        damaged_names.difference_update(pending_files)
+        damage.difference_update(pending_files)
         pending_files.clear()
         last_publish = time.monotonic()
 
@@ -207,7 +207,7 @@ def _to_bucket(
         absent = {
             name: file
             for name, file in batch.items()
-            if name not in stored_files or name in damaged_names or stored_files[name].sha256 != file.sha256
+            if name not in stored_files or name in damage or stored_files[name].sha256 != file.sha256
         }
         if origin.folder:
             pending_files |= target.copy_files(origin.folder, absent)

@@ -93,10 +93,10 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
 
 def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
     """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json."""
-    if job.has_begun and (stored_record := {key: value for key, value in job.data_record.items() if key not in WEIGHTS}):
+    if job.has_begun and (old_record := {key: value for key, value in job.data_record.items() if key not in WEIGHTS}):
         remedy = "A run can only be resumed on the data it began with."
         sources = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
-        require_equal(stored_record, record, str(job.workdir.data), sources or "no data", remedy)
+        require_equal(old_record, record, str(job.workdir.data), sources or "no data", remedy)
 
 
 def log_changes(job: AnyJob) -> None:
