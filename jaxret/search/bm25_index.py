@@ -177,9 +177,7 @@ def _count_words(block: list[Passage], language: str, vocabulary: dict[str, int]
     first, counts = len(lengths), np.array([len(words) for words in tokens.ids], np.int32)
     lengths.frombytes(counts.tobytes())
     flat = np.fromiter((word for words in tokens.ids for word in words), np.int64, int(counts.sum()))
-    keys, repeats = np.unique(
-        numbers[flat] * len(block) + np.repeat(np.arange(len(block)), counts), return_counts=True
-    )
+    keys, repeats = np.unique(numbers[flat] * len(block) + np.repeat(np.arange(len(block)), counts), return_counts=True)
     postings = np.empty(len(keys), _POSTING)
     postings["word"], postings["row"] = keys // len(block), keys % len(block) + first
     postings["count"] = repeats

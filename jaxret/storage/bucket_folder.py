@@ -195,9 +195,7 @@ class BucketFolder:
         late = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
         self.remove_groups(late)
         keys = {key for file in files.values() for key in file.parts}
-        self.bucket.delete(
-            {key for members in late.values() for file in members.values() for key in file.parts} - keys
-        )
+        self.bucket.delete({key for members in late.values() for file in members.values() for key in file.parts} - keys)
 
     def remove_groups(self, names: Iterable[str]) -> None:
         """Remove groups whose files are in the manifest, or no longer wanted."""

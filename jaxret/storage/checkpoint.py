@@ -347,7 +347,9 @@ class Checkpoints:
         """Return `tree_digest` of the parameters of a step, without computing it: `restore` compares every leaf with
         the digest that was saved."""
         leaves, prefix = self._saved_digests(step), "params/"
-        return _digest_of_leaves({name.removeprefix(prefix): leaves[name] for name in leaves if name.startswith(prefix)})
+        return _digest_of_leaves(
+            {name.removeprefix(prefix): leaves[name] for name in leaves if name.startswith(prefix)}
+        )
 
     def _require_step(self, step: int) -> None:
         if step not in self._metrics:

@@ -295,7 +295,9 @@ class WorkingCopy:
         prefix = _prefix(folder)
         files = {name: file for name, file in self.folder.files().items() if name.startswith(prefix)}
         removed_names = [name for name in self._files if name.startswith(prefix) and name not in files]
-        removed_names = [name for name in removed_names if file_state(self.path / name) == self._states.get(name, MISSING)]
+        removed_names = [
+            name for name in removed_names if file_state(self.path / name) == self._states.get(name, MISSING)
+        ]
         for name in removed_names:
             (self.path / name).unlink(missing_ok=True)
             del self._files[name]
@@ -368,7 +370,9 @@ class WorkingCopy:
         stored_files |= self._included_files
         self._commit(stored_files, {**stored_files, **dict.fromkeys(removed_names)}, self._files)
         self._states |= states
-        self._remote_names = (self._remote_names - set(removed_names)) | (self._included_files.keys() - changed_files.keys())
+        self._remote_names = (self._remote_names - set(removed_names)) | (
+            self._included_files.keys() - changed_files.keys()
+        )
         self._included_files = {}
 
     def _publish_results(self) -> None:
@@ -425,7 +429,11 @@ class WorkingCopy:
         stored_files, states = self._upload(changed_files)
         kept_files = {name: file for name, file in members.items() if name not in removed_names}
         base = {name: file for name, file in self._files.items() if name not in members}
-        self._commit(stored_files, {**kept_files, **stored_files, **{name: None for name in removed_names if name not in members}}, base)
+        self._commit(
+            stored_files,
+            {**kept_files, **stored_files, **{name: None for name in removed_names if name not in members}},
+            base,
+        )
         for name in removed_names:
             self._files.pop(name, None)
             self._states.pop(name, None)

@@ -165,7 +165,9 @@ def init_state(
     """
     shapes, _ = divide_parameters(parameter_shapes(model), ADAPTER)
     heads = draw_parameters(config, mesh, model, HEAD)
-    params = with_pretrained({**shapes, **heads}, pretrained_params, {**model.initial_head(pretrained_params), **(head or {})})
+    params = with_pretrained(
+        {**shapes, **heads}, pretrained_params, {**model.initial_head(pretrained_params), **(head or {})}
+    )
     if config.lora.rank:
         params = join_parameters(params, first_adapters(config, mesh, model))
     return place_state(mesh, params, optimizer, make_update_rule(config))

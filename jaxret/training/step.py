@@ -46,7 +46,9 @@ def loss_and_gradients(
     def loss(
         params: Params, frozen_params: Params, batch: BatchT, number: jax.Array, objective: Objective[ModelT, BatchT]
     ) -> tuple[jax.Array, LossTerms]:
-        terms = objective(join_parameters(params, frozen_params), batch, jax.random.fold_in(dropout_key, number), number)
+        terms = objective(
+            join_parameters(params, frozen_params), batch, jax.random.fold_in(dropout_key, number), number
+        )
         return terms.loss, terms
 
     gradient = jax.value_and_grad(loss, has_aux=True)

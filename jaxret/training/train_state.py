@@ -182,4 +182,6 @@ def restore_state(
     zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))
     skips = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None
     params = progress.get("trained", weights)
-    return TrainState(params, progress["opt_state"], progress["step"], progress["healthy"], ema, skips, frozen=frozen_params)
+    return TrainState(
+        params, progress["opt_state"], progress["step"], progress["healthy"], ema, skips, frozen=frozen_params
+    )

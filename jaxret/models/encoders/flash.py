@@ -113,7 +113,9 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
     width = hidden // kernel.heads
     group = heads_at_a_time(kernel.heads // kernel.heads_per_key, width)  # of keys
     block = block_rows(queries, length)
-    of_queries = pl.BlockSpec((1, block, group * kernel.heads_per_key * width), lambda text, head, part: (text, part, head))
+    of_queries = pl.BlockSpec(
+        (1, block, group * kernel.heads_per_key * width), lambda text, head, part: (text, part, head)
+    )
     of_keys = pl.BlockSpec((1, length, group * width), lambda text, head, part: (text, 0, head))
     both = [of_queries, of_keys, of_keys, of_queries]
     of_masks = [
@@ -201,7 +203,8 @@ class _Block:
         first = pl.program_id(1) * group * kernel.heads_per_key
         # For each head of the queries: its columns, those of its keys, its number in the layer.
         self.heads = [
-            (_columns(n, width), _columns(n // kernel.heads_per_key, width), first + n) for n in range(group * kernel.heads_per_key)
+            (_columns(n, width), _columns(n // kernel.heads_per_key, width), first + n)
+            for n in range(group * kernel.heads_per_key)
         ]
 
     def product(self, a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:

@@ -87,7 +87,9 @@ class TokenLayout:
             return jnp.concatenate([prefix_vectors, look_up(ids)[:, 1:]], axis=1)
         words = look_up(self.arrange(repeat_first(ids, len(prefix_vectors))))
         token = self.packed.token
-        return jnp.where((token < len(prefix_vectors))[..., None], prefix_vectors[jnp.minimum(token, len(prefix_vectors) - 1)], words)
+        return jnp.where(
+            (token < len(prefix_vectors))[..., None], prefix_vectors[jnp.minimum(token, len(prefix_vectors) - 1)], words
+        )
 
     def last_layer_queries(
         self, hidden: Float[jax.Array, "R W H"], first: int | None

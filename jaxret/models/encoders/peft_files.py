@@ -261,7 +261,9 @@ def described_layers(
     """
     modules, layers = raw.get("target_modules"), raw.get("layers_to_transform")
     targets = (
-        [modules] if isinstance(modules, str) else [name for name in modules or [] if not name.startswith(tuple(ignore))]
+        [modules]
+        if isinstance(modules, str)
+        else [name for name in modules or [] if not name.startswith(tuple(ignore))]
     )
     numbers_by_path = matching_layers(config, targets, f"target_modules of {path}")
     if layers in (None, []) or isinstance(modules, str):  # PEFT reads no layers beside a regular expression

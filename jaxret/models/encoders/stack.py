@@ -46,7 +46,11 @@ class Stack(nn.Module):
             )
 
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], *common_arguments: Any, per_layer: Tree = None, first: int | None = None
+        self,
+        hidden: Float[jax.Array, "B T H"],
+        *common_arguments: Any,
+        per_layer: Tree = None,
+        first: int | None = None,
     ) -> tuple[Float[jax.Array, "B queries H"], Tree]:
         """Return the output of the last layer, and the selected states of all layers below it on a leading axis.
 

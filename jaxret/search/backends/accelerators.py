@@ -106,7 +106,9 @@ class DeviceVectors:
         computed_k = min(rounded_size(k), self.rows)
         compressed_queries = compress(padded_queries, self.precision)
         if platform_of(self.mesh) == "cpu" and self.mesh.size == 1:
-            best_hits = cpu.search_cells_on_cpu(compressed_queries, self.vectors, self.rows, self.layout.size, computed_k)
+            best_hits = cpu.search_cells_on_cpu(
+                compressed_queries, self.vectors, self.rows, self.layout.size, computed_k
+            )
         else:
             best_hits = search_cells(compressed_queries, self.vectors, self.rows, self.layout, computed_k, self.mesh)
         scores, rows, bound = (np.asarray(x)[:count] for x in best_hits)

@@ -112,7 +112,9 @@ def _tile(tree: Any, dimension: int, *refs: Any) -> None:
         return products + jax.lax.dot_general(ours, theirs, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
     products = jax.lax.fori_loop(0, dimension // NUMBERS, add, jnp.zeros((rows, PLACES), kind))
-    part = Compressed(*(None if x is None else x[number, places] for x in (None, vectors.scale, vectors.norm, vectors.error)))
+    part = Compressed(
+        *(None if x is None else x[number, places] for x in (None, vectors.scale, vectors.norm, vectors.error))
+    )
     of_queries = Compressed(
         *(None if x is None else x[...] for x in (None, queries.scale, queries.norm, queries.error))
     )
