@@ -195,7 +195,7 @@ def compare(
             expected = expected or ranking
             if name in systems:
                 shared = [np.isin(a, b).mean() for a, b in zip(expected[1], ranking[1], strict=True)]
-                scored = result.scored / len(queries)
+                scored = result.scored_pairs / len(queries)
                 notes[name] = f"; recall {np.mean(shared):.3f}, {scored:.0f} scored exactly, rounds {result.rounds}"
             if name in peers or name.startswith("xla"):
                 agree(ranking, expected, name)

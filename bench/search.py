@@ -121,7 +121,8 @@ def main() -> None:
                 for name, run in systems.items():
                     result, round_times[name] = timed(partial(run, queries, k))
                     agree(result, scores, rows_of_peer)
-                    notes[name, rows] = f"{result.scored / len(queries):.0f} scored exactly, rounds {result.rounds}"
+                    each = result.scored_pairs / len(queries)
+                    notes[name, rows] = f"{each:.0f} scored exactly, rounds {result.rounds}"
                 for name, value in round_times.items() if number else ():  # the first round compiles
                     seconds.setdefault((name, rows), []).append(value)
         for rows in sizes:

@@ -170,8 +170,8 @@ class Index:
             name = name or "passages"
             corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus, "corpus"))
         require_path("corpus", corpus, "a path, or a list of passages")
-        encoded = encode_corpus(retriever.run, os.fspath(corpus), name, encoding, progress)
-        return cls(retriever, encoded.folder.name, options)
+        result = encode_corpus(retriever.run, os.fspath(corpus), name, encoding, progress)
+        return cls(retriever, result.folder.name, options)
 
     def __len__(self) -> int:
         """Return the number of passages."""
@@ -238,8 +238,8 @@ class Index:
         self._require_no_index()
         folder = self._searcher.folder
         if not isinstance(passages, str | os.PathLike):
-            encoded = int(open_encoded(folder, verify=False).firsts[-1])
-            passages = _written(folder, checked_passages(passages, "passages", encoded))
+            total_rows = int(open_encoded(folder, verify=False).firsts[-1])
+            passages = _written(folder, checked_passages(passages, "passages", total_rows))
         require_path("passages", passages, "a path, or a list of passages")
         append_corpus(self.retriever.run, os.fspath(passages), folder, encoding, progress)
         self.refresh()
@@ -252,9 +252,9 @@ class Index:
         require_unforked()
         self._require_no_index()
         where = {key: f"ids[{number}]" for number, key in enumerate(listed_texts(ids, str, "ids"))}
-        deleted, _ = delete_ids(self._searcher.folder, where)
+        count, _ = delete_ids(self._searcher.folder, where)
         self.refresh()
-        return deleted
+        return count
 
     def is_stale(self) -> bool:
         """Return whether passages were appended, deleted or encoded again, by anybody, since this index was opened. A

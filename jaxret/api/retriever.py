@@ -160,8 +160,8 @@ class Retriever:
             require_kind("a key of changes", key, str, "a text")
         require_flag("progress", progress)
         require_kind("callback", callback, Callable | None, "a function of a step and metrics")
-        if isinstance(config, ConfigDict) and (missing := sorted(set(load_config("base")) - set(config))):
-            keys = ", ".join(missing[:3])
+        if isinstance(config, ConfigDict) and (missing_keys := sorted(set(load_config("base")) - set(config))):
+            keys = ", ".join(missing_keys[:3])
             raise ValueError(f"config lacks {keys} and so on: change what jaxret.configs.load_config(NAME) returns")
         name = "this config" if isinstance(config, ConfigDict) else os.fspath(config)
         given_config = config if isinstance(config, ConfigDict) else load_config(name)

@@ -33,5 +33,5 @@ def main() -> None:
         emit("cache", kind=kind, folder=cache_folder(kind), entries=len(entries), bytes=size, limit=limit)
         if kind == "tokens":
             for entry in reversed(entries):
-                used = datetime.fromtimestamp(entry.used)
+                used = datetime.fromtimestamp(entry.last_use)
                 print(f"  {entry.size / 1e6:10,.1f} MB  used {used:%Y-%m-%d %H:%M}  {entry.path.name}")

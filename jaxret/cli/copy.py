@@ -29,7 +29,7 @@ def main(source: str, destination: str) -> None:
     with Progress("copy", 0, "byte", 0, True) as bar:
         done = copy_folder(source, destination, _VERIFY.value, bar.update)
     print(
-        f"{done.files:,} files, {done.bytes / 1e6:,.1f} MB in {done.destination}: {done.copied:,} copied, the others "
-        "were there; all digests are those of the source"
+        f"{done.files:,} files, {done.bytes / 1e6:,.1f} MB in {done.destination}: {done.new_files:,} copied, "
+        "the others were there; all digests are those of the source"
     )
-    emit("copy", source=source, destination=destination, files=done.files, bytes=done.bytes, copied=done.copied)
+    emit("copy", source=source, destination=destination, files=done.files, bytes=done.bytes, copied=done.new_files)

@@ -54,7 +54,7 @@ def main() -> None:
         pools=tuple(_POOL.value),
         out=_OUT.value,
         corpus=_CORPUS.value,
-        encoded=_ENCODED.value,
+        encoded_name=_ENCODED.value,
         teacher=_TEACHER.value,
         concat=tuple(_CONCAT.value),
         settings=settings,

@@ -155,7 +155,8 @@ def describe_proof(result: SearchResult) -> str:
     """Return a line on the work that proved a result."""
     queries, width = result.rows.shape
     deeper = f"; {result.rounds[1]:,} queries looked deeper" if len(result.rounds) > 1 else ""
-    return f"proven: {result.scored / queries:,.0f} candidates a query scored exactly for the best {width}{deeper}"
+    each = result.scored_pairs / queries
+    return f"proven: {each:,.0f} candidates a query scored exactly for the best {width}{deeper}"
 
 
 def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:

@@ -27,7 +27,7 @@ _QUERIES_PER_BLOCK = 256  # the vectors of their passages are in memory
 
 @runtime_checkable
 class TeacherScorer(Protocol):
-    """Scores of (query id, passage id) pairs, float32 [N]. `done` is called with the number of pairs of each block.
+    """Scores of (query id, passage id) pairs, float32 [N]. `on_progress` gets the number of pairs of each block.
 
     Attributes:
         cut: how many texts the length limits cut.
@@ -36,7 +36,7 @@ class TeacherScorer(Protocol):
     @property
     def cut(self) -> tuple[Truncation, ...]: ...
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray: ...
+    def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray: ...
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class RetrieverScorer:
     queries: Mapping[str, Query]
     cut: tuple[Truncation, ...] = ()
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray:
+    def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:
         passages_of: dict[str, list[str]] = {}
         for query, passage in pairs:
             passages_of.setdefault(query, []).append(passage)
@@ -85,7 +85,7 @@ class RetrieverScorer:
             block_scores = self.pool.scores(
                 [self.queries[query] for query in block], [passages_of[query] for query in block]
             )
-            done(sum(len(passages_of[query]) for query in block))
+            on_progress(sum(len(passages_of[query]) for query in block))
             for query, passage_scores in zip(block, block_scores, strict=True):
                 scores |= {(query, passage): score for passage, score in passage_scores.items()}
         return np.array([scores[pair] for pair in pairs], np.float32)

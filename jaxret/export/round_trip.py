@@ -23,7 +23,7 @@ def run_in_float32(run: Run) -> Run:
     """Return the run with products in float32, as exports and other libraries have them."""
     module = run.model.module
     exact = module.clone(compute=replace(module.compute, dtype=jnp.float32))
-    return replace(run, model=replace(run.model, module=exact), compiled={})
+    return replace(run, model=replace(run.model, module=exact), program_cache={})
 
 
 def sample_tokens(run: Run, side: Side) -> Ragged:

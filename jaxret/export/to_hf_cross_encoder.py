@@ -67,7 +67,7 @@ def export_cross_encoder(workdir: Path, out: Path, checkpoint: str = "best") -> 
 def reranker_in_float32(reranker: Reranker) -> Reranker:
     """Return the reranker with products in float32."""
     model = CrossEncoderModel(reranker.scorer.model.module.clone(compute=Compute()))
-    return replace(reranker, scorer=replace(reranker.scorer, model=model, compiled={}))
+    return replace(reranker, scorer=replace(reranker.scorer, model=model, program_cache={}))
 
 
 def sample_scores(reranker: Reranker) -> np.ndarray:

@@ -42,8 +42,8 @@ def _positive(case: RetrievedPassages, settings: MiningSettings, matcher: Answer
 
 
 def _same_text(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    excluded = {normalised_text(text) for text in (case.query.text, *(positive.text for positive in case.positives))}
-    return np.array([normalised_text(passage.text) in excluded for passage in case.passages], bool)
+    texts = {normalised_text(text) for text in (case.query.text, *(positive.text for positive in case.positives))}
+    return np.array([normalised_text(passage.text) in texts for passage in case.passages], bool)
 
 
 def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
@@ -91,9 +91,9 @@ def filter_passages(
     case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Return a mask [N] of the passages that may be negatives, and how many each filter left out."""
-    allowed, left_out = np.ones(len(case.passages), bool), {}
+    mask, left_out = np.ones(len(case.passages), bool), {}
     for name, test in FILTERS.items():
-        rejected = allowed & test(case, settings, matcher)
-        left_out[name] = int(rejected.sum())
-        allowed &= ~rejected
-    return allowed, left_out
+        rejections = mask & test(case, settings, matcher)
+        left_out[name] = int(rejections.sum())
+        mask &= ~rejections
+    return mask, left_out

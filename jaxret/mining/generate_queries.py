@@ -78,15 +78,15 @@ def generate_queries(
             f"--model={model} is not a folder; `hf download NAME --local-dir FOLDER` fetches a model, and "
             "--model=FOLDER reads it"
         )
-    opened, policy = Corpus.open(corpus), Policy(options.on_error)
-    scan = opened.scan(policy)
+    collection, policy = Corpus.open(corpus), Policy(options.on_error)
+    scan = collection.scan(policy)
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
     if progress and (report := policy.report()):
         print_line(report)
     require_folder_kind(Path(out), GENERATED)
     with Leases(Path(out), options.lease) as leases:
-        job = GenerationJob(Path(model), opened, scan, decoding, options, leases, progress)
+        job = GenerationJob(Path(model), collection, scan, decoding, options, leases, progress)
         job.begin()
         job.fill()
         return job.finish()
@@ -103,7 +103,7 @@ class GenerationJob:
     options: GenerationOptions
     leases: Leases
     progress: bool
-    written: int = 0  # parts
+    parts_written: int = 0
     cut: int = 0  # passages of these parts that were too long
     read: int = 0  # passages of these parts
 
@@ -150,26 +150,26 @@ class GenerationJob:
             _ = self.generator  # raises before settings are written, which would refuse later ones
         self.leases.publish_once(path, with_digest(self.made_from))
         if difference := first_difference(read_with_digest(path), self.made_from):
-            name, stored, current = difference
+            name, old, current = difference
             raise ValueError(
-                f"{self.folder} has queries that were made with {name} {stored!r}, and this command has {current!r}; "
+                f"{self.folder} has queries that were made with {name} {old!r}, and this command has {current!r}; "
                 "give another --out, or the same settings"
             )
         (self.folder / PARTS).mkdir(exist_ok=True)
 
     def fill(self) -> None:
         """Generate the queries of parts that no other job has, until all parts exist."""
-        parts, waiting = self.parts, False
+        parts, has_waited = self.parts, False
         total = self.scan.passages
         with Progress("generate", total, "passage", shown=self.progress) as bar:
-            while missing := {number for number, path in enumerate(parts) if not path.exists()}:
-                bar.update(max(total - len(missing) * self.options.part_rows - bar.done, 0))
-                before = self.written
-                self.generate(parts, missing, bar)
-                if self.written == before and any(not path.exists() for path in parts):  # other jobs have them
-                    if not waiting and self.progress:
-                        print_line(f"waiting for {len(missing)} parts of other jobs")
-                    waiting = True
+            while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
+                bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
+                before = self.parts_written
+                self.generate(parts, missing_numbers, bar)
+                if self.parts_written == before and any(not path.exists() for path in parts):  # other jobs have them
+                    if not has_waited and self.progress:
+                        print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
+                    has_waited = True
                     time.sleep(PAUSE)
         if self.read and self.progress:
             print_line(
@@ -177,19 +177,19 @@ class GenerationJob:
                 f"{self.options.passage_length} tokens"
             )
 
-    def generate(self, parts: list[Path], missing: set[int], bar: Any) -> None:
+    def generate(self, parts: list[Path], missing_numbers: set[int], bar: Any) -> None:
         """Read the corpus once, and write those of the missing parts that can be claimed."""
         passages = self.corpus.read(Policy(self.options.on_error), self.scan)
         for number, path in enumerate(parts):
             block = list(islice(passages, self.options.part_rows))
-            if number not in missing or path.exists():
+            if number not in missing_numbers or path.exists():
                 continue
             lease = self.leases.claim(f"part-{number}")
             if lease is None:
                 continue
             try:
                 if not path.exists() and lease.publishes(partial(self.write_part, number, path, block, lease, bar)):
-                    self.written += 1
+                    self.parts_written += 1
             finally:
                 self.leases.release(lease)
         for _ in passages:  # the end compares the digest of the corpus
@@ -226,12 +226,12 @@ class GenerationJob:
 
     def finish(self) -> GenerationResult:
         """Write the outputs from the parts; one job at a time does so, each with the same bytes."""
-        generated = GeneratedQueries(self.corpus, self.scan, self.options.on_error, self.queries)
+        queries = GeneratedQueries(self.corpus, self.scan, self.options.on_error, self.queries)
         while True:
             lease = self.leases.claim("outputs")
             if lease:
                 files: list[Path] = []
-                write = partial(self._write_outputs, generated, lease.work, files)
+                write = partial(self._write_outputs, queries, lease.work, files)
                 try:
                     published = lease.publishes(write)
                 finally:
@@ -241,25 +241,25 @@ class GenerationJob:
             time.sleep(PAUSE)
         return GenerationResult(
             passages=self.scan.passages,
-            with_queries=generated.with_queries,
-            queries=generated.count,
+            with_queries=queries.with_queries,
+            queries=queries.count,
             parts=len(self.parts),
-            parts_written=self.written,
-            programs=self.generator.program.count if self.written else 0,
+            parts_written=self.parts_written,
+            programs=self.generator.program.count if self.parts_written else 0,
             files=tuple(files),
         )
 
-    def _write_outputs(self, generated: GeneratedQueries, work: Path, files: list[Path]) -> None:
-        generated.count_queries()
+    def _write_outputs(self, queries: GeneratedQueries, work: Path, files: list[Path]) -> None:
+        queries.count_queries()
         for name in self.options.write:
-            files.extend(OUTPUTS[name](generated, self.folder, work))
+            files.extend(OUTPUTS[name](queries, self.folder, work))
 
 
-def first_difference(stored: Any, current: Any, name: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(old: Any, current: Any, name: str = "") -> tuple[str, Any, Any] | None:
     """Return (key path, stored value, current value) of the first leaf that differs between two JSON values."""
-    if isinstance(stored, dict) and isinstance(current, dict):
-        for key in sorted(stored.keys() | current.keys()):
-            if difference := first_difference(stored.get(key), current.get(key), f"{name}.{key}".strip(".")):
+    if isinstance(old, dict) and isinstance(current, dict):
+        for key in sorted(old.keys() | current.keys()):
+            if difference := first_difference(old.get(key), current.get(key), f"{name}.{key}".strip(".")):
                 return difference
         return None
-    return None if stored == current else (name, stored, current)
+    return None if old == current else (name, old, current)

@@ -44,40 +44,42 @@ class GeneratedQueries:
             yield passage, texts
 
 
-def write_pseudo_queries(generated: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
+def write_pseudo_queries(queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
     """Write {"_id": passage id, "text": its first query} lines; return the file."""
     path = folder / "pseudo-queries.jsonl"
-    _write_lines(path, work, (_line(_id=key, text=texts[0]) for key, texts in generated.read() if texts))
+    _write_lines(path, work, (_line(_id=key, text=texts[0]) for key, texts in queries.read() if texts))
     return [path]
 
 
-def write_training_set(generated: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
+def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
     """Write a BEIR folder of the corpus, the queries, and judgements of the split train; return the folder."""
     training = folder / "training"
     (training / "qrels").mkdir(parents=True, exist_ok=True)
 
     def queries() -> Iterator[tuple[str, str, str]]:
-        for key, texts in generated.read():
+        for key, texts in generated_queries.read():
             yield from ((f"{key}-{number}", text, key) for number, text in enumerate(texts, 1))
 
     def judgements() -> Iterator[str]:
         yield QRELS_HEADER
         yield from (f"{query}\t{key}\t1" for query, _, key in queries())
 
-    corpus = (_line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated.passages())
+    corpus = (
+        _line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated_queries.passages()
+    )
     _write_lines(training / "corpus.jsonl", work, corpus)
     _write_lines(training / "queries.jsonl", work, (_line(_id=query, text=text) for query, text, _ in queries()))
     _write_lines(training / "qrels" / "train.tsv", work, judgements())
     return [training]
 
 
-def write_expanded_corpus(generated: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
+def write_expanded_corpus(queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
     """Write the corpus with each passage's queries behind its text; return the file."""
     path = folder / "expanded" / "corpus.jsonl"
     path.parent.mkdir(exist_ok=True)
 
     def expanded() -> Iterator[str]:
-        for passage, texts in generated.passages():
+        for passage, texts in queries.passages():
             longer = replace(passage, text=" ".join([passage.text, *texts]))
             yield _line(_id=longer.id, title=longer.title, text=longer.text)
 

@@ -66,15 +66,15 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
     idf = inverse_document_frequencies(passage for passage in bar)
     if not idf:
         raise ValueError(f"{corpus.source} has no passage with an English word that is not a stop word")
-    written = total = 0
+    with_keywords = total = 0
     with atomic_write(Path(out)) as file:
         rows = keywords(corpus.read(), idf, count)
         for passage, text in with_progress(rows, "keywords", unit="passage", shown=progress):
             total += 1
             if text:
-                written += 1
+                with_keywords += 1
                 file.write(json.dumps({"_id": passage.id, "text": text}, ensure_ascii=False) + "\n")
-    return written, total
+    return with_keywords, total
 
 
 def _words(passage: Passage) -> list[str]:

@@ -77,7 +77,7 @@ class MiningJob:
     out: str  # training file to write
     split: str = "train"  # of data, if it is a folder
     corpus: str = ""  # folder or file with the passages; needed unless a run of pools has encoded them
-    encoded: str = ""  # name of a run's encoded corpus, "" for its only one
+    encoded_name: str = ""  # name of a run's encoded corpus, "" for its only one
     teacher: str = ""  # file of rankings with a teacher's scores
     concat: tuple[str, ...] = ()  # training files whose records follow the mined ones
     settings: MiningSettings = field(default_factory=MiningSettings)
@@ -123,9 +123,9 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
         pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress, log)
         teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
-        for ranked in (*pools, *([teacher] if teacher else [])):
-            if isinstance(ranked, RankingFilePool):
-                ranked.require_queries([one.query for one in questions.queries], job.data)
+        for source in (*pools, *([teacher] if teacher else [])):
+            if isinstance(source, RankingFilePool):
+                source.require_queries([one.query for one in questions.queries], job.data)
         chooser = NegativeSelector(job.settings, teacher, bool(job.concat))
         write_examples(
             job, path, questions, select_examples(questions, pools, texts, chooser, progress), chooser, policy
@@ -158,8 +158,9 @@ def require_same_sources(job: MiningJob) -> None:
     """Raise ContractError if the training file that an earlier command wrote was changed since, or was mined for other
     queries, from another corpus or with other settings than those of `job`."""
     record, policy = parents_path(Path(job.out)), Policy(job.on_error)
-    made = read_with_digest(record)
-    stored = {name: made[name]["sha256"] for name in ("file", "queries", "corpus")} | {"settings": made["settings"]}
+    content = read_with_digest(record)
+    sources = {name: content[name]["sha256"] for name in ("file", "queries", "corpus")}
+    sources["settings"] = content["settings"]
     current = {
         "file": sha256_file(Path(job.out)),
         "queries": _read_queries(job, policy).digest(),
@@ -167,7 +168,7 @@ def require_same_sources(job: MiningJob) -> None:
         "settings": asdict(job.settings),
     }
     remedy = f"Name another output, or delete {job.out} to mine again."
-    require_equal(stored, current, str(record), f"mining from {job.data} and {job.corpus}", remedy)
+    require_equal(sources, current, str(record), f"mining from {job.data} and {job.corpus}", remedy)
 
 
 def require_settings(job: MiningJob) -> None:
@@ -186,17 +187,17 @@ def require_settings(job: MiningJob) -> None:
     for file in job.concat:
         if not source_path(file).is_file():
             raise ValueError(f"--concat={file} is not a file; give one of training records")
-    ranked = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
+    ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
         require_run_scores(job.teacher, "the scores of a teacher")
-    for pool in ranked if job.settings.limit and not job.teacher else ():
+    for pool in ranking_files if job.settings.limit and not job.teacher else ():
         require_run_scores(pool, f"scores to compare (--{job.settings.limit})")
-    read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranked]
+    read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranking_files]
     read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
     read += [("the corpus", job.corpus, job.passages.files)] if job.corpus else []
     for pool in runs if not job.corpus else ():
-        encoded = open_encoded(corpus_folder(Workdir(pool), job.encoded, "--encoded"), verify=False)
-        read.append(("the corpus that a pool encoded", pool, text_files(encoded)))
+        encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
+        read.append(("the corpus that a pool encoded", pool, text_files(encoded_corpus)))
     read += [("a file that follows", file, [source_path(file)]) for file in job.concat]
     read += [("the training data", job.data, training_query_files(job.data, job.split, job.judged))]
     for role, source, files in read:
@@ -252,15 +253,15 @@ def open_pools(
         if name == BM25_NAME:
             pools.append(BM25Pool(job.passages.read(policy), progress))
         elif is_run_folder(name):
-            pools.append(RunPool(name, job.encoded, positives, progress=progress, workers=job.workers))
+            pools.append(RunPool(name, job.encoded_name, positives, progress=progress, workers=job.workers))
         else:
             pools.append(RankingFilePool(name, policy))
-    unbounded = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
-    if job.settings.share is not None and unbounded:
-        raise _no_bound(job.settings.share, unbounded[0])
-    if job.settings.margin and unbounded:
+    names = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
+    if job.settings.share is not None and names:
+        raise _no_bound(job.settings.share, names[0])
+    if job.settings.margin and names:
         log(
-            f"margin {job.settings.margin:g} is in scores of {unbounded[0]}, which have no bound: compare it with "
+            f"margin {job.settings.margin:g} is in scores of {names[0]}, which have no bound: compare it with "
             "the scores of positives below (NV-Retriever's 0.05 is for cosines)"
         )
     if not job.corpus:
@@ -306,9 +307,9 @@ def select_examples(
                     if example := chooser.make_example(chooser.with_corpus_texts(query, passages), of_pools, passages):
                         yield example
                 bar.update(len(part))
-    if not chooser.tally.retrieved:
+    if not chooser.tally.passages:
         raise ValueError(f"no passage was retrieved at ranks {settings.skip + 1} to {settings.depth} of any query")
-    if chooser.tally.left_out["no such text in the corpus"] == chooser.tally.retrieved:
+    if chooser.tally.left_out["no such text in the corpus"] == chooser.tally.passages:
         raise ValueError("nothing that was retrieved is in the corpus; use the one that the rankings are of")
 
 
@@ -336,8 +337,8 @@ def write_examples(
     query_texts = {one.query.id: one.query.text for one in questions.queries}
     for source in job.concat:
         follow = read_concatenated(source, job.settings.keep, policy)
-        scored = (chooser.score_concatenated(example, query_texts) for example in follow)
-        parts.append((scored, not targets_first_only(source, None)))
+        scored_examples = (chooser.score_concatenated(example, query_texts) for example in follow)
+        parts.append((scored_examples, not targets_first_only(source, None)))
     every_positive = all(every for _, every in parts)
     rows = chain.from_iterable(split_by_target(part, every, every_positive) for part, every in parts)
     texts: dict[str, int] = {}
@@ -378,7 +379,7 @@ def write_parents(
     audit: MiningAudit,
 ) -> None:
     queries = {"source": job.data, "split": job.split, "subset": job.subset[0], "subset_seed": job.subset[1]}
-    made: dict[str, Any] = {
+    content: dict[str, Any] = {
         "file": {"name": path.name, "sha256": sha256_file(path)},
         "queries": queries | {"count": len(questions.queries), "sha256": questions.digest()},
         "corpus": dict(corpus),
@@ -389,4 +390,4 @@ def write_parents(
         "left_out": dict(tally.left_out),
         "audit": audit.to_json(),
     }
-    write_json(parents_path(path), with_digest(made))
+    write_json(parents_path(path), with_digest(content))

@@ -23,20 +23,20 @@ from jaxret.mining.training_queries import TrainingQuery
 class MiningTally:
     """Counts of retrieved passages and of queries by their fate."""
 
-    retrieved: int = 0
+    passages: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # by filter
     eligible: int = 0  # passed all filters
-    selected: int = 0  # became negatives
+    negatives: int = 0
     queries: Counter[str] = field(default_factory=Counter)  # end of a message "N queries ..." -> N
     target_scores: list[float] = field(default_factory=list)  # of positives, from which limits were computed
 
     def lines(self) -> list[str]:
         rows = [
-            (self.retrieved, "found"),
+            (self.passages, "found"),
             *((count, f"left out: {name}") for name, count in self.left_out.items() if count),
         ]
-        rows += [(self.eligible, "left"), (self.selected, "kept")]
-        lines = [f"  {count / max(self.retrieved, 1):>7.2%} {count:>12,}  {label}" for count, label in rows]
+        rows += [(self.eligible, "left"), (self.negatives, "kept")]
+        lines = [f"  {count / max(self.passages, 1):>7.2%} {count:>12,}  {label}" for count, label in rows]
         lines += [f"  {count:,} queries {fate}" for fate, count in self.queries.items() if count]
         if self.target_scores:
             low, middle, high = np.quantile(self.target_scores, (0.05, 0.5, 0.95))
@@ -61,7 +61,7 @@ class NegativeSelector:
         """Return the query with the corpus's texts of its positives, where the corpus has them: a training file has one
         text for an id, and the negatives of other queries have the corpus's."""
         positives = tuple(  # an encoded corpus has empty passages for ids that it lacks
-            stored if (stored := texts.get(positive.id)) and (stored.text or stored.title) else positive
+            passage if (passage := texts.get(positive.id)) and (passage.text or passage.title) else positive
             for positive in training_query.positives
         )
         self.tally.queries["have a positive that is other text in the corpus, which is taken"] += (
@@ -96,14 +96,14 @@ class NegativeSelector:
             case = RetrievedPassages(training_query.query, training_query.positives, relevant, passages, array, lowest)
             for row in self._select(case, number):
                 negatives.setdefault(passages[row].id, (passages[row], float(array[row])))
-        self.tally.selected += len(negatives)
+        self.tally.negatives += len(negatives)
         self.tally.queries["have no negative"] += not negatives
         passages = tuple(passage for passage, _ in negatives.values())
         if teacher_scores is None and (len(results) > 1 or self.concatenated):
             return Example(training_query.query, training_query.positives, passages)
-        scored = {passage.id: score for passage, score in zip(training_query.positives, target_scores, strict=True)}
-        scored |= {key: score for key, (_, score) in negatives.items()}
-        finite = {key: score for key, score in scored.items() if math.isfinite(score)}
+        by_id = {passage.id: score for passage, score in zip(training_query.positives, target_scores, strict=True)}
+        by_id |= {key: score for key, (_, score) in negatives.items()}
+        finite = {key: score for key, score in by_id.items() if math.isfinite(score)}
         return with_scores(Example(training_query.query, training_query.positives, passages), finite)
 
     def score_concatenated(self, example: Example, query_texts: Mapping[str, str]) -> Example:
@@ -112,19 +112,19 @@ class NegativeSelector:
         query_texts: id -> text of the queries that the teacher scored. Ids may be row numbers, so texts must agree.
         """
         same_query = self.teacher is not None and query_texts.get(example.query.id) == example.query.text
-        scored = with_scores(
+        record = with_scores(
             example, dict(self.teacher.ranking(example.query.id)) if self.teacher and same_query else {}
         )
         self.tally.queries["of --concat have no score of the teacher"] += (
-            self.teacher is not None and not scored.score_count
+            self.teacher is not None and not record.score_count
         )
-        return scored
+        return record
 
     def window(self, result: PoolResult, texts: Mapping[str, Passage]) -> tuple[Passage, ...]:
         """Return the passages at the used ranks that have a text in the corpus."""
         ids = [key for key, _ in result.ranking[self.settings.skip : self.settings.depth]]
         passages = tuple(texts[key] for key in ids if key in texts)
-        self.tally.retrieved += len(ids)
+        self.tally.passages += len(ids)
         self.tally.left_out["no such text in the corpus"] += len(ids) - len(passages)
         return passages
 
@@ -136,13 +136,13 @@ class NegativeSelector:
 
     def _select(self, case: RetrievedPassages, pool: int) -> list[int]:
         """Return the rows of the passages that become negatives, ascending."""
-        allowed, left_out = filter_passages(case, self.settings, self._matcher)
+        mask, left_out = filter_passages(case, self.settings, self._matcher)
         self.tally.left_out.update(left_out)
         if self.settings.compares and not math.isfinite(case.positive):
             self.tally.queries["have a positive that nobody scored: nothing passes a margin"] += 1
         elif self.settings.compares:
             self.tally.target_scores.append(case.positive)
-        rows = np.flatnonzero(allowed)
+        rows = np.flatnonzero(mask)
         self.tally.eligible += len(rows)
         if self.settings.draw == SAMPLE and len(rows) > self.settings.keep:
             random = np.random.default_rng((self.settings.seed, hash_id(case.query.id), pool))

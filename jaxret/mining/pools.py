@@ -72,8 +72,8 @@ class BM25Pool:
         results = []
         for query, ids in zip(queries, positives, strict=True):
             scores = dict(rankings[query.id])
-            missing = [key for key in ids if key not in scores]
-            scores = {key: scores[key] for key in ids if key in scores} | self._index.scores(query, missing)
+            missing_ids = [key for key in ids if key not in scores]
+            scores = {key: scores[key] for key in ids if key in scores} | self._index.scores(query, missing_ids)
             results.append(PoolResult(rankings[query.id], scores))
         return results
 
@@ -121,9 +121,9 @@ class RunPool:
         require_encoded(self.searcher.shards, corpus, sha256, "give that, or leave the corpus out")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
-        retrieved = self.searcher.search(queries, depth, self._progress)
-        scores = self._scores(retrieved.vectors, positives)
-        return [PoolResult(retrieved.rankings[query.id], row) for query, row in zip(queries, scores, strict=True)]
+        outcome = self.searcher.search(queries, depth, self._progress)
+        scores = self._scores(outcome.vectors, positives)
+        return [PoolResult(outcome.rankings[query.id], row) for query, row in zip(queries, scores, strict=True)]
 
     def scores(self, queries: Sequence[Query], passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
         """Return id -> score of each query's passages, equal to a search; ids that the corpus lacks are left out."""
@@ -134,9 +134,9 @@ class RunPool:
         return [key for key in passages if key not in self._rows]
 
     def _scores(self, vectors: TextVectors, passages: Sequence[Sequence[str]]) -> list[dict[str, float]]:
-        encoded = [[key for key in ids if key in self._rows] for ids in passages]
-        scores = self.searcher.scores(vectors, [[self._rows[key] for key in ids] for ids in encoded])
-        return [dict(zip(ids, row, strict=True)) for ids, row in zip(encoded, scores, strict=True)]
+        encoded_ids = [[key for key in ids if key in self._rows] for ids in passages]
+        scores = self.searcher.scores(vectors, [[self._rows[key] for key in ids] for ids in encoded_ids])
+        return [dict(zip(ids, row, strict=True)) for ids, row in zip(encoded_ids, scores, strict=True)]
 
     def parent(self) -> dict[str, Any]:
         run, shards = self.searcher.run, self.searcher.shards
@@ -168,8 +168,8 @@ class RankingFilePool:
             self._offsets[query] = self._file.tell()
             if ranking[0].query_text:
                 self._texts[query] = ranking[0].query_text
-            scored = [[line.passage_id, math.nan if self.ranks_alone else line.score] for line in ranking]
-            self._file.write(json.dumps(scored).encode() + b"\n")
+            pairs = [[line.passage_id, math.nan if self.ranks_alone else line.score] for line in ranking]
+            self._file.write(json.dumps(pairs).encode() + b"\n")
 
     def require_queries(self, queries: Sequence[Query], data: str) -> None:
         """Raise ValueError if the file ranks none of the training queries, or has other texts for their ids."""
@@ -205,20 +205,20 @@ class RankingFilePool:
         return {"pool": self._source, "files": {str(path): sha256_file(path) for path in run_files(self._source)}}
 
 
-def require_encoded(encoded: EncodedCorpus, corpus: str, sha256: str, remedy: str) -> None:
+def require_encoded(encoded_corpus: EncodedCorpus, corpus: str, sha256: str, remedy: str) -> None:
     """Raise ContractError with both digests if a corpus is not the one that was encoded: ids may name other passages.
 
     A corpus that was changed since (--append, --delete) has no file to compare with.
 
     Args:
-        encoded: the encoded corpus.
+        encoded_corpus: made from it.
         corpus, sha256: name and digest of the corpus file.
         remedy: end of the message.
     """
-    stored = encoded.corpus["sha256"]
-    if len(encoded.parts) == 1 and stored != sha256:
-        digests = f"its texts have SHA-256 {sha256}, those that were encoded {stored}"
-        raise ContractError(f"{corpus} is not what {encoded.folder} was encoded from: {digests}; {remedy}")
+    encoded_sha256 = encoded_corpus.corpus["sha256"]
+    if len(encoded_corpus.parts) == 1 and encoded_sha256 != sha256:
+        digests = f"its texts have SHA-256 {sha256}, those that were encoded {encoded_sha256}"
+        raise ContractError(f"{corpus} is not what {encoded_corpus.folder} was encoded from: {digests}; {remedy}")
 
 
 def is_run_folder(pool: str) -> bool:

@@ -64,12 +64,12 @@ def read_training_queries(source: str, split: str, policy: Policy, positives: bo
     """
     if positives or _has_examples(source, split):
         by_id: dict[str, TrainingQuery] = {}
-        shared: dict[Passage, Passage] = {}  # one object for a passage, however many queries have it
+        passages: dict[Passage, Passage] = {}  # one object for a passage, however many queries have it
         for example in _examples(source, split, policy):
             before = by_id.get(example.query.id, TrainingQuery(example.query))
             require_same_text(before.query, example.query, source)
             both = dict.fromkeys((*before.positives, *example.positives))
-            by_id[example.query.id] = TrainingQuery(before.query, tuple(shared.setdefault(one, one) for one in both))
+            by_id[example.query.id] = TrainingQuery(before.query, tuple(passages.setdefault(one, one) for one in both))
         queries, every = tuple(by_id.values()), not targets_first_only(source, split)
     else:
         queries, every = tuple(map(TrainingQuery, read_queries(source, policy, split))), False
@@ -83,7 +83,7 @@ def training_query_files(source: str, split: str, positives: bool = True) -> lis
     if positives or _has_examples(source, split):
         path = source_path(source)
         return [path] if path.is_file() and not is_named(path) else example_files(source, split)
-    return [file for detected in detect_queries(source, split) for file in list_files(detected.path)]
+    return [file for detection in detect_queries(source, split) for file in list_files(detection.path)]
 
 
 def require_same_text(one: Query, other: Query, source: str) -> None:
@@ -97,8 +97,8 @@ def require_same_text(one: Query, other: Query, source: str) -> None:
 def _examples(source: str, split: str, policy: Policy) -> Iterable[Example]:
     """Return the examples. Those of a mined file, which have many negatives, are read one at a time."""
     path = source_path(source)
-    if path.is_file() and (detected := detect_file(source, "examples")).format.name in _WITH_TEXTS:
-        return stream_mined_examples(detected.path, policy)
+    if path.is_file() and (detection := detect_file(source, "examples")).format.name in _WITH_TEXTS:
+        return stream_mined_examples(detection.path, policy)
     return read_examples(source, split, policy, targets=False)
 
 
@@ -120,9 +120,9 @@ def stream_mined_examples(path: Path, policy: Policy) -> Iterator[Example]:
 
 def read_concatenated(source: str, keep: int, policy: Policy) -> Iterator[Example]:
     """Yield the examples of a training file with their first `keep` negatives."""
-    detected = detect_file(source, "examples")
-    if detected.format.name in _WITH_TEXTS:
-        examples: Iterable[Example] = stream_mined_examples(detected.path, policy)
+    detection = detect_file(source, "examples")
+    if detection.format.name in _WITH_TEXTS:
+        examples: Iterable[Example] = stream_mined_examples(detection.path, policy)
     else:
         examples = read_examples(source, None, policy, targets=False)
     for example in examples:

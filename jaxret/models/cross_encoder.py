@@ -172,18 +172,18 @@ def load_score_head(directory: Path, config: EncoderConfig) -> Params:
     shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
     names = score_head_names(config)
     with open_tensors(path) as file:
-        stored = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
+        file_names = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
         for parameter, name in names.items():
-            if name not in stored:
+            if name not in file_names:
                 continue
-            array = np.asarray(file.get_tensor(stored[name]), np.float32)
-            if array.shape != (needed := shapes.get(parameter, (size,))):
+            array = np.asarray(file.get_tensor(file_names[name]), np.float32)
+            if array.shape != (expected_shape := shapes.get(parameter, (size,))):
                 labels = f", a classifier of {len(array)} labels" if parameter.startswith("score") else ""
                 raise ValueError(
-                    f"{path}: {stored[name]} has shape {array.shape}{labels}; {needed} is needed: one score"
+                    f"{path}: {file_names[name]} has shape {array.shape}{labels}; {expected_shape} is needed: one score"
                 )
             if not np.isfinite(array).all():
-                raise ValueError(f"{path}: {stored[name]} holds NaN or infinity; all weights must be finite")
+                raise ValueError(f"{path}: {file_names[name]} holds NaN or infinity; all weights must be finite")
             arrays[parameter] = array.T if parameter.endswith("kernel") else array
     parts = {parameter.partition("/")[0] for parameter in arrays}
     for parameter in names:
@@ -213,9 +213,9 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
 def read_cross_encoder(directory: Path) -> EncoderConfig:
     """Return the encoder's config of a directory with a cross-encoder. Raises ValueError if its head is incomplete."""
     config = read_config(directory)
-    missing = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
-    if missing:
-        names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in missing)
+    absent = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
+    if absent:
+        names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in absent)
         raise ValueError(
             f"{directory}/model.safetensors is not a cross-encoder: {names} missing; jaxret train makes one"
         )

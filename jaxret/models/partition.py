@@ -24,17 +24,17 @@ def divide_parameters(tree: Tree, pattern: str, prefix: str = "") -> tuple[Tree,
     if not pattern:
         return tree, {}
     others: dict[str, Any] = {}
-    matching: dict[str, Any] = {}
+    matches: dict[str, Any] = {}
     for name, part in tree.items():
         if isinstance(part, Mapping):
             for result, piece in zip(
-                (others, matching), divide_parameters(part, pattern, f"{prefix}{name}/"), strict=True
+                (others, matches), divide_parameters(part, pattern, f"{prefix}{name}/"), strict=True
             ):
                 if piece:
                     result[name] = piece
         else:
-            (matching if re.search(pattern, prefix + name) else others)[name] = part
-    return others, matching
+            (matches if re.search(pattern, prefix + name) else others)[name] = part
+    return others, matches
 
 
 def join_parameters(first: Tree, second: Tree) -> Tree:

@@ -74,8 +74,8 @@ class ScalarMix(nn.Module):
     def __call__(self, embeddings: Embeddings, train: bool) -> Embeddings:
         alpha = self.param("alpha", nn.initializers.zeros, (self.num_vectors,))
         weights = jax.nn.softmax(jnp.where(embeddings.mask, alpha, MASKED_LOGIT), axis=-1)  # [B,V]
-        mixed = jnp.einsum("bv,bvd->bd", weights, embeddings.vectors, precision=jax.lax.Precision.HIGHEST)
-        return replace(embeddings, vectors=mixed[:, None], mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
+        mixture = jnp.einsum("bv,bvd->bd", weights, embeddings.vectors, precision=jax.lax.Precision.HIGHEST)
+        return replace(embeddings, vectors=mixture[:, None], mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
 
 
 class SelfContrastive(nn.Module):

@@ -119,8 +119,8 @@ class CondenserHead(nn.Module):
         self, first: Float[jax.Array, "B 1 H"], early: Float[jax.Array, "B T H"], layout: TokenLayout
     ) -> Float[jax.Array, "B T H"]:
         layer = partial(BertLayer, self.config, self.compute, Selection(layers="last"))
-        mixed = jnp.concatenate([first, early[:, 1:]], axis=1)
-        return Stack(layer, self.length, self.compute, name="layers")(mixed, layout)[0]
+        states = jnp.concatenate([first, early[:, 1:]], axis=1)
+        return Stack(layer, self.length, self.compute, name="layers")(states, layout)[0]
 
 
 class DecodingHead(nn.Module):
@@ -134,7 +134,7 @@ class DecodingHead(nn.Module):
         self,
         first: Float[jax.Array, "B 1 H"],
         positions: Float[jax.Array, "*B T H"],
-        embedded: Float[jax.Array, "B T H"],
+        embeddings: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B T T"],
         layout: TokenLayout,
     ) -> Float[jax.Array, "B T H"]:
@@ -143,12 +143,12 @@ class DecodingHead(nn.Module):
         Args:
           first: the encoder's [CLS], which is added to each query and may be attended to.
           positions: position embeddings of the queries.
-          embedded: input of the encoder's first layer.
+          embeddings: input of the encoder's first layer.
           mask: tokens that each query attends to.
           layout: of the tokens, for dropout.
         """
         compute = replace(self.compute, attention="plain")  # no kernel has a mask for each query
-        memory = jnp.concatenate([first, embedded[:, 1:]], axis=1)
+        memory = jnp.concatenate([first, embeddings[:, 1:]], axis=1)
         layer = partial(DecoderLayer, self.config, compute)
         return Stack(layer, 1, compute, name="layers")(first + positions, layout, memory, mask)[0]
 
@@ -182,8 +182,8 @@ class PretrainingModule(nn.Module):
             assert batch.targets is not None
             embeddings = self.encoder.embeddings
             positions = embeddings.position(embeddings.positions(batch.original_ids))
-            embedded = self.encoder.embed(Tokens(batch.original_ids, tokens.mask, tokens.rows), train)
-            read = self.head(first, positions, embedded, batch.attention_mask & tokens.mask[:, None], layout)
+            token_embeddings = self.encoder.embed(Tokens(batch.original_ids, tokens.mask, tokens.rows), train)
+            read = self.head(first, positions, token_embeddings, batch.attention_mask & tokens.mask[:, None], layout)
             losses["decoder"] = self.recovered(read, batch.targets)
         return PretrainingOutput(losses, first[:, 0].astype(jnp.float32))
 
@@ -192,8 +192,8 @@ class PretrainingModule(nn.Module):
         logits = self.encoder.mlm_head(states, self.encoder.word_table).astype(jnp.float32)
         real = labels >= 0
         label_logits = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
-        lost = jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - label_logits, 0.0)
-        return jnp.stack([jnp.sum(lost, axis=1), jnp.sum(real, axis=1).astype(jnp.float32)], axis=1)
+        losses = jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - label_logits, 0.0)
+        return jnp.stack([jnp.sum(losses, axis=1), jnp.sum(real, axis=1).astype(jnp.float32)], axis=1)
 
     def hidden_states(self, tokens: Tokens) -> HiddenStates:
         return self.encoder(tokens, Selection())

@@ -333,11 +333,11 @@ def with_pretrained(params: Params, weights: Params, head: Params | None = None)
     `head` in every head. Raises ValueError for other shapes."""
     encoders = {name: weights for name in params if name.endswith("encoder")}
     encoders |= {name: {**params[name], **head} for name in params if head and name.endswith("head")}
-    loaded, expected = (
+    arrays, expected = (
         traverse_util.flatten_dict(encoders),
         traverse_util.flatten_dict({n: params[n] for n in encoders}),
     )
     for path, leaf in expected.items():
-        if np.shape(loaded.get(path)) != tuple(leaf.shape):
-            raise ValueError(f"{'/'.join(path)}: {np.shape(loaded.get(path))} loaded, {tuple(leaf.shape)} needed")
+        if np.shape(arrays.get(path)) != tuple(leaf.shape):
+            raise ValueError(f"{'/'.join(path)}: {np.shape(arrays.get(path))} loaded, {tuple(leaf.shape)} needed")
     return {**params, **encoders}

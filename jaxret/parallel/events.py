@@ -19,7 +19,7 @@ from jaxret.parallel.first_process import is_first_process
 
 _output: list[io.FileIO] = []  # where events are written: none, or one file
 _lock = threading.Lock()
-_shown: list[Callable[[str], str]] = []  # changes the texts of events: none, or one function
+_rewrites: list[Callable[[str], str]] = []  # changes the texts of events: none, or one function
 
 
 def start_events() -> None:
@@ -39,7 +39,7 @@ def start_events() -> None:
 
 def show_texts_by(function: Callable[[str], str]) -> None:
     """Let a function change all texts of the events that follow, such as paths on this host to addresses."""
-    _shown[:] = [function]
+    _rewrites[:] = [function]
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -72,7 +72,7 @@ def _json_value(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):
-        return _shown[0](value) if _shown else value
+        return _rewrites[0](value) if _rewrites else value
     if isinstance(value, Mapping):
         return {_json_value(str(key)): _json_value(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

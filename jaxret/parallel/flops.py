@@ -37,16 +37,16 @@ class ProductKind(NamedTuple):
 Flops = Counter[ProductKind]
 
 
-def count_flops(traced: Any) -> Flops:
+def count_flops(program: Any) -> Flops:
     """Return the FLOPs of all devices together of a traced program.
 
     A multiplication with its addition counts as two.
     """
-    closed = traced.jaxpr
+    jaxpr = program.jaxpr
     # Remove dead code first: JAX also traces unused products, such as the last one of a recomputed layer.
-    needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    live_jaxpr, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
     flops: Flops = Counter()
-    for times, stack, equation in _products(needed, 1, ""):
+    for times, stack, equation in _products(live_jaxpr, 1, ""):
         flops[_kind(stack, equation)] += times * product_flops(equation)
     return flops
 
@@ -58,14 +58,14 @@ def seconds_at_full_rate(flops: Mapping[ProductKind, int], chip: Chip) -> float:
 
 def count_elementwise(function: Any, *arguments: Any) -> int:
     """Return the operations of a function without matrix products: one for each number that each equation computes."""
-    traced = jax.make_jaxpr(function)(*arguments)
-    needed, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
-    return sum(times * _numbers(equation) for times, _, equation in _equations(needed, 1, ""))
+    closed_jaxpr = jax.make_jaxpr(function)(*arguments)
+    live_jaxpr, _ = partial_eval.dce_jaxpr(closed_jaxpr.jaxpr, [True] * len(closed_jaxpr.jaxpr.outvars))
+    return sum(times * _numbers(equation) for times, _, equation in _equations(live_jaxpr, 1, ""))
 
 
 def _numbers(equation: Any) -> int:
-    moved = ("broadcast_in_dim", "reshape", "convert_element_type", "copy", "transpose", "squeeze")
-    if equation.primitive.name in moved:
+    moves = ("broadcast_in_dim", "reshape", "convert_element_type", "copy", "transpose", "squeeze")
+    if equation.primitive.name in moves:
         return 0
     read = equation.invars if equation.primitive.name.startswith("reduce") else equation.outvars
     return sum(math.prod(variable.aval.shape) for variable in read)
@@ -73,9 +73,9 @@ def _numbers(equation: Any) -> int:
 
 def product_flops(equation: Any) -> int:
     """Return the FLOPs of a dot_general: 2 x size of its result x length of the summed axes."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    summed = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-    return 2 * math.prod(equation.outvars[0].aval.shape) * summed
+    (axes, _), _ = equation.params["dimension_numbers"]
+    length = math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
+    return 2 * math.prod(equation.outvars[0].aval.shape) * length
 
 
 def _kind(stack: str, equation: Any) -> ProductKind:
@@ -87,8 +87,8 @@ def _kind(stack: str, equation: Any) -> ProductKind:
     if all(variable.aval.dtype == jnp.int8 for variable in equation.invars):
         precision = "int8"
     if any(variable.aval.dtype == jnp.float32 for variable in equation.invars):
-        requested = equation.params["precision"]
-        both = requested if isinstance(requested, tuple) else (requested,)
+        option = equation.params["precision"]
+        both = option if isinstance(option, tuple) else (option,)
         precision = "float32 exact" if jax.lax.Precision.HIGHEST in both else "float32"
     return ProductKind(part, phase, precision)
 

@@ -67,8 +67,8 @@ def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None, tensor: in
         raise ValueError(f"mesh.tensor is {tensor}; it must divide the number of devices, {len(devices)}")
     fsdp = fsdp or len(devices) // tensor
     if fsdp < 1 or len(devices) % (fsdp * tensor):
-        used = f" x mesh.tensor {tensor}" if tensor > 1 else ""
-        raise ValueError(f"mesh.fsdp is {fsdp}{used}; it must divide the number of devices, {len(devices)}")
+        factor = f" x mesh.tensor {tensor}" if tensor > 1 else ""
+        raise ValueError(f"mesh.fsdp is {fsdp}{factor}; it must divide the number of devices, {len(devices)}")
     grid = np.array(devices).reshape(-1, fsdp, tensor)
     if tensor > 1:
         return Mesh(grid, (*ROWS, TENSOR), axis_types=(AxisType.Auto,) * 3)
@@ -97,8 +97,8 @@ def row_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
 def parameter_spec(name: str, axes: Collection[str] = ("fsdp",)) -> P:
     """Return the partition of the parameter with this path over some axes of the mesh."""
     spec = next(spec for pattern, spec in PARAMETER_RULES if re.search(pattern, name))
-    kept = [tuple(axis for axis in names_of(entry) if axis in axes) for entry in spec]
-    return P(*(entry if len(entry) > 1 else next(iter(entry), None) for entry in kept)) if any(kept) else P()
+    entries = [tuple(axis for axis in names_of(entry) if axis in axes) for entry in spec]
+    return P(*(entry if len(entry) > 1 else next(iter(entry), None) for entry in entries)) if any(entries) else P()
 
 
 def names_of(entry: Any) -> tuple[str, ...]:
@@ -195,9 +195,9 @@ class ParameterGatherer:
         again = "fsdp" in self.axes and self.frozen and name.endswith("kernel")
         return bool(re.search(LAYERS, name)) and (again or not self.at_once)
 
-    def _read(self, name: str, x: jax.Array, scanned: int) -> jax.Array:
+    def _read(self, name: str, x: jax.Array, leading_axes: int) -> jax.Array:
         spec = parameter_spec(name, self.axes)
-        axis = next((place - scanned for place, entry in enumerate(spec) if "fsdp" in names_of(entry)), None)
+        axis = next((place - leading_axes for place, entry in enumerate(spec) if "fsdp" in names_of(entry)), None)
         large = name.endswith(("kernel", "embedding"))  # other parameters are too small to matter
         stacked = bool(re.search(LAYERS, name))
         return _read(x, axis, self.dtype, self.reduce_dtype if large else jnp.float32, stacked)
@@ -273,11 +273,11 @@ class Program:
             self.count += 1  # runs when JAX traces, not when the compiled program runs
             return function(*arguments)
 
-        self._jitted = jax.jit(traced, **jit_options)
+        self._program = jax.jit(traced, **jit_options)
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments)
+        return self._program(*arguments)
 
     def trace(self, *arguments: Any) -> Any:
         """Return the trace (jax.stages.Traced) for these arguments, which may be abstract."""
-        return self._jitted.trace(*arguments)
+        return self._program.trace(*arguments)

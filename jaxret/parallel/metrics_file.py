@@ -86,17 +86,17 @@ def start_metrics_file(path: str, verb: str) -> None:
     _files[:] = [MetricsFile(path, verb)]
 
 
-def report_progress(work: str, unit: str, done: int, total: int | None) -> None:
+def report_progress(work: str, unit: str, finished_parts: int, total: int | None) -> None:
     """Set the progress of some work, every INTERVAL seconds at most; do nothing without a file.
 
     Args:
         work: Name of it, in one or two words.
         unit: A part of it, in one word.
-        done: Finished parts.
+        finished_parts: Count so far.
         total: Parts; None: not known.
     """
     for file in _files:
-        file.set("done", done, work=work, unit=unit)
+        file.set("done", finished_parts, work=work, unit=unit)
         if total:
             file.set("total", total, work=work, unit=unit)
         file.write(every=INTERVAL)

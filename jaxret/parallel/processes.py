@@ -104,10 +104,10 @@ def keep_stdout() -> None:
     copy, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-    printed: Any = sys.stdout
-    stream = io.TextIOWrapper(io.FileIO(copy, "w"), printed.encoding, printed.errors, write_through=True)
-    if hasattr(printed, "stream"):  # a wrapper, which shows the addresses of working copies
-        printed.stream = stream
+    stdout: Any = sys.stdout
+    stream = io.TextIOWrapper(io.FileIO(copy, "w"), stdout.encoding, stdout.errors, write_through=True)
+    if hasattr(stdout, "stream"):  # a wrapper, which shows the addresses of working copies
+        stdout.stream = stream
     else:
         sys.stdout = stream
 
@@ -158,14 +158,14 @@ def require_platform(platform: str, setting: str) -> None:
         jax.config.update("jax_platforms", "cpu")
     try:
         device, *others = jax.local_devices()
-        detected = f"{1 + len(others)} of {device.platform} ({device.device_kind})"
+        report = f"{1 + len(others)} of {device.platform} ({device.device_kind})"
         if device.platform == platform:
             return
     except RuntimeError as error:  # JAX_PLATFORMS names a missing platform
-        detected = str(error).splitlines()[0]
-    allowed = f" (JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']})" if os.environ.get("JAX_PLATFORMS") else ""
+        report = str(error).splitlines()[0]
+    environment = f" (JAX_PLATFORMS is {os.environ['JAX_PLATFORMS']})" if os.environ.get("JAX_PLATFORMS") else ""
     raise ValueError(
-        f"{setting} is {platform!r}, but JAX{allowed} reports: {detected}. A {platform.upper()} needs its "
+        f"{setting} is {platform!r}, but JAX{environment} reports: {report}. A {platform.upper()} needs its "
         f"driver and an environment installed from {REQUIREMENTS[platform]}"
     )
 
@@ -182,8 +182,8 @@ def from_first_process(text: str) -> str:
     if jax.process_count() == 1:
         return text
     data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
-    received = np.asarray(multihost_utils.broadcast_one_to_all(data))
-    return received.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+    values = np.asarray(multihost_utils.broadcast_one_to_all(data))
+    return values.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def gather_texts(text: str) -> list[str]:
@@ -192,9 +192,9 @@ def gather_texts(text: str) -> list[str]:
         return [text]
     data = np.frombuffer(text.encode(), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.array(len(data)))).reshape(-1)
-    padded = np.zeros(sizes.max(), np.uint8)
-    padded[: len(data)] = data
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    buffer = np.zeros(sizes.max(), np.uint8)
+    buffer[: len(data)] = data
+    rows = np.asarray(multihost_utils.process_allgather(buffer)).reshape(len(sizes), -1)
     return [row[:size].astype(np.uint8).tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 

@@ -29,7 +29,7 @@ INTERVAL = 10.0  # seconds between the lines of a file
 _PLURALS = {"batch": "batches", "query": "queries"}
 
 _settings = {"quiet": False}
-_shown: list[Progress] = []  # work that is shown, the outermost first; it alone has a bar
+_stack: list[Progress] = []  # work that is shown, the outermost first; it alone has a bar
 
 
 def be_quiet() -> None:
@@ -79,21 +79,21 @@ class Progress:
         done: Parts that are finished.
     """
 
-    def __init__(self, name: str, total: int | None = None, unit: str = "text", done: int = 0, shown: bool = True):
+    def __init__(self, name: str, total: int | None = None, unit: str = "text", start: int = 0, shown: bool = True):
         """name: of the work, in one or two words. total: parts; None: not known. shown: whether it is shown at all."""
-        self.name, self.total, self.unit, self.done = name, total, unit, done
-        self._first, self._note = done, ""
+        self.name, self.total, self.unit, self.done = name, total, unit, start
+        self._first, self._note = start, ""
         self._visible = shown and not _settings["quiet"]
         self._bar: tqdm[Any] | None = None
         self._lines = 0
-        self._ended, self._mutex = threading.Event(), threading.RLock()
+        self._end, self._mutex = threading.Event(), threading.RLock()
 
     def __enter__(self) -> Progress:
-        self._start_time = self._next = self._updated = time.monotonic()
+        self._start_time = self._next = self._last_update = time.monotonic()
         self._terminal = sys.stderr.isatty() or in_notebook()
-        self._visible = self._visible and not (self._terminal and _shown)
+        self._visible = self._visible and not (self._terminal and _stack)
         if self._visible:
-            _shown.append(self)
+            _stack.append(self)
             self._next += DELAY if self._terminal else INTERVAL
             if not self._terminal:
                 threading.Thread(target=self._write_while_waiting, name="progress", daemon=True).start()
@@ -101,9 +101,9 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         with self._mutex:
-            self._ended.set()
-        if self in _shown:
-            _shown.remove(self)
+            self._end.set()
+        if self in _stack:
+            _stack.remove(self)
         if self._bar is not None:
             self._bar.close()
         elif self._lines:
@@ -115,7 +115,7 @@ class Progress:
         report_progress(self.name, self.unit, self.done, self.total)
         if not self._visible:
             return
-        now = self._updated = time.monotonic()
+        now = self._last_update = time.monotonic()
         if self._bar is None and now < self._next:
             return
         if self._bar is None and not is_first_process():
@@ -125,15 +125,15 @@ class Progress:
         else:
             with self._mutex:
                 self._next += INTERVAL * (1 + (now - self._next) // INTERVAL)
-                if all(now - outer._updated >= INTERVAL for outer in _shown[: _shown.index(self)]):
+                if all(now - outer._last_update >= INTERVAL for outer in _stack[: _stack.index(self)]):
                     self._write_line("for")
 
     def _write_while_waiting(self) -> None:
         """Write a line for every ten seconds in which no part is finished, unless work inside this one does so."""
-        while not self._ended.wait(INTERVAL):
+        while not self._end.wait(INTERVAL):
             with self._mutex:
                 now = time.monotonic()
-                if self._ended.is_set() or now < self._next or _shown[-1] is not self or not is_first_process():
+                if self._end.is_set() or now < self._next or _stack[-1] is not self or not is_first_process():
                     continue
                 self._next = now + INTERVAL
                 self._write_line("for")
@@ -146,9 +146,9 @@ class Progress:
 
     def _draw(self, count: int) -> None:
         if self._bar is None:
-            scaled = (self.total or 0) > 100_000
+            large = (self.total or 0) > 100_000
             self._bar = _bar_class()(
-                total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=scaled, leave=False
+                total=self.total, initial=self._first, desc=self.name, unit=self.unit, unit_scale=large, leave=False
             )
             self._bar.start_t -= time.monotonic() - self._start_time
             self._bar.set_postfix_str(self._note, refresh=False)

@@ -48,7 +48,7 @@ def wait_for_processes(address: str, num_processes: int, process_id: int, timeou
 async def _gather(address: str, count: int, timeout: float) -> str:
     """Wait for the others in process 0, and return the outcome, which is also sent to all that came."""
     here: dict[asyncio.StreamWriter, int] = {}
-    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Suppressed: it left, its line is too long, or the wait ended first. Missing processes are counted below.
@@ -57,15 +57,15 @@ async def _gather(address: str, count: int, timeout: float) -> str:
             if introduction := re.fullmatch(rb"process (\d+) of (\d+)\n", await reader.readline()):
                 here[writer] = int(introduction[1])
                 trouble = _misfit(here, int(introduction[1]), int(introduction[2]), count)
-                if not ended.done() and (trouble or len(here) == count - 1):
-                    ended.set_result(trouble or _ALL_HERE)
+                if not end.done() and (trouble or len(here) == count - 1):
+                    end.set_result(trouble or _ALL_HERE)
                 await reader.read()  # nothing more is sent; returns when the connection ends
         here.pop(writer, None)
         writer.close()
 
     server = await asyncio.start_server(welcome, sock=_listen(int(address.rpartition(":")[2])), backlog=max(100, count))
     try:
-        outcome = await asyncio.wait_for(ended, timeout)
+        outcome = await asyncio.wait_for(end, timeout)
     except TimeoutError:
         outcome = _missing(set(range(1, count)) - set(here.values()), count, address, timeout)
     server.close()  # before any process continues: JAX listens at this port next

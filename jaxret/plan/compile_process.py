@@ -17,12 +17,12 @@ def compile_job(job_file: str, dump: str) -> None:
     if "chips_per_host_bounds" in description:
         description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
     devices = topologies.get_topology_desc(**description).devices
-    planned = build_program(job, devices)
-    lowered = planned.program.trace(*planned.arguments).lower()
+    program = build_program(job, devices)
+    lowering = program.program.trace(*program.arguments).lower()
     options: dict[str, bool | str] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
     if description["platform"] == "cuda":  # without a GPU to measure on, XLA has no tiles for some products
         options["xla_gpu_enable_triton_gemm"] = False
-    lowered.compile(options)
+    lowering.compile(options)
 
 
 if __name__ == "__main__":

@@ -50,13 +50,13 @@ def program_key(config: ConfigDict) -> str:
     Of numbers like a learning rate or a weight of the loss it holds whether they are zero, of a checkpoint the shapes.
     """
     keys = flatten(config.to_dict())
-    compiled = {key: bool(value) if isinstance(value, float) else value for key, value in keys.items()}
+    program_keys = {key: bool(value) if isinstance(value, float) else value for key, value in keys.items()}
     for key in keys:
         if (key.partition(".")[0] in NOT_COMPILED and key != "data.negatives") or key in SCHEDULE:
-            del compiled[key]
-    compiled["data.pseudo_queries"] = bool(config.data.pseudo_queries)
-    compiled["encoder.checkpoint"] = (encoder_directory(config.encoder.checkpoint)[0] / "config.json").read_text()
-    return json.dumps(compiled, sort_keys=True)
+            del program_keys[key]
+    program_keys["data.pseudo_queries"] = bool(config.data.pseudo_queries)
+    program_keys["encoder.checkpoint"] = (encoder_directory(config.encoder.checkpoint)[0] / "config.json").read_text()
+    return json.dumps(program_keys, sort_keys=True)
 
 
 def plan_configs(

@@ -28,9 +28,9 @@ def corpus_size_table(folder: Path, topology: Topology) -> Iterator[str]:
 
     Times are of QUERY_ROWS queries on all chips of the topology.
     """
-    named = [f"{name}, {topology}" for name in SEARCHED]
-    yield " | ".join(["| family (vectors x numbers)", "passages", "float32 on disk", "float16", *named]) + " |"
-    yield "|:--|--:|--:|--:|" + "--:|" * len(named)
+    headers = [f"{name}, {topology}" for name in SEARCHED]
+    yield " | ".join(["| family (vectors x numbers)", "passages", "float32 on disk", "float16", *headers]) + " |"
+    yield "|:--|--:|--:|--:|" + "--:|" * len(headers)
     for name, vectors, dimension, of_query in config_families(folder):
         cell = _cell if of_query == 1 else partial(_list_cell, of_query)
         for passages in PASSAGES:

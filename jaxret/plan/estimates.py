@@ -43,9 +43,9 @@ def parameter_counts(retriever: RetrieverModel) -> Values:
     return {**{name: count_numbers(part) for name, part in params.items()}, "total": count_numbers(params)}
 
 
-def program_work(planned: programs.AbstractProgram) -> list[Values]:
+def program_work(program: programs.AbstractProgram) -> list[Values]:
     """Return FLOPs of one run of a program on all devices together, by part, phase and precision."""
-    flops = counting.count_flops(planned.program.trace(*planned.arguments))
+    flops = counting.count_flops(program.program.trace(*program.arguments))
     order = {name: rank for rank, name in enumerate((*counting.PARTS, *counting.PHASES))}
     kinds = sorted(flops, key=lambda kind: (order[kind.part], order[kind.phase], kind.precision))
     return [{**kind._asdict(), "flops": flops[kind]} for kind in kinds]
@@ -93,7 +93,7 @@ def cost(seconds: float, topology: Topology, price: float, utilization: float) -
 
 
 def lower_bound(
-    kinds: list[Values], topology: Topology, traffic: int | float, compiled: CompiledProgram | None
+    kinds: list[Values], topology: Topology, traffic: int | float, executable: CompiledProgram | None
 ) -> Values:
     """Return a lower bound of a program's seconds: the slowest of arithmetic, memory and links at full rate.
 
@@ -101,49 +101,49 @@ def lower_bound(
         kinds: FLOPs, as `program_work` returns them.
         topology: the chips.
         traffic: lower bound of the bytes that a device reads and writes.
-        compiled: the program, whose collectives bound the time of links; None: links are ignored.
+        executable: the program, whose collectives bound the time of links; None: links are ignored.
     """
     chip = topology.chip
     parts = {"arithmetic": arithmetic(kinds, topology), "memory": traffic / chip.bandwidth}
-    if compiled is not None:
-        parts["links"] = compiled.sent / chip.link
+    if executable is not None:
+        parts["links"] = executable.sent / chip.link
     return {**parts, "seconds": max(parts.values())}
 
 
 def device_memory(
-    planned: programs.AbstractProgram, topology: Topology, compiled: CompiledProgram | None, training: bool
+    program: programs.AbstractProgram, topology: Topology, executable: CompiledProgram | None, training: bool
 ) -> Values:
     """Return the bytes that a device needs, and whether they fit.
 
     Args:
-        planned: the program.
+        program: the program.
         topology: the chips.
-        compiled: the compiled program; None: a lower bound, with `fits` None unless the bound is already too much.
+        executable: the compiled program; None: a lower bound, with `fits` None unless the bound is already too much.
         training: whether there are gradients.
     """
     usable = topology.chip.memory
-    if compiled is None:
-        by_kind = {**planned.state, **({"gradients": planned.state["parameters"]} if training else {})}
+    if executable is None:
+        by_kind = {**program.state, **({"gradients": program.state["parameters"]} if training else {})}
         need = sum(by_kind.values())
         fits = False if need > usable else None
         return {"by_kind": by_kind, "total": need, "usable": usable, "fits": fits, "at_least": True}
-    by_kind = dict(compiled.memory)
-    unused = planned.state.get("parameters", 0) - by_kind["parameters"]
-    if not training and unused > 0:  # the other side's encoder is in memory, but no argument
-        by_kind["other parameters"] = unused
+    by_kind = dict(executable.memory)
+    other_parameters = program.state.get("parameters", 0) - by_kind["parameters"]
+    if not training and other_parameters > 0:  # the other side's encoder is in memory, but no argument
+        by_kind["other parameters"] = other_parameters
     need = sum(by_kind.values())
     return {"by_kind": by_kind, "total": need, "usable": usable, "fits": need <= usable, "at_least": False}
 
 
-def compiled_values(compiled: CompiledProgram) -> Values:
+def compiled_values(executable: CompiledProgram) -> Values:
     """Return the values of a compiled program for JSON."""
     return {
-        "collectives": [asdict(c) for c in sorted(compiled.collectives, key=lambda c: -c.times * c.bytes)],
-        "collective_bytes": compiled.moved,
-        "sent_bytes": compiled.sent,
-        "overlapped": compiled.overlapped,
-        "device_flops": compiled.flops,
-        "warnings": list(compiled.warnings),
+        "collectives": [asdict(c) for c in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
+        "collective_bytes": executable.moved,
+        "sent_bytes": executable.sent,
+        "overlapped": executable.overlapped,
+        "device_flops": executable.flops,
+        "warnings": list(executable.warnings),
     }
 
 
@@ -152,7 +152,7 @@ def plan_training(
     directory: Path,
     shapes: programs.Shapes,
     topology: Topology | None,
-    compiled: CompiledProgram | None = None,
+    executable: CompiledProgram | None = None,
 ) -> Values:
     """Estimate a training step.
 
@@ -161,12 +161,12 @@ def plan_training(
         directory: of the encoder.
         shapes: of the largest batch.
         topology: the chips; None: no chips in particular.
-        compiled: the step's program for them.
+        executable: the step's program for them.
     """
     devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1) * config.mesh.tensor]
-    planned = programs.training_program(config, directory, shapes, devices)
+    program = programs.training_program(config, directory, shapes, devices)
     retriever = with_adapters(programs.retriever_of(config, directory), config.lora)
-    kinds = [*program_work(planned), optimizer_work(config, retriever)]
+    kinds = [*program_work(program), optimizer_work(config, retriever)]
     values: Values = {
         "parameters": parameter_counts(retriever),
         "batch": asdict(shapes),
@@ -174,14 +174,14 @@ def plan_training(
         "flops_total": total_flops(kinds),
     }
     if topology:
-        values["memory"] = device_memory(planned, topology, compiled, training=True)
-        traffic = 2.0 * sum(planned.state.values())  # parameters and moments are read, and written again
-        traffic -= planned.state.get("teacher", 0) + planned.state.get("frozen parameters", 0)  # which are read only
-        values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
-    if compiled:
-        values |= compiled_values(compiled)
-    stored = jax.tree.leaves(checkpoint_trees(planned.arguments[0], make_update_rule(config)))
-    values["checkpoint_bytes"] = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in stored)
+        values["memory"] = device_memory(program, topology, executable, training=True)
+        traffic = 2.0 * sum(program.state.values())  # parameters and moments are read, and written again
+        traffic -= program.state.get("teacher", 0) + program.state.get("frozen parameters", 0)  # which are read only
+        values["lower_bound"] = lower_bound(kinds, topology, traffic, executable)
+    if executable:
+        values |= compiled_values(executable)
+    leaves = jax.tree.leaves(checkpoint_trees(program.arguments[0], make_update_rule(config)))
+    values["checkpoint_bytes"] = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     return values
 
 
@@ -190,7 +190,7 @@ def plan_encoding(
     directory: Path,
     passages: int,
     topology: Topology | None,
-    compiled: CompiledProgram | None = None,
+    executable: CompiledProgram | None = None,
 ) -> Values:
     """Estimate encoding a corpus of passages of the largest length.
 
@@ -199,13 +199,13 @@ def plan_encoding(
         directory: of the encoder.
         passages: of the corpus.
         topology: the chips; None: no chips in particular.
-        compiled: the program of a batch for them.
+        executable: the program of a batch for them.
     """
     devices = jax.devices()[: topology.devices if topology else 1]
-    planned = programs.encoding_program(config, directory, "passage", devices)
+    program = programs.encoding_program(config, directory, "passage", devices)
     retriever = programs.retriever_of(config, directory)
-    kinds = program_work(planned)
-    rows, length = planned.arguments[1].ids.shape
+    kinds = program_work(program)
+    rows, length = program.arguments[1].ids.shape
     values: Values = {
         "parameters": parameter_counts(retriever),
         "batch": {"passages": rows, "passage_length": length},
@@ -215,12 +215,12 @@ def plan_encoding(
         "corpus_bytes": corpus_bytes(config, retriever, passages),
     }
     if topology:
-        values["memory"] = device_memory(planned, topology, compiled, training=False)
-        traffic = planned.state["parameters"] / (2 if not config.encoder.tied else 1)  # of the passages' encoder
-        values["lower_bound"] = lower_bound(kinds, topology, traffic, compiled)
+        values["memory"] = device_memory(program, topology, executable, training=False)
+        traffic = program.state["parameters"] / (2 if not config.encoder.tied else 1)  # of the passages' encoder
+        values["lower_bound"] = lower_bound(kinds, topology, traffic, executable)
         values["corpus_seconds"] = values["lower_bound"]["seconds"] * math.ceil(passages / rows)
-    if compiled:
-        values |= compiled_values(compiled)
+    if executable:
+        values |= compiled_values(executable)
     return values
 
 
@@ -237,7 +237,7 @@ def plan_searching(
     directory: Path,
     search: SearchLoad,
     topology: Topology | None,
-    compiled: CompiledProgram | None = None,
+    executable: CompiledProgram | None = None,
 ) -> Values:
     """Estimate an exact search of an encoded corpus by XLA, a thousand queries at a time.
 
@@ -249,16 +249,16 @@ def plan_searching(
         directory: of the encoder.
         search: passages, queries, k and precision.
         topology: the chips; None: no chips in particular.
-        compiled: the program of a block for them.
+        executable: the program of a block for them.
     """
     retriever = programs.retriever_of(config, directory)
     whole, search, hosts = search, search.on(retriever, topology), topology.hosts if topology else 1
     topology = topology and topology.of_host
     devices, platform = (topology.devices, topology.chip.platform) if topology else (1, "cpu")
-    planned = programs.search_program(config, directory, search, jax.devices()[:devices], platform)
-    kinds = program_work(planned)
+    program = programs.search_program(config, directory, search, jax.devices()[:devices], platform)
+    kinds = program_work(program)
     lists = retriever.vectors_per_passage is None
-    vectors_at_once = jax.tree.leaves(planned.arguments)[0].shape[0]
+    vectors_at_once = jax.tree.leaves(program.arguments)[0].shape[0]
     queries = vectors_at_once // (config.tokens.query_length if retriever.late_interaction else 1)
     vectors = retriever.most_vectors(config.tokens.passage_length)
     pieces = math.ceil(search.passages * vectors / BLOCK_ROWS) if lists else math.ceil(search.passages / search.at_once)
@@ -277,18 +277,18 @@ def plan_searching(
         values["host"] = host_needs(search, hosts, of_queries * retriever.dimension * 4)
         values["host"]["vector_bytes"] = corpus_bytes(config, retriever, search.passages)
     if topology:
-        traffic = programs.bytes_on_device(planned.arguments[2]) if lists else planned.state["documents"]
+        traffic = programs.bytes_on_device(program.arguments[2]) if lists else program.state["documents"]
         chips = Topology(topology.chip, (1,)) if lists else topology
-        values["memory"] = device_memory(planned, chips, compiled, training=False)
-        values["lower_bound"] = lower_bound(kinds, chips, traffic, compiled)
+        values["memory"] = device_memory(program, chips, executable, training=False)
+        values["lower_bound"] = lower_bound(kinds, chips, traffic, executable)
         values["search_seconds"] = values["lower_bound"]["seconds"] * runs
         if hosts > 1:  # its links' rate bounds that of the network between hosts
             values["host"]["merge_seconds"] = values["host"]["received_bytes"] / topology.chip.link
             values["search_seconds"] += values["host"]["merge_seconds"]
-    if compiled:
-        values |= compiled_values(compiled)
+    if executable:
+        values |= compiled_values(executable)
         if not lists:
-            values["traffic"] = {"bytes": compiled.traffic, "products": products_alone(planned, devices)}
+            values["traffic"] = {"bytes": executable.traffic, "products": products_alone(program, devices)}
     return values
 
 
@@ -311,9 +311,9 @@ def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> Values:
     }
 
 
-def products_alone(planned: programs.AbstractProgram, devices: int) -> int:
+def products_alone(program: programs.AbstractProgram, devices: int) -> int:
     """Return the bytes that a plain product of queries with all vectors moves on one device: operands and float32
     scores."""
-    queries, vectors = (x.numbers for x in planned.arguments[:2])
+    queries, vectors = (x.numbers for x in program.arguments[:2])
     scores = 4 * queries.shape[0] * math.prod(vectors.shape[:-1])
     return programs.bytes_on_device(queries) + (vectors.size * vectors.dtype.itemsize + scores) // devices

@@ -106,9 +106,9 @@ def _count(module: HloModule, name: str, times: int) -> None:
             for branch in branches(instruction):
                 _count(module, branch, times)
         elif instruction.opcode not in COLLECTIVES and "reduce" not in instruction.opcode:
-            for called in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
-                if called in module.computations:
-                    _count(module, called, times)
+            for callee in re.findall(r"\b(?:calls|to_apply|\w+_computation)=%?([\w.\-]+)", instruction.rest):
+                if callee in module.computations:
+                    _count(module, callee, times)
 
 
 def _matters(module: HloModule, name: str) -> bool:
@@ -119,9 +119,9 @@ def _matters(module: HloModule, name: str) -> bool:
 
 def branches(conditional: Instruction) -> list[str]:
     """Return the names of a conditional's branches."""
-    listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
-    if listed:
-        return re.findall(r"[\w.\-]+", listed[1])
+    match = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
+    if match:
+        return re.findall(r"[\w.\-]+", match[1])
     return [conditional.called("true_computation"), conditional.called("false_computation")]
 
 
@@ -239,10 +239,10 @@ def _computes(module: HloModule, name: str, instruction: Instruction) -> bool:
     """Return whether an instruction, or one that it calls, is a product."""
     if _flops(module.computations[name], instruction):
         return True
-    called = [instruction.called("calls"), instruction.called("body"), *branches(instruction)]
+    callees = [instruction.called("calls"), instruction.called("body"), *branches(instruction)]
     return any(
         _computes(module, inner, each)
-        for inner in called
+        for inner in callees
         if inner in module.computations
         for each in module.computations[inner].values()
     )
@@ -316,11 +316,11 @@ def _kernel(call: Instruction) -> int:
     return products * 2 * math.prod(int(n) for n in re.findall(r"\d+", scores)) * result[-1]
 
 
-def _product(computation: dict[str, Instruction], product: Instruction, contracting: str) -> int:
-    """FLOPs of a dot, or of a call of cuBLAS. contracting: pattern of the left operand's axes."""
+def _product(computation: dict[str, Instruction], product: Instruction, axes_pattern: str) -> int:
+    """FLOPs of a dot, or of a call of cuBLAS. axes_pattern: pattern of the left operand's axes."""
     (_, result), *_ = arrays(product.shape)
     (_, left), *_ = arrays(computation[product.operands[0]].shape)
-    axes = re.findall(r"\d+", _attribute(contracting, product.rest))
+    axes = re.findall(r"\d+", _attribute(axes_pattern, product.rest))
     return 2 * math.prod(result) * math.prod(left[int(axis)] for axis in axes)
 
 

@@ -119,17 +119,17 @@ def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
         yield f"  memory of a host, beside what it reads of them: {gib(host['memory'])} at least"
     if topology.chip.is_gpu:
         yield f"  JAX takes {GPU_FRACTION:.0%} of a GPU's memory; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives it more"
-    for tried in values.get("advice", []):
-        keys = " ".join(f"--config.{key}={value}" for key, value in tried["change"].items())
-        yield f"  {'fits with' if tried['fits'] else 'too much with'} {keys}: {gib(tried['total'])}"
+    for trial in values.get("advice", []):
+        keys = " ".join(f"--config.{key}={value}" for key, value in trial["change"].items())
+        yield f"  {'fits with' if trial['fits'] else 'too much with'} {keys}: {gib(trial['total'])}"
 
 
 def _collectives(values: Values, _: Topology | None) -> Iterator[str]:
     if "collectives" not in values:
         return
-    moved, sent = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
-    yield f"collectives, of each device: {moved:,.1f} MB of results, of which it sends {sent:,.1f} MB at least"
-    if sent:
+    result_mb, sent_mb = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
+    yield f"collectives, of each device: {result_mb:,.1f} MB of results, of which it sends {sent_mb:,.1f} MB at least"
+    if sent_mb:
         yield f"  {values['overlapped']:.0%} of what it sends moves beside products, as XLA schedules them"
     table: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for collective in values["collectives"]:
@@ -148,11 +148,11 @@ def _time(values: Values, topology: Topology | None) -> Iterator[str]:
     parts = ", ".join(f"{name} {duration(bound[name])}" for name in bound if name != "seconds")
     if traffic := values.get("traffic"):
         if traffic["bytes"] is None:
-            moved = "unknown, because the compiled program does not say how often a loop runs"
+            traffic_text = "unknown, because the compiled program does not say how often a loop runs"
         else:
             ratio = traffic["bytes"] / traffic["products"]
-            moved = f"{number(traffic['bytes'])}B read and written, {ratio:.2f} times the products' own"
-        yield f"main memory of each device: {moved}"
+            traffic_text = f"{number(traffic['bytes'])}B read and written, {ratio:.2f} times the products' own"
+        yield f"main memory of each device: {traffic_text}"
     yield f"lower bound of the time of {per}: {duration(bound['seconds'])} ({parts}); it will be longer"
     if values["verb"] == "encode":
         yield f"lower bound for {values['passages']:,} passages: {duration(values['corpus_seconds'])}"
@@ -161,8 +161,8 @@ def _time(values: Values, topology: Topology | None) -> Iterator[str]:
         load += f" in {values['pieces']} pieces" if values["pieces"] > 1 else ""
         yield f"lower bound for {load}: {duration(values['search_seconds'])}, reading the corpus from disk not counted"
     if host := values.get("host"):
-        moved = f"{number(host['received_bytes'])}B of queries and results come to each host"
-        yield f"of that the merge of {host['hosts']} hosts: {duration(host['merge_seconds'])} ({moved})"
+        traffic_text = f"{number(host['received_bytes'])}B of queries and results come to each host"
+        yield f"of that the merge of {host['hosts']} hosts: {duration(host['merge_seconds'])} ({traffic_text})"
 
 
 def _run(values: Values, topology: Topology | None) -> Iterator[str]:
@@ -172,10 +172,12 @@ def _run(values: Values, topology: Topology | None) -> Iterator[str]:
     if data["examples"] is not None:
         yield f"data: {data['examples']:,} examples"
     if data["real"] is not None:
-        real, padded, packed = (data[name] for name in ("real", "padded", "packed"))
-        yield f"tokens a step: {number(real)} real, {number(padded)} padded: {padded / real:.2f} computed for each"
-        ratio, saved = packed / real, 1 - packed / padded
-        yield f"with tokens.packing: {number(packed)}, {ratio:.2f} computed for each: {saved:.0%} less to encode"
+        real, padded_tokens, packed_tokens = (data[name] for name in ("real", "padded", "packed"))
+        ratio = padded_tokens / real
+        yield f"tokens a step: {number(real)} real, {number(padded_tokens)} padded: {ratio:.2f} computed for each"
+        ratio, saving = packed_tokens / real, 1 - packed_tokens / padded_tokens
+        packing = f"{number(packed_tokens)}, {ratio:.2f} computed for each: {saving:.0%} less to encode"
+        yield f"with tokens.packing: {packing}"
     if data["steps"] is not None:
         yield f"steps: {data['steps']:,}"
         if topology is not None:

@@ -79,14 +79,14 @@ class Planner:
         if self.verb == "train":
             self._check(self.config, topology)  # before anything is read or compiled
             notes += [self.texts.note] if self.texts.note else []
-        compiled = None
+        executable = None
         if topology and (problem := missing_compiler(topology)):
             notes.append(problem)
         elif topology:
             self.log(f"compiling for {topology} ...")
-            compiled = self._compile(self.config, topology)
-        values: Values = {**head, **self._values(topology, compiled), "notes": notes}
-        if topology and compiled and self.verb == "train" and not values["memory"]["fits"] and self.advice:
+            executable = self._compile(self.config, topology)
+        values: Values = {**head, **self._values(topology, executable), "notes": notes}
+        if topology and executable and self.verb == "train" and not values["memory"]["fits"] and self.advice:
             values["advice"] = self._advice(topology)
         return values
 
@@ -104,18 +104,18 @@ class Planner:
         search = self.search.on(retriever, topology)
         return compile_for(chips, programs.describe_program(self.verb, config, self.directory, shapes, search))
 
-    def _values(self, topology: Topology | None, compiled: CompiledProgram | None) -> Values:
+    def _values(self, topology: Topology | None, executable: CompiledProgram | None) -> Values:
         config = self.config
         if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
             config = with_changes(config, {"encoder.attention": "plain"})
         if self.verb == "encode":
-            values = plan_encoding(config, self.directory, self.search.passages, topology, compiled)
+            values = plan_encoding(config, self.directory, self.search.passages, topology, executable)
             batches = math.ceil(values["passages"] / values["batch"]["passages"])
             return values | self._cost(values, topology, batches)
         if self.verb == "search":
-            return plan_searching(config, self.directory, self.search, topology, compiled)
+            return plan_searching(config, self.directory, self.search, topology, executable)
         data = self.data(config, topology)
-        values = plan_training(config, self.directory, data.shapes, topology, compiled)
+        values = plan_training(config, self.directory, data.shapes, topology, executable)
         values["data"] = data.values()
         if topology and data.steps is not None:  # a batch shorter than the longest costs in proportion to its tokens
             seconds = arithmetic(values["flops"], topology) / self.utilization * data.share * data.steps
@@ -138,4 +138,4 @@ class Planner:
             return self._compile(config, topology).total
 
         self.log("it does not fit; compiling keys that may help ...")
-        return [tried._asdict() for tried in advise(self.config, topology, needs)]
+        return [trial._asdict() for trial in advise(self.config, topology, needs)]

@@ -94,9 +94,9 @@ def encoder_directory(name: str) -> tuple[Path, str]:
         directory = resolve_encoder(name, weights=False)
         return directory, f"{directory / 'config.json'}"
     except FileNotFoundError as error:
-        published = ENCODERS / SAME_SHAPES.get(name, name)
-        if (published / "config.json").is_file():
-            return published, f"the published shapes of {name}, known to jaxret; {name} itself is not on this machine"
+        folder = ENCODERS / SAME_SHAPES.get(name, name)
+        if (folder / "config.json").is_file():
+            return folder, f"the published shapes of {name}, known to jaxret; {name} itself is not on this machine"
         raise FileNotFoundError(
             f"{error}. A plan needs no weights: a folder with its config.json is enough, as encoder.checkpoint=FOLDER"
         ) from error
@@ -239,9 +239,9 @@ def search_program(
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(CELLS))
     shape, precision = (retriever.vectors_per_passage, retriever.dimension), find_precision(load.precision)
     layout = plan_cells(passages, shape, precision, mesh.size, platform or platform_of(mesh))
-    compressed = partial(_compressed, retriever.dimension, load.precision)
-    queries = compressed(everywhere, QUERY_ROWS)
-    vectors = compressed(split, layout.cells, layout.size * layout.width)
+    abstract_vectors = partial(_compressed, retriever.dimension, load.precision)
+    queries = abstract_vectors(everywhere, QUERY_ROWS)
+    vectors = abstract_vectors(split, layout.cells, layout.size * layout.width)
     rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     program = StaticProgram(search_cells, (layout, min(rounded_size(load.k), passages), mesh))
     return AbstractProgram(program, (queries, vectors, rows), {"documents": bytes_on_device(vectors)})
@@ -262,10 +262,10 @@ def list_search_program(
     length = padded_length(config.tokens.passage_length)
     _, rows, _ = next(plan_batches(np.full(BLOCK_ROWS, length), BLOCK_ROWS, 1))
     queries = power_of_two(QUERY_ROWS // (config.tokens.query_length if retriever.late_interaction else 1))
-    compressed = partial(_compressed, retriever.dimension, load.precision, where)
+    abstract_vectors = partial(_compressed, retriever.dimension, load.precision, where)
     owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
-    lists = compressed(QUERY_ROWS), owner, compressed(rows, length), mask
+    lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
     at_once = documents_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
     return AbstractProgram(StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), at_once)), lists, {})
 
@@ -302,35 +302,35 @@ def abstract_tokens(
     texts: int,
     length: int,
     where: NamedSharding,
-    stacked: tuple[int, ...] = (),
-    packed: Sequence[int] | None = None,
+    leading_axes: tuple[int, ...] = (),
+    packed_shape: Sequence[int] | None = None,
 ) -> Tokens:
     """Return abstract tokens of texts.
 
     Args:
         texts, length: shape.
         where: sharding of the rows.
-        stacked: leading axes.
-        packed: (rows, width) of packed texts.
+        leading_axes: of stacked batches.
+        packed_shape: (rows, width) of packed texts.
     """
-    shape = (*stacked, texts, length)
+    shape = (*leading_axes, texts, length)
     ids, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
-    if packed is None:
+    if packed_shape is None:
         return Tokens(ids, mask)
     position = jax.ShapeDtypeStruct(shape[:-1], jnp.int32, sharding=where)
-    return Tokens(ids, mask, position, Packing(position, *packed))
+    return Tokens(ids, mask, position, Packing(position, *packed_shape))
 
 
 def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batch:
     """Return the abstract batch of an update, of `count` stacked batches."""
-    stacked = (count,) if count > 1 else ()
+    leading_axes = (count,) if count > 1 else ()
 
     def ids(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*stacked, *shape), jnp.int32, sharding=where)
+        return jax.ShapeDtypeStruct((*leading_axes, *shape), jnp.int32, sharding=where)
 
     return Batch(
-        queries=abstract_tokens(shapes.queries, shapes.query_length, where, stacked, shapes.packed_queries),
-        documents=abstract_tokens(shapes.documents, shapes.passage_length, where, stacked, shapes.packed_passages),
+        queries=abstract_tokens(shapes.queries, shapes.query_length, where, leading_axes, shapes.packed_queries),
+        documents=abstract_tokens(shapes.documents, shapes.passage_length, where, leading_axes, shapes.packed_passages),
         positives=ids(shapes.queries),
         document_ids=ids(shapes.documents),
         known_positives=ids(shapes.queries, shapes.positives),

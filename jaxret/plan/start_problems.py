@@ -18,9 +18,9 @@ def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterato
         topology: the chips that the plan is for.
     """
     platform = "gpu" if topology.chip.is_gpu else "tpu"
-    required = config.mesh.platform
-    if required and required != platform and verb == "train":
-        yield f"cannot be started: mesh.platform is {required!r}, and {topology} is {platform!r}"
+    required_platform = config.mesh.platform
+    if required_platform and required_platform != platform and verb == "train":
+        yield f"cannot be started: mesh.platform is {required_platform!r}, and {topology} is {platform!r}"
     if topology.hosts == 1:
         return
     where = f"{topology} is {topology.hosts} hosts"

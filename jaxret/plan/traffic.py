@@ -87,26 +87,26 @@ def _read(module: HloModule, inside: dict[str, Instruction], number: int, shape:
     parameter = _parameter(inside, number)
     if parameter is None or not _main(shape):
         return 0.0
-    used = _used(module, inside, parameter.name, _count(_root(inside)), cache)
-    return _bytes(shape) * min(1.0, used / max(1, _count(parameter)))
+    used_count = _used(module, inside, parameter.name, _count(_root(inside)), cache)
+    return _bytes(shape) * min(1.0, used_count / max(1, _count(parameter)))
 
 
 def _parameter(inside: dict[str, Instruction], number: int) -> Instruction | None:
     return next((i for i in inside.values() if i.rest.startswith(f"parameter({number})")), None)
 
 
-def _used(module: HloModule, inside: dict[str, Instruction], name: str, needed: int, cache: _Cache) -> int:
-    """Return how many numbers of an array a fusion needs for `needed` numbers of its result.
+def _used(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
+    """Return how many numbers of an array a fusion needs for `count` numbers of its result.
 
     Results are cached: the number of paths from an array to the result is exponential.
     """
-    key = (id(inside), name, needed)
+    key = (id(inside), name, count)
     if key not in cache:
-        cache[key] = needed if _root(inside).name == name else _used_by_all(module, inside, name, needed, cache)
+        cache[key] = count if _root(inside).name == name else _used_by_all(module, inside, name, count, cache)
     return cache[key]
 
 
-def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, needed: int, cache: _Cache) -> int:
+def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
     total = 0
     for user in (i for i in inside.values() if name in i.operands):
         position = user.operands.index(name)
@@ -118,10 +118,10 @@ def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, n
             within = module.computations[user.called("calls")]
             parameter = _parameter(within, position)
             if parameter:
-                results = _used(module, inside, user.name, needed, cache)
+                results = _used(module, inside, user.name, count, cache)
                 total += _used(module, within, parameter.name, results, cache)
         elif _count(user) == _count(inside[name]) and user.opcode not in _WHOLE:
-            total += _used(module, inside, user.name, needed, cache)
+            total += _used(module, inside, user.name, count, cache)
         else:
             return _count(inside[name])
     return total
@@ -143,9 +143,9 @@ def _written(inside: dict[str, Instruction], shape: str) -> float:
     results = root.operands if root.opcode == "tuple" else (root.name,)
     total = 0.0
     for name, one in zip(results, _SHAPE.findall(shape), strict=False):
-        made = inside[_from(inside, name)]
-        changed = inside[made.operands[1]].shape if made.opcode == "dynamic-update-slice" else one
-        total += _bytes(changed) if _main(one) else 0.0
+        producer = inside[_from(inside, name)]
+        part = inside[producer.operands[1]].shape if producer.opcode == "dynamic-update-slice" else one
+        total += _bytes(part) if _main(one) else 0.0
     return total
 
 

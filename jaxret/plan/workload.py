@@ -187,24 +187,24 @@ def measure_batches(
     sample = np.unique(np.linspace(0, max(count, 1) - 1, SAMPLE).astype(int))
     batches = [plan.training_batch(data, int(step)) for step in sample]
     real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
-    padded = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])
-    packed = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]
-    in_rows = np.mean([packer.bins * sum(placed.rows * placed.width for placed in both) for both in packed])
+    padded_tokens = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])
+    packings = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]
+    in_rows = np.mean([packer.bins * sum(packing.rows * packing.width for packing in both) for both in packings])
     shapes = replace(
         longest,
         query_length=packer.queries.length,
         passage_length=packer.passages.length,
         positives=data.known_positives.most,
     )
-    computed = padded
+    computed_tokens = padded_tokens
     if config.tokens.packing:
         queries, passages = (
-            max(((placed.rows, placed.width) for placed in side), key=lambda size: size[0] * size[1])
-            for side in zip(*packed)
+            max(((packing.rows, packing.width) for packing in side), key=lambda size: size[0] * size[1])
+            for side in zip(*packings)
         )
-        shapes, computed = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
-    share = computed / shapes.computed(packer.bins)
-    of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded, in_rows, real)]
+        shapes, computed_tokens = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
+    share = computed_tokens / shapes.computed(packer.bins)
+    of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded_tokens, in_rows, real)]
     return Workload(shapes, steps, len(data), of_a_step[0], of_a_step[1], of_a_step[2], float(share))
 
 

@@ -12,10 +12,10 @@ from jaxret.runs.mismatch import flatten
 ADDED_KEYS: dict[str, dict[str, Any]] = {"config.json": {}, "contract.json": {}}
 
 
-def complete_config(stored: Mapping[str, Any]) -> dict[str, Any]:
+def complete_config(stored_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored config with the keys that were added to configs since."""
     tree: dict[str, Any] = {}
-    for key, value in (ADDED_KEYS["config.json"] | flatten(stored)).items():
+    for key, value in (ADDED_KEYS["config.json"] | flatten(stored_config)).items():
         *groups, name = key.split(".")
         node = tree
         for group in groups:
@@ -24,7 +24,7 @@ def complete_config(stored: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def complete_contract(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+def complete_contract(stored_contract: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored contract, flattened, with those keys of the current contract that were added since."""
     keys = flatten(current)
-    return {key: value for key, value in ADDED_KEYS["contract.json"].items() if key in keys} | flatten(stored)
+    return {key: value for key, value in ADDED_KEYS["contract.json"].items() if key in keys} | flatten(stored_contract)

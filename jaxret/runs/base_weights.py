@@ -36,10 +36,10 @@ def read_base(
     """
     names = [name for name in parameter_shapes(model) if name.endswith("encoder")]
     if config.train.start_from:
-        recorded = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
-        params, checkpoint = open_other(config.train.start_from, str(recorded["step"]))
-        name = f"checkpoint {recorded['step']} of {config.train.start_from}"
-        require_same_base(workdir, recorded, checkpoint, name)
+        record = {key: value for key, value in read_json(workdir.data)["start"].items() if key != "adapters"}
+        params, checkpoint = open_other(config.train.start_from, str(record["step"]))
+        name = f"checkpoint {record['step']} of {config.train.start_from}"
+        require_same_base(workdir, record, checkpoint, name)
         return {name: jax.device_get(params[name]) for name in names}
     directory = encoder_of_base(workdir, config)
     _, weights = load_pretrained(directory, config.encoder.ignore, model.module.config, config.seed.init)
@@ -59,18 +59,18 @@ def encoder_of_base(workdir: Workdir, config: ConfigDict) -> Path:
             "jaxret train with the new encoder.checkpoint records that"
         ) from error
     digest = {"weights": weights_digest(directory, config.encoder.sha256)}
-    recorded = {"weights": read_json(workdir.data)["start"].get("weights")}
-    require_same_base(workdir, recorded, digest, f"{directory}/model.safetensors")
+    record = {"weights": read_json(workdir.data)["start"].get("weights")}
+    require_same_base(workdir, record, digest, f"{directory}/model.safetensors")
     return directory
 
 
-def require_same_base(workdir: Workdir, recorded: Mapping[str, Any], present: Mapping[str, Any], name: str) -> None:
+def require_same_base(workdir: Workdir, record: Mapping[str, Any], present: Mapping[str, Any], name: str) -> None:
     """Raise ContractError unless a base is the one that a run began with.
 
     Args:
         workdir: of the run.
-        recorded: digest of the base that the run began with.
+        record: digest of the base that the run began with.
         present: digest of the base that is there now.
         name: of the base, for the error.
     """
-    require_equal({"base": recorded}, {"base": present}, str(workdir.data), name, _REMEDY)
+    require_equal({"base": record}, {"base": present}, str(workdir.data), name, _REMEDY)

@@ -41,7 +41,7 @@ def of_whole_vectors(contract: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same_contract(
-    stored: Mapping[str, Any],
+    stored_contract: Mapping[str, Any],
     current: Mapping[str, Any],
     stored_name: str,
     current_name: str,
@@ -51,7 +51,7 @@ def require_same_contract(
     """Raise ContractError with both values of every key on which two contracts differ.
 
     Args:
-        stored: The contract in a file.
+        stored_contract: The contract in a file.
         current: The contract of a model and its tokenizer.
         stored_name: The file, for the error.
         current_name: The model, for the error.
@@ -59,7 +59,7 @@ def require_same_contract(
         lengths: Whether the lengths of queries and passages, and of vectors, count.
     """
     try:
-        version, expected = stored["version"], complete_contract(stored, current)
+        version, expected = stored_contract["version"], complete_contract(stored_contract, current)
     except (AttributeError, KeyError, TypeError) as error:
         raise ContractError(f"{stored_name} is damaged: it is not a contract ({error!r}). {remedy}") from error
     if version != VERSION:

@@ -100,7 +100,8 @@ class Embedder:
         pad_id: Id of padding.
         max_lengths: Upper bound of the padded length of queries and passages, in tokens.
         tokens_per_batch: Tokens of a batch, approximately.
-        compiled: Programs, which depend on model, mesh and side alone; embedders with other parameters may share them.
+        program_cache: Programs, which depend on model, mesh and side alone; embedders with other parameters may share
+            them.
         counts: Counts of the work done.
         most_words: Words that a passage has at most, the heaviest ones, where vectors are weights of words; 0: all.
         padding: Padded length of a text; a server has fewer, and compiles all of them before it begins.
@@ -112,7 +113,7 @@ class Embedder:
     pad_id: int
     max_lengths: Mapping[Side, int]
     tokens_per_batch: int
-    compiled: Programs = field(default_factory=dict, repr=False, compare=False)
+    program_cache: Programs = field(default_factory=dict, repr=False, compare=False)
     counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)
     most_words: int = 0
     padding: Padding = padded_length
@@ -135,23 +136,23 @@ class Embedder:
         """Return the program that encodes a batch, to whole vectors, compiled once per shape; rows are split over
         devices."""
         key = self.retriever.whole, self.mesh, side
-        if key not in self.compiled:
+        if key not in self.program_cache:
 
-            def filled(encoded: Embeddings) -> jax.Array:
+            def filled(embeddings: Embeddings) -> jax.Array:
                 # Fill missing vectors with a copy of vector 0: the maximum over vectors is unchanged. Gather instead
                 # of `where`: XLA computes two expressions separately, and their last bits may differ.
-                vector_rows = jnp.where(encoded.mask, jnp.arange(encoded.mask.shape[1]), 0)
-                return jnp.take_along_axis(encoded.vectors, vector_rows[..., None], axis=1)
+                vector_rows = jnp.where(embeddings.mask, jnp.arange(embeddings.mask.shape[1]), 0)
+                return jnp.take_along_axis(embeddings.vectors, vector_rows[..., None], axis=1)
 
-            self.compiled[key] = Program(
+            self.program_cache[key] = Program(
                 self.sharded_encode(side, filled),
                 in_shardings=(shardings(self.mesh, self.params), row_sharding(self.mesh)),
                 out_shardings=replicated_sharding(self.mesh),
             )
-        return self.compiled[key]
+        return self.program_cache[key]
 
     def sharded_encode(
-        self, side: Side, transform: Callable[[Embeddings], Any] = lambda encoded: encoded
+        self, side: Side, transform: Callable[[Embeddings], Any] = lambda embeddings: embeddings
     ) -> Callable[[Any, Tokens], Any]:
         """Return a function (params, tokens) -> `transform` of their embeddings, whole vectors, for use inside a jitted
         program.
@@ -205,8 +206,8 @@ class Embedder:
         program = self.program(side)
         for texts in parts:
             vectors = self._room(texts, side)
-            for rows, encoded in self._batches(program, texts, side):
-                flight.append((vectors, rows, encoded))
+            for rows, batch in self._batches(program, texts, side):
+                flight.append((vectors, rows, batch))
                 advance(len(rows))
                 if len(flight) > IN_FLIGHT:
                     yield from _received(flight)
@@ -230,21 +231,21 @@ class Embedder:
             padding = np.full(size - len(rows), -1)
             tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
             before = program.count
-            encoded = program(self.params, shard_whole_batch(self.mesh, tokens))
-            encoded.copy_to_host_async()  # starts when it is computed, during the next batch
+            vectors = program(self.params, shard_whole_batch(self.mesh, tokens))
+            vectors.copy_to_host_async()  # starts when it is computed, during the next batch
             self.counts.programs += program.count - before
             self.counts.real_tokens += int(texts.lengths[rows].sum())
             self.counts.padded_tokens += size * length
-            yield rows, encoded
+            yield rows, vectors
 
 
 @dataclass
 class _Vectors:
-    """Buffer for the vectors of a part; `missing` texts have none yet. What is longer than its rows is cut."""
+    """Buffer for the vectors of a part; `missing_texts` have none yet. What is longer than its rows is cut."""
 
     flat: np.ndarray  # [R,D]
     offsets: np.ndarray
-    missing: int
+    missing_texts: int
     normalize: bool  # whether cut vectors are scaled to length 1
 
     def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
@@ -253,7 +254,7 @@ class _Vectors:
         positions = (self.offsets[rows][:, None] + np.arange(vectors.shape[1]))[exists]
         own, size = vectors[: len(rows)][exists], self.flat.shape[1]
         self.flat[positions] = own if size == own.shape[1] else cut_vectors(own, size, self.normalize)
-        self.missing -= len(rows)
+        self.missing_texts -= len(rows)
 
     def complete(self) -> Ragged:
         return Ragged(self.flat, self.offsets)
@@ -261,9 +262,9 @@ class _Vectors:
 
 @dataclass
 class _SparseVectors:
-    """Buffer for the words and weights of a part; `missing` texts have none yet."""
+    """Buffer for the words and weights of a part; `missing_texts` have none yet."""
 
-    missing: int
+    missing_texts: int
     most: int  # words of a text; 0: all
     rows: list[np.ndarray] = field(default_factory=list)
     batches: list[SparseRows] = field(default_factory=list)
@@ -271,7 +272,7 @@ class _SparseVectors:
     def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         self.rows.append(rows)
         self.batches.append(SparseRows.from_dense(vectors[: len(rows), 0], self.most))
-        self.missing -= len(rows)
+        self.missing_texts -= len(rows)
 
     def complete(self) -> SparseRows:
         return SparseRows.joined(self.batches).take(np.argsort(np.concatenate(self.rows)))
@@ -279,7 +280,7 @@ class _SparseVectors:
 
 def _received(flight: deque[tuple[_Vectors | _SparseVectors, np.ndarray, jax.Array]]) -> Iterator[TextVectors]:
     """Store the oldest batch in flight, and yield the vectors of its part if it is now complete."""
-    vectors, rows, encoded = flight.popleft()
-    vectors.store(rows, np.asarray(encoded))
-    if not vectors.missing:
+    vectors, rows, batch = flight.popleft()
+    vectors.store(rows, np.asarray(batch))
+    if not vectors.missing_texts:
         yield vectors.complete()

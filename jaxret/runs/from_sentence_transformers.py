@@ -69,16 +69,16 @@ def apply_settings(
     family = settings_family(settings)
     if config.head.name in HEADS and not (config.head.name == family if family else HEADS[config.head.name].STOCK):
         settings = {key: value for key, value in settings.items() if key not in _OF_VECTORS and not _of_family(key)}
-    meant = set(explicit_keys) - {TITLE_SEPARATOR}  # "auto" asks for the directory's
-    named = meant & set(PROMPTS) if config.tokens.prompts else set()
+    own_keys = set(explicit_keys) - {TITLE_SEPARATOR}  # "auto" asks for the directory's
+    prompt_keys = own_keys & set(PROMPTS) if config.tokens.prompts else set()
     for key, value in ({TITLE_SEPARATOR: SEPARATOR} | dict(settings)).items():
         value = tuple(value) if isinstance(value, list) else value
         *groups, name = key.split(".")
         group = reduce(getattr, groups, config)
         now = group[name]
-        if now == value or (key in named and not now):
+        if now == value or (key in prompt_keys and not now):
             continue
-        if now == UNSET[key] and key not in meant:
+        if now == UNSET[key] and key not in own_keys:
             group[name] = value
             changes += [f"{key}={value!r}"] if key in settings else []
         elif key != TITLE_SEPARATOR and (key not in LENGTHS.values() or now > value):

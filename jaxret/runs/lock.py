@@ -26,7 +26,7 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
     the lock, and StorageError if the folder cannot be written.
     """
     folder = Path(folder)
-    lock, problem, made = None, None, not folder.exists()
+    lock, problem, is_new = None, None, not folder.exists()
     if jax.process_index() == 0:
         if warning := describe_mounted_bucket(folder):
             print(warning, file=sys.stderr)
@@ -48,6 +48,6 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
     finally:
         if lock:
             lock.release()
-            if made:
+            if is_new:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind

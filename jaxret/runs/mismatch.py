@@ -39,11 +39,11 @@ def require_equal(
         remedy: Advice at the end of the error.
     """
     left, right = flatten(expected), flatten(actual)
-    missing = "(absent)"
+    placeholder = "(absent)"
     differences = [
-        f"  {key}: {left.get(key, missing)!r} in {expected_name}, {right.get(key, missing)!r} in {actual_name}"
+        f"  {key}: {left.get(key, placeholder)!r} in {expected_name}, {right.get(key, placeholder)!r} in {actual_name}"
         for key in sorted(left.keys() | right.keys())
-        if left.get(key, missing) != right.get(key, missing)
+        if left.get(key, placeholder) != right.get(key, placeholder)
     ]
     if differences:
         raise ContractError(f"{actual_name} does not match {expected_name}:\n" + "\n".join(differences) + f"\n{remedy}")

@@ -72,8 +72,8 @@ class PromptTokenizer:
     def _shorten(self, text: str, length: int) -> str:
         """Return a text without as many of its last tokens as `length` has too many, at least without one character."""
         ends = [end for _, end in self.backend.encode(text, add_special_tokens=False).offsets]
-        kept = len(ends) - (length - self.limit)
-        return text[: min(ends[kept - 1], len(text) - 1)].rstrip() if kept > 0 else ""
+        count = len(ends) - (length - self.limit)
+        return text[: min(ends[count - 1], len(text) - 1)].rstrip() if count > 0 else ""
 
     def _prompt(self, title: str, text: str) -> str:
         passage = " ".join(part for part in (title, text) if part)
@@ -138,8 +138,8 @@ class QueryGenerator:
             first: Number of the first one in the corpus, on which its samples depend.
             advance: Called with the number of passages of each finished batch.
         """
-        encoded = [self.prompts(passage) for passage in passages]
-        texts, pad_id = Ragged.from_lists([ids for ids, _ in encoded]), self.generator.config.pad_id
+        prompts = [self.prompts(passage) for passage in passages]
+        texts, pad_id = Ragged.from_lists([ids for ids, _ in prompts]), self.generator.config.pad_id
         queries: list[list[str]] = [[] for _ in passages]
         budget = max(self.tokens_per_batch // self.options.sequences, 1)
         for rows, size, length in plan_batches(texts.lengths, budget, self.mesh.size):
@@ -148,12 +148,12 @@ class QueryGenerator:
             ids[: len(rows)], mask[: len(rows)] = texts.padded(rows, length, pad_id)
             numbers[: len(rows)] = first + rows
             batch = shard_whole_batch(self.mesh, (Tokens(ids, mask), numbers))
-            decoded = np.asarray(jax.device_get(self.program(self.params, *batch)))
-            for row, sequences in zip(rows, decoded, strict=False):
+            token_ids = np.asarray(jax.device_get(self.program(self.params, *batch)))
+            for row, sequences in zip(rows, token_ids, strict=False):
                 queries[row] = self.texts(sequences)
             if advance:
                 advance(len(rows))
-        return queries, sum(cut for _, cut in encoded)
+        return queries, sum(cut for _, cut in prompts)
 
     def texts(self, sequences: np.ndarray) -> list[str]:
         """Return the different texts of one passage's queries [queries, U], best first, without empty ones."""

@@ -139,14 +139,14 @@ class RayWorkers:
         self._create = ray.remote(**options.worker_resources())(_Worker).remote
         self._actors: dict[int, Any] = {}  # by number, those that live or wait for room
         self._deaths = [0] * self.count  # of each number, since it last finished a call
-        self._pending: dict[Any, tuple[int, int | None]] = {}  # answer -> number, place of the call; None: the start
+        self._calls: dict[Any, tuple[int, int | None]] = {}  # answer -> number, place of the call; None: the start
         self._idle: set[int] = set()
         for number in range(self.count):
             self._start(number)
 
     def _start(self, number: int) -> None:
         self._actors[number] = self._create()
-        self._pending[self._actors[number].call.remote(_start_empty)] = (number, None)
+        self._calls[self._actors[number].call.remote(_start_empty)] = (number, None)
 
     def share(self, value: Any) -> Any:
         """Return a value as an argument of many calls, which is sent to each host once."""
@@ -160,33 +160,33 @@ class RayWorkers:
         Raises the error of a call, which is not tried again, and RuntimeError if no worker is left.
         """
         results: dict[int, T] = {}
-        waiting = list(range(len(calls)))
+        queue = list(range(len(calls)))
         while len(results) < len(calls):
-            for number in sorted(self._idle if waiting else ()):
-                place = number if number in waiting else waiting[0] if waiting else None
+            for number in sorted(self._idle if queue else ()):
+                place = number if number in queue else queue[0] if queue else None
                 if place is not None:
-                    waiting.remove(place)
+                    queue.remove(place)
                     self._idle.remove(number)
                     answer = self._actors[number].call.remote(function, *calls[place])
-                    self._pending[answer] = (number, place)
-            (answer,), _ = self._ray.wait(list(self._pending), num_returns=1)
-            number, place = self._pending.pop(answer)
+                    self._calls[answer] = (number, place)
+            (answer,), _ = self._ray.wait(list(self._calls), num_returns=1)
+            number, place = self._calls.pop(answer)
             try:
                 result = self._ray.get(answer)
             except self._ray.exceptions.RayTaskError as error:
                 self._idle.add(number)
-                self._pending = {other: (busy, None) for other, (busy, _) in self._pending.items()}  # of no later run
+                self._calls = {other: (busy, None) for other, (busy, _) in self._calls.items()}  # of no later run
                 raise error.cause from error
-            except self._ray.exceptions.RayError as died:
-                waiting += [] if place is None else [place]
-                self._replace(number, died)
+            except self._ray.exceptions.RayError as error:
+                queue += [] if place is None else [place]
+                self._replace(number, error)
                 continue
             self._idle.add(number)
             if place is not None:
                 results[place], self._deaths[number] = result, 0
         return [results[place] for place in range(len(calls))]
 
-    def _replace(self, number: int, died: Exception) -> None:
+    def _replace(self, number: int, error: Exception) -> None:
         """Start a worker that died again. Raises RuntimeError if it died too often and was the last one."""
         self._deaths[number] += 1
         if self._deaths[number] <= RETRIES:
@@ -194,7 +194,7 @@ class RayWorkers:
             return
         del self._actors[number]
         if not self._actors:
-            raise RuntimeError(f"every worker of Ray died {RETRIES + 1} times, the last one: {died}") from died
+            raise RuntimeError(f"every worker of Ray died {RETRIES + 1} times, the last one: {error}") from error
 
 
 class _Worker:

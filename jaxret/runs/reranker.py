@@ -102,11 +102,11 @@ class TextScores:
     text_truncations: tuple[Truncation, Truncation]
     pair_truncation: Truncation
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray:
-        """Return the scores of pairs of ids, float32 [N]; `done` is called with the size of each finished batch."""
+    def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:
+        """Return the scores of pairs of ids, float32 [N]; `on_progress` gets the size of each finished batch."""
         query_rows = np.array([self.query_numbers[query] for query, _ in pairs], np.int64)
         passage_rows = np.array([self.passage_numbers[passage] for _, passage in pairs], np.int64)
-        scores = self.scorer(self.queries, self.passages, query_rows, passage_rows, done)
+        scores = self.scorer(self.queries, self.passages, query_rows, passage_rows, on_progress)
         for length in self.scorer.joiner.whole_lengths(self.queries, self.passages, query_rows, passage_rows).tolist():
             self.pair_truncation.add(length, 0)
         return scores
@@ -141,14 +141,14 @@ def make_pair_scorer(
 
 def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **overrides: Any) -> Reranker:
     """Open the run of a cross-encoder, with fields of `RunOverrides`; errors as in `open_run`."""
-    opened = open_model(workdir, "reranking", build_cross_encoder_model, checkpoint, RunOverrides(**overrides))
-    tokens = opened.config.encode.tokens_per_batch
-    scorer = make_pair_scorer(opened.model, opened.params, opened.mesh, opened.tokenizer, tokens)
-    folder = opened.workdir
+    run = open_model(workdir, "reranking", build_cross_encoder_model, checkpoint, RunOverrides(**overrides))
+    tokens = run.config.encode.tokens_per_batch
+    scorer = make_pair_scorer(run.model, run.params, run.mesh, run.tokenizer, tokens)
+    folder = run.workdir
     files = {"config": folder.config, "training_data": folder.data, "environment": folder.environment}
     files |= {"lineage": folder.lineage} if folder.lineage.exists() else {}
-    made = {name: read_json(path) for name, path in files.items()}
-    return Reranker(scorer, opened.tokenizer, {"checkpoint": opened.checkpoint, **made})
+    records = {name: read_json(path) for name, path in files.items()}
+    return Reranker(scorer, run.tokenizer, {"checkpoint": run.checkpoint, **records})
 
 
 def open_pretrained_reranker(

@@ -42,14 +42,14 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
         if before.get(key, _ABSENT) != now.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
     }
     same_encoder = bool(changes.keys() & set(_ENCODER)) and _is_same_encoder(workdir, config)
-    refused = {
+    refusals = {
         key: both
         for key, both in changes.items()
         if not (_may_change(key, config.head.name) or (same_encoder and key in _ENCODER))
     }
     require_equal(
-        {key: old for key, (old, _) in refused.items() if old != _ABSENT},
-        {key: new for key, (_, new) in refused.items() if new != _ABSENT},
+        {key: old for key, (old, _) in refusals.items() if old != _ABSENT},
+        {key: new for key, (_, new) in refusals.items() if new != _ABSENT},
         str(workdir.config),
         "the config given",
         "To resume the run use its config; to start another choose another --workdir.",

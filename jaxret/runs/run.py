@@ -111,8 +111,8 @@ def create_run(
                 shutil.copyfileobj(original, file)
         else:
             (workdir.encoder / name).unlink(missing_ok=True)  # of a start that was killed
-    copied = TextTokenizer.digests(workdir.encoder)
-    if not (workdir.encoder / "config.json").exists() or copied != contract["tokenizer"]:
+    digests = TextTokenizer.digests(workdir.encoder)
+    if not (workdir.encoder / "config.json").exists() or digests != contract["tokenizer"]:
         raise ContractError(f"{encoder} was changed while the run began; start again with files that do not change")
     if pooler := read_pooler(encoder):
         with atomic_write(workdir.pooler, "wb") as file:
@@ -144,7 +144,7 @@ class OpenedRun(Generic[ModelT]):
         config: The config, with the lengths that the run is used with.
         contract: The contract, with the same lengths.
         checkpoint: {"step", "digest"} of `params`.
-        compiled: Programs of this run's embedders.
+        program_cache: Programs of this run's embedders.
         padding: Padded length of a text, in this run's embedders.
     """
 
@@ -156,7 +156,7 @@ class OpenedRun(Generic[ModelT]):
     contract: dict[str, Any]
     checkpoint: dict[str, Any]
     mesh: Mesh
-    compiled: Programs = field(default_factory=dict, repr=False, compare=False)
+    program_cache: Programs = field(default_factory=dict, repr=False, compare=False)
     padding: Padding = padded_length
 
     def embedder(self: Run, unpooled: bool = False) -> Embedder:
@@ -165,7 +165,7 @@ class OpenedRun(Generic[ModelT]):
         With `unpooled`, passages have the vectors of the head before pooling.
         """
         retriever = self.model.unpooled() if unpooled else self.model
-        embedder = make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.compiled)
+        embedder = make_embedder(retriever, self.params, self.mesh, self.tokenizer, self.config, self.program_cache)
         return replace(embedder, padding=self.padding)
 
     def with_dimension(self: Run, size: int, key: str = "dimension") -> Run:
@@ -211,7 +211,7 @@ def make_embedder(
     mesh: Mesh,
     tokenizer: TextTokenizer,
     config: ConfigDict,
-    compiled: Programs | None = None,
+    program_cache: Programs | None = None,
 ) -> Embedder:
     """Return the embedder of a run that is opened or being trained.
 
@@ -221,7 +221,7 @@ def make_embedder(
         mesh: Devices.
         tokenizer: Tokenizer with the length limits.
         config: Config of the run.
-        compiled: Programs to share with other embedders.
+        program_cache: Programs to share with other embedders.
     """
     return Embedder(
         retriever=retriever,
@@ -230,7 +230,7 @@ def make_embedder(
         pad_id=tokenizer.pad_id,
         max_lengths={"query": tokenizer.query_length, "passage": tokenizer.passage_length},
         tokens_per_batch=config.encode.tokens_per_batch,
-        compiled={} if compiled is None else compiled,
+        program_cache={} if program_cache is None else program_cache,
     )
 
 
@@ -335,9 +335,9 @@ def open_model(
     except AttributeError as error:
         if not isinstance(error.__context__, KeyError):  # ml_collections raises this chain for a missing key
             raise
-        missing = str(error).strip("\"'")
+        key = str(error).strip("\"'")
         raise ContractError(
-            f"{folder}/config.json has no key {missing!r}: another version of jaxret made the run; open it with that"
+            f"{folder}/config.json has no key {key!r}: another version of jaxret made the run; open it with that"
         ) from error
     contract = make_contract(model, tokenizer, folder.encoder)
     require_stored_contract(folder, contract, "Restore the files.")
@@ -371,12 +371,12 @@ def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, mod
     shapes = parameter_shapes(with_adapters(model, config.lora))
     if config.lora.rank:
         shapes, _ = divide_parameters(shapes, BASE)
-    placed = jax.tree.map(
+    abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         shardings(mesh, shapes),
     )
-    return checkpoints.restore(step, placed)[0]
+    return checkpoints.restore(step, abstract)[0]
 
 
 def merged_parameters(run: OpenedRun[Any]) -> Params:
@@ -431,8 +431,8 @@ def require_base(workdir: Workdir, config: ConfigDict) -> None:
 
 def require_stored_contract(workdir: Workdir, contract: Mapping[str, Any], remedy: str) -> None:
     """Raise ContractError unless the run's contract.json is `contract`."""
-    stored, name = read_json(workdir.contract), str(workdir.contract)
-    require_same_contract(stored, contract, name, f"the files in {workdir}", remedy)
+    stored_contract, name = read_json(workdir.contract), str(workdir.contract)
+    require_same_contract(stored_contract, contract, name, f"the files in {workdir}", remedy)
 
 
 def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, overrides: RunOverrides) -> TextTokenizer:

@@ -27,9 +27,9 @@ def read_warnings(workdir: Workdir) -> dict[str, list[RunWarning]]:
     """Return job -> its warnings, in the order of the names. Raises ValueError for a file that is none of warnings."""
     jobs: dict[str, list[RunWarning]] = {}
     for path in sorted(workdir.path.glob("warnings/*.json")):
-        stored = read_json(path)
+        content = read_json(path)
         try:
-            jobs[str(stored["job"])] = [RunWarning(str(one["kind"]), str(one["text"])) for one in stored["warnings"]]
+            jobs[str(content["job"])] = [RunWarning(str(one["kind"]), str(one["text"])) for one in content["warnings"]]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no warnings of a job ({error!r}); remove it") from error
     return jobs

@@ -42,7 +42,7 @@ class PairScorer:
         mesh: the devices.
         joiner: makes the tokens of a pair.
         tokens_per_batch: padded tokens of a batch, at most.
-        compiled: the program, shared by copies.
+        program_cache: the program, shared by copies.
         padding: returns the padded length of a number of tokens.
     """
 
@@ -51,13 +51,13 @@ class PairScorer:
     mesh: Mesh
     joiner: PairJoiner
     tokens_per_batch: int
-    compiled: dict[str, Program] = field(default_factory=dict, repr=False, compare=False)
+    program_cache: dict[str, Program] = field(default_factory=dict, repr=False, compare=False)
     padding: Padding = padded_length
 
     @property
     def program(self) -> Program:
         """The program (params, pairs) -> scores [N], compiled once per shape; rows are split over devices."""
-        if "score" not in self.compiled:
+        if "score" not in self.program_cache:
             read = ParameterGatherer.of(self.mesh, self.model.compute.dtype)
             model, param_shardings = self.model.reading(read), shardings(self.mesh, self.params)
 
@@ -65,13 +65,13 @@ class PairScorer:
                 return model.score(read.gather_at_entry(params), pairs)
 
             specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
-            mapped = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
-            self.compiled["score"] = Program(
-                mapped,
+            sharded_score = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
+            self.program_cache["score"] = Program(
+                sharded_score,
                 in_shardings=(param_shardings, row_sharding(self.mesh)),
                 out_shardings=replicated_sharding(self.mesh),
             )
-        return self.compiled["score"]
+        return self.program_cache["score"]
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ class PairScorer:
             padded_rows = np.concatenate([rows, np.full(size - len(rows), rows[-1])])  # copies of the last pair
             length = min(length, self.joiner.limit)
             pairs = self.joiner.tokens(queries, passages, query_rows[padded_rows], passage_rows[padded_rows], length)
-            scored = self.program(self.params, shard_whole_batch(self.mesh, pairs))
-            scores[rows] = np.asarray(scored)[: len(rows)]
+            batch_scores = self.program(self.params, shard_whole_batch(self.mesh, pairs))
+            scores[rows] = np.asarray(batch_scores)[: len(rows)]
             on_progress(len(rows))
         return scores

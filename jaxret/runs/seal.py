@@ -70,14 +70,14 @@ def _problem(workdir: Workdir) -> str:
         return f"{workdir.seal} is damaged or was edited; {remedy}"
     paths = {_name(workdir, path): path for path in _sealed(workdir)}
     for name in sorted(paths.keys() | content["files"].keys()):
-        allowed = content["files"].get(name, [])
+        digests = content["files"].get(name, [])
         if name not in paths:
-            if None in allowed:  # a job was killed before it wrote the file
+            if None in digests:  # a job was killed before it wrote the file
                 continue
             return f"{workdir.path / name} is missing; {remedy}"
-        if not allowed:
+        if not digests:
             return f"{paths[name]} is not a file of this run; remove it"
-        if _digest(workdir, paths[name]) not in allowed:
+        if _digest(workdir, paths[name]) not in digests:
             return f"{paths[name]} is damaged or was edited; {remedy}"
     return ""
 

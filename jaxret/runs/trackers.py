@@ -71,8 +71,8 @@ def open_trackio(run: TrackedRun) -> Tracker:
     settings: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
     handle = trackio.init(run.project, name=key, config=run.config, resume="allow", **settings)
     # Lines wait in a queue: a killed process has lost those that trackio does not have.
-    following = getattr(handle, "_next_step", None)
-    newest = following - 1 if run.id and following is not None else None
+    next_step = getattr(handle, "_next_step", None)
+    newest = next_step - 1 if run.id and next_step is not None else None
     # handle.finish alone would be called again at the end of the process.
     return Tracker(key, lambda step, values: handle.log(dict(values), step=step), trackio.finish, newest)
 
@@ -145,16 +145,16 @@ class RunTracker:
 
     def __init__(self, name: str, workdir: Workdir, project: str) -> None:
         self.name, self._workdir, self._key = name, workdir, f"{name}: {_place(name)}{project}"
-        stored = _state(workdir).get(self._key, {})
-        self._sent: dict[str, Any] = dict(stored.get("sent", {}))
+        state = _state(workdir).get(self._key, {})
+        self._newest: dict[str, Any] = dict(state.get("sent", {}))
         config = {**read_json(workdir.config), "environment": read_json(workdir.environment)}
         with hide_prints():
-            self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, stored.get("id", ""), flatten(config)))
+            self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, state.get("id", ""), flatten(config)))
         if (newest := self._tracker.newest) is not None:
-            for kind in KINDS & self._sent.keys():
-                self._sent[kind] = min(self._sent[kind], newest)
+            for kind in KINDS & self._newest.keys():
+                self._newest[kind] = min(self._newest[kind], newest)
         # A killed process may have sent a line that it did not record: the first of each kind is asked for.
-        self._unsure = set(KINDS) if stored and self._tracker.absent else set[str]()
+        self._unsure = set(KINDS) if state and self._tracker.absent else set[str]()
         self._store()
 
     def catch_up(self) -> int:
@@ -164,14 +164,14 @@ class RunTracker:
     def send(self, step: int, values: Values) -> bool:
         """Send a line of metrics.jsonl unless it was sent; return whether it was sent now."""
         kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else TRAINING
-        if not values or step <= self._sent.get(kind, -1):
+        if not values or step <= self._newest.get(kind, -1):
             return False
         if kind in self._unsure and self._tracker.absent:
             self._unsure.remove(kind)
             values = self._tracker.absent(step, values)
         if values:
             self._tracker.log(step, values)
-        self._sent[kind] = step
+        self._newest[kind] = step
         self._store()
         return True
 
@@ -180,11 +180,11 @@ class RunTracker:
         step, count = max((step for step, _ in _lines(self._workdir)), default=0), 0
         for path in self._workdir.evaluations:
             kind, digest = f"eval/{path.stem}", sha256_file(path)
-            if self._sent.get(kind) != digest:
+            if self._newest.get(kind) != digest:
                 result = read_json(path)
                 means = result.get("mean", {}) | result.get("answers", {}).get("mean", {})
                 self._tracker.log(step, {f"{kind}/{name}": value for name, value in means.items()})
-                self._sent[kind] = digest
+                self._newest[kind] = digest
                 self._store()
                 count += 1
         return count
@@ -194,7 +194,7 @@ class RunTracker:
             self._tracker.finish()
 
     def _store(self) -> None:
-        state = {**_state(self._workdir), self._key: {"id": self._tracker.id, "sent": self._sent}}
+        state = {**_state(self._workdir), self._key: {"id": self._tracker.id, "sent": self._newest}}
         write_json(self._workdir.trackers, state)
 
 

@@ -93,19 +93,19 @@ def keep_bm25_index(
         ValueError: a file of the index is damaged, or no passage has a word.
         DataError: a bad record.
     """
-    opened = Corpus.open(corpus)
-    scan = opened.scan(policy)
+    collection = Corpus.open(corpus)
+    scan = collection.scan(policy)
     made_from = {"corpus": {"sha256": scan.sha256, "passages": scan.passages}, "settings": asdict(settings)}
     if (folder / MANIFEST).exists():
         manifest = read_bm25_manifest(folder)
-        stored = {key: manifest[key] for key in made_from}
+        stored_values = {key: manifest[key] for key in made_from}
         remedy = "Give another --workdir, or remove the folder of the index."
-        require_equal(stored, made_from, f"{folder}/{MANIFEST}", "this command", remedy)
-        note_corpus(folder, opened, scan)  # it may have been moved
+        require_equal(stored_values, made_from, f"{folder}/{MANIFEST}", "this command", remedy)
+        note_corpus(folder, collection, scan)  # it may have been moved
         return False, manifest
     with new_folder(folder) as work:
-        write_bm25_index(work, opened.read(policy, scan), settings, progress, scan.passages)
-        note_corpus(work, opened, scan)
+        write_bm25_index(work, collection.read(policy, scan), settings, progress, scan.passages)
+        note_corpus(work, collection, scan)
         files = {name: {"bytes": (work / name).stat().st_size, "sha256": sha256_file(work / name)} for name in _FILES}
         packages = {name: metadata.version(name) for name in ("bm25s", "PyStemmer", "numpy")}
         write_json(work / MANIFEST, with_digest({**made_from, "files": files, "packages": packages}))
@@ -177,12 +177,10 @@ def _count_words(block: list[Passage], language: str, vocabulary: dict[str, int]
     first, counts = len(lengths), np.array([len(words) for words in tokens.ids], np.int32)
     lengths.frombytes(counts.tobytes())
     flat = np.fromiter((word for words in tokens.ids for word in words), np.int64, int(counts.sum()))
-    keys, repeated = np.unique(
-        numbers[flat] * len(block) + np.repeat(np.arange(len(block)), counts), return_counts=True
-    )
+    keys, repeats = np.unique(numbers[flat] * len(block) + np.repeat(np.arange(len(block)), counts), return_counts=True)
     postings = np.empty(len(keys), _POSTING)
     postings["word"], postings["row"] = keys // len(block), keys % len(block) + first
-    postings["count"] = repeated
+    postings["count"] = repeats
     return postings
 
 
@@ -211,13 +209,13 @@ def _write_scores(
     create = np.lib.format.open_memmap
     data = create(folder / _DATA, "w+", np.float32, (len(postings),))
     indices = create(folder / _INDICES, "w+", np.int32, (len(postings),))
-    following = pointers[:-1].copy()  # where the next posting of each word goes
+    next_places = pointers[:-1].copy()  # where the next posting of each word goes
     for start, end in pairwise(ends):
         block = postings[start:end]
         present, firsts, counts = np.unique(block["word"], return_index=True, return_counts=True)
-        place = np.repeat(following[present] - firsts, counts) + np.arange(len(block))
+        place = np.repeat(next_places[present] - firsts, counts) + np.arange(len(block))
         data[place] = inverse[block["word"]] * block["count"] / (block["count"] + norm[block["row"]])
         indices[place] = block["row"]
-        following[present] += counts
+        next_places[present] += counts
     data.flush()
     indices.flush()

@@ -36,14 +36,14 @@ def best_documents(
     """
     rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(vectors)
     scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(vectors)
-    pending, depth, rounds, scored = np.arange(len(vectors)), min(2 * k, passages), [], 0
+    pending_queries, depth, rounds, scored_pairs = np.arange(len(vectors)), min(2 * k, passages), [], 0
     while True:
-        result = search(vectors.take(pending), depth)
-        rounds.append(len(pending))
-        scored += result.scored
+        result = search(vectors.take(pending_queries), depth)
+        rounds.append(len(pending_queries))
+        scored_pairs += result.scored_pairs
         documents = [document_id(passage) for passage in ids(result.rows.reshape(-1))]
         few = []
-        for place, query in enumerate(pending.tolist()):
+        for place, query in enumerate(pending_queries.tolist()):
             start = place * result.rows.shape[1]
             first: dict[str, int] = {}
             for column, document in enumerate(documents[start : start + result.rows.shape[1]]):
@@ -53,8 +53,8 @@ def best_documents(
             if len(columns) < k:
                 few.append(query)
         if not few or depth == passages:
-            return SearchResult(np.stack(scores), np.stack(rows), result.backend, tuple(rounds), scored)
-        pending, depth = np.array(few), min(_DEEPER * depth, passages)
+            return SearchResult(np.stack(scores), np.stack(rows), result.backend, tuple(rounds), scored_pairs)
+        pending_queries, depth = np.array(few), min(_DEEPER * depth, passages)
 
 
 def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Collection[str]) -> dict[str, Passage]:
@@ -65,14 +65,14 @@ def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Co
         ids: of documents.
     """
     parts: dict[str, list[Passage]] = {key: [] for key in ids}
-    missing, start = list(parts), 0
-    while missing:  # their numbers begin with 0, and none is left out
-        names = {f"{key}{SEPARATOR}{i}": key for key in missing for i in range(start, start + _PASSAGES)}
-        names |= {key: key for key in missing if start == 0}  # that were not split
+    missing_keys, start = list(parts), 0
+    while missing_keys:  # their numbers begin with 0, and none is left out
+        names = {f"{key}{SEPARATOR}{i}": key for key in missing_keys for i in range(start, start + _PASSAGES)}
+        names |= {key: key for key in missing_keys if start == 0}  # that were not split
         for name, passage in read(names).items():
             parts[names[name]] += [passage] if passage.text else []
         start += _PASSAGES
-        missing = [key for key in missing if len(parts[key]) == start]
+        missing_keys = [key for key in missing_keys if len(parts[key]) == start]
     return {
         key: Passage(key, joined_chunks([part.text for part in own]), own[0].title if own else "")
         for key, own in parts.items()

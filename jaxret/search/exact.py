@@ -68,29 +68,29 @@ def search(
         ValueError: a NaN, an infinity, or vectors of another dimension; it names the row.
         RuntimeError: the backend loses passages.
     """
-    searched = BlockCorpus(corpus) if isinstance(corpus, Sequence) else corpus
+    documents = BlockCorpus(corpus) if isinstance(corpus, Sequence) else corpus
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
-    vectors = query_vectors(queries, searched)
-    if searched.ragged and not backend.lists:
+    vectors = query_vectors(queries, documents)
+    if documents.ragged and not backend.lists:
         raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
 
     norm = 0.0  # of any vector of the corpus
 
     def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
         nonlocal norm
-        chosen = vectors.take(part)
-        candidates, norm = find_candidates(chosen, searched, depth, backend, progress)
-        error = chosen.errors(norm, backend.precision.unit(searched.dimension))
-        scored = score_exactly(candidates, chosen, norm, searched, k, error)
-        return candidates, error, scored
+        part_vectors = vectors.take(part)
+        candidates, norm = find_candidates(part_vectors, documents, depth, backend, progress)
+        error = part_vectors.errors(norm, backend.precision.unit(documents.dimension))
+        count = score_exactly(candidates, part_vectors, norm, documents, k, error)
+        return candidates, error, count
 
     def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
-        return scan_all(vectors.take(part), searched, scores, rows, norm)
+        return scan_all(vectors.take(part), documents, scores, rows, norm)
 
-    least = LISTS_MARGIN if searched.ragged and backend.precision != FLOAT32 else MARGIN
+    least = LISTS_MARGIN if documents.ragged and backend.precision != FLOAT32 else MARGIN
     depth = first_depth(k, backend.precision.more, least)
-    return search_until_proven(find, len(vectors), searched.total_rows, k, backend.description, depth, settle)
+    return search_until_proven(find, len(vectors), documents.total_rows, k, backend.description, depth, settle)
 
 
 def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> QueryVectors:
@@ -150,11 +150,11 @@ def _blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Ba
         _, shard = next(iter(corpus))
         size = block_documents(corpus.total_rows, shard.shape[1], depth, backend)
     if size not in corpus.blocks:
-        loaded = _loaded(queries, corpus, depth, backend)
+        blocks = _loaded(queries, corpus, depth, backend)
         if exceeds_devices(corpus, backend):
-            yield from loaded
+            yield from blocks
             return
-        corpus.blocks[size] = list(loaded)
+        corpus.blocks[size] = list(blocks)
     yield from corpus.blocks[size]
 
 
@@ -192,12 +192,12 @@ def score_exactly(
         first[:] = False
         np.put_along_axis(first, np.argpartition(-candidates.scores, k - 1, axis=1)[:, :k], True, axis=1)
     errors = queries.errors(largest_norm, WIDE_UNIT)
-    scored = score_pairs(scores, first, candidates.rows, queries, errors, corpus)
+    count = score_pairs(scores, first, candidates.rows, queries, errors, corpus)
     lowest = np.where(first, scores, np.inf).min(axis=1, keepdims=True)
     at_most = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)  # rounding is monotone
-    scored += score_pairs(scores, ~first & (at_most >= lowest), candidates.rows, queries, errors, corpus)
+    count += score_pairs(scores, ~first & (at_most >= lowest), candidates.rows, queries, errors, corpus)
     candidates.scores[:], candidates.rows[:] = sorted_by_rule(scores, candidates.rows)
-    return scored
+    return count
 
 
 def score_candidates(
@@ -215,17 +215,17 @@ def score_candidates(
     scores = np.full(rows.shape, -np.inf, np.float32)
     every = np.ones(rows.shape, bool)
     score_pairs(scores, every, rows, queries, queries.errors(largest_norm, WIDE_UNIT), corpus)
-    ranked = sorted_by_rule(scores, rows)
-    return ranked[0][:, :k], ranked[1][:, :k]
+    best = sorted_by_rule(scores, rows)
+    return best[0][:, :k], best[1][:, :k]
 
 
 def sorted_by_rule(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return scores and rows [Q,n], score descending, then row ascending; entries without score (-inf) come last, in no
     order."""
     order = np.argsort(-scores, axis=1)  # ten times faster than a sort by two keys, which few queries need
-    ranked = np.take_along_axis(scores, order, axis=1)
-    tied = ((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] > -np.inf)).any(axis=1)
-    order[tied] = np.lexsort((rows[tied], -scores[tied]), axis=1)
+    sorted_scores = np.take_along_axis(scores, order, axis=1)
+    ties = ((sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_scores[:, 1:] > -np.inf)).any(axis=1)
+    order[ties] = np.lexsort((rows[ties], -scores[ties]), axis=1)
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 

@@ -65,11 +65,11 @@ def _exact_scores(query: np.ndarray, shard: Any, rows: np.ndarray, sums: np.ndar
     """Return the exact scores of a query [U,D] with rows of a shard, from float64 sums that may be off by `error`.
     Where two float32 numbers are possible, equal passages are summed once."""
     exact = (sums + error).astype(np.float32)
-    summed: dict[bytes, np.float32] = {}
+    score_of: dict[bytes, np.float32] = {}
     for i in np.flatnonzero(exact != (sums - error).astype(np.float32)):
         passage = np.asarray(shard[rows[i]])
         key = passage.tobytes()
-        if key not in summed:
-            summed[key] = exact_score(query, passage.astype(np.float64))
-        exact[i] = summed[key]
+        if key not in score_of:
+            score_of[key] = exact_score(query, passage.astype(np.float64))
+        exact[i] = score_of[key]
     return exact + np.float32(0)  # -0 becomes 0

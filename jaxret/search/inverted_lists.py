@@ -161,7 +161,7 @@ class InvertedLists:
     def __init__(self, corpus: SparseCorpus, hold: bool = False, backend: SparseBackend | None = None) -> None:
         self.corpus, self.backend = corpus, backend or sparse_backend()
         postings = sum(len(shard.words) for _, shard in corpus) if hold else 0
-        self.held = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
+        self.blocks_in_memory = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
 
     @property
     def description(self) -> str:
@@ -198,12 +198,12 @@ class InvertedLists:
 
         def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
             nonlocal norm
-            chosen = every.take(part)
-            candidates, norm = self._candidates(chosen, depth, progress)
-            error = chosen.errors(norm, UNIT)
-            scored = score_exactly(candidates, chosen, norm, self.corpus, k, error)
+            part_vectors = every.take(part)
+            candidates, norm = self._candidates(part_vectors, depth, progress)
+            error = part_vectors.errors(norm, UNIT)
+            count = score_exactly(candidates, part_vectors, norm, self.corpus, k, error)
             fill_with_zeros(candidates, width)
-            return candidates, error, scored
+            return candidates, error, count
 
         def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
             return scan_all(every.take(part), self.corpus, scores, rows, norm)
@@ -215,7 +215,7 @@ class InvertedLists:
         """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
         with Progress("search", self.corpus.total_rows, "passage", shown=progress) as bar:
-            for block in self.held if self.held is not None else self._read():
+            for block in self.blocks_in_memory if self.blocks_in_memory is not None else self._read():
                 candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)
                 bar.update(block.rows)

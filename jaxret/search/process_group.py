@@ -131,8 +131,8 @@ def merge_ranges(
     for start in range(0, queries, step := max(1, 4 * WORDS // (HIT_BYTES * width))):
         part = slice(start, start + step)
         every_score, every_row = (np.concatenate(each, axis=1) for each in zip(*ranges(part), strict=True))
-        ranked = sorted_by_rule(every_score, every_row)
-        scores[part], rows[part] = ranked[0][:, :width], ranked[1][:, :width]
+        best = sorted_by_rule(every_score, every_row)
+        scores[part], rows[part] = best[0][:, :width], best[1][:, :width]
     return scores, rows
 
 
@@ -146,7 +146,7 @@ def merged_result(scores: np.ndarray, rows: np.ndarray, work: Sequence[tuple[int
     """
     deeper = max(queries for _, queries in work)
     rounds = (len(scores), deeper) if deeper else (len(scores),)
-    return SearchResult(scores, rows, backend, rounds, sum(scored for scored, _ in work))
+    return SearchResult(scores, rows, backend, rounds, sum(pairs for pairs, _ in work))
 
 
 def merge_results(results: Sequence[SearchResult], width: int, where: str) -> SearchResult:
@@ -165,7 +165,7 @@ def merge_results(results: Sequence[SearchResult], width: int, where: str) -> Se
 
 def _work(result: SearchResult) -> tuple[int, int]:
     """Return the pairs that were scored exactly, and the queries that looked deeper."""
-    return result.scored, result.rounds[1] if len(result.rounds) > 1 else 0
+    return result.scored_pairs, result.rounds[1] if len(result.rounds) > 1 else 0
 
 
 @contextmanager
@@ -190,9 +190,9 @@ def _of_first(array: np.ndarray | None, dtype: Any) -> np.ndarray:
     """Return the numbers of process 0 in every process, bit by bit; `array` is None in others."""
     data = np.empty(0, np.uint8) if array is None else np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
     size = int(broadcast_one_to_all(np.array(len(data) // np.dtype(dtype).itemsize)))
-    received = np.zeros(-(-size * np.dtype(dtype).itemsize // 4), np.uint32)
-    received.view(np.uint8)[: len(data)] = data
-    for start in range(0, len(received), WORDS):
-        part = received[start : start + WORDS]
+    buffer = np.zeros(-(-size * np.dtype(dtype).itemsize // 4), np.uint32)
+    buffer.view(np.uint8)[: len(data)] = data
+    for start in range(0, len(buffer), WORDS):
+        part = buffer[start : start + WORDS]
         part[:] = broadcast_one_to_all(part)
-    return received.view(dtype)[:size]
+    return buffer.view(dtype)[:size]

@@ -27,7 +27,7 @@ class SearchResult:
     rows: np.ndarray  # [Q,k] int64, global rows
     backend: str  # its description
     rounds: tuple[int, ...]  # queries searched in each round; the second and later ones had too many near ties
-    scored: int = 0  # (query, document) pairs that were scored exactly
+    scored_pairs: int = 0  # (query, document) pairs that were scored exactly
 
 
 def no_result(queries: int, backend: str) -> SearchResult:
@@ -61,9 +61,9 @@ def keep_best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         return np.broadcast_to(np.arange(n), scores.shape), np.full(len(scores), -np.inf, np.float32)
     if n > 4 * GROUP * k:  # the k best scores are in the k groups with the best maxima, or among what is in no group
         groups = n // GROUP
-        grouped = scores[:, : groups * GROUP].reshape(-1, GROUP, groups)  # column c is in group c % groups
-        chosen, others = keep_best(grouped.max(axis=1), k)
-        inside = (chosen[:, None] + groups * np.arange(GROUP)[:, None]).reshape(len(scores), -1)
+        grid = scores[:, : groups * GROUP].reshape(-1, GROUP, groups)  # column c is in group c % groups
+        best_groups, others = keep_best(grid.max(axis=1), k)
+        inside = (best_groups[:, None] + groups * np.arange(GROUP)[:, None]).reshape(len(scores), -1)
         rest = np.broadcast_to(np.arange(groups * GROUP, n), (len(scores), n - groups * GROUP))
         columns = np.concatenate([inside, rest], axis=1)
         order, left_out = keep_best(np.take_along_axis(scores, columns, axis=1), k)
@@ -89,9 +89,9 @@ class Candidates(NamedTuple):
         if width:
             scores = np.concatenate([self.scores[part], hits.scores[:, :width]], axis=1)
             rows = np.concatenate([self.rows[part], hits.rows[:, :width] + first_row], axis=1)
-            chosen, left_out = keep_best(scores, self.scores.shape[1])
-            self.scores[part] = np.take_along_axis(scores, chosen, axis=1)
-            self.rows[part] = np.take_along_axis(rows, chosen, axis=1)
+            places, left_out = keep_best(scores, self.scores.shape[1])
+            self.scores[part] = np.take_along_axis(scores, places, axis=1)
+            self.rows[part] = np.take_along_axis(rows, places, axis=1)
             bounds.append(left_out)
         self.bound[part] = np.max(bounds, axis=0)
 
@@ -144,29 +144,29 @@ def search_until_proven(
     scores = np.empty((queries, width), np.float32)
     rows = np.empty((queries, width), np.int64)
     hopeless = np.zeros(queries, bool)
-    unproven_queries, rounds, scored = np.arange(queries), [], 0
+    unproven_queries, rounds, scored_pairs = np.arange(queries), [], 0
     while unproven_queries.size:
         rounds.append(len(unproven_queries))
-        if settle and (settled := unproven_queries[hopeless[unproven_queries]]).size:
-            best = scores[settled], rows[settled]
-            scored += settle(settled, *best)
-            scores[settled], rows[settled] = best
+        if settle and (hopeless_queries := unproven_queries[hopeless[unproven_queries]]).size:
+            best = scores[hopeless_queries], rows[hopeless_queries]
+            scored_pairs += settle(hopeless_queries, *best)
+            scores[hopeless_queries], rows[hopeless_queries] = best
             unproven_queries = unproven_queries[~hopeless[unproven_queries]]
         depth = min(depth, total_rows)
         unproven = [unproven_queries[:0]]
         for part in _parts(unproven_queries, max(1, PASS_CANDIDATES // depth)):
             candidates, error, count = find(part, depth)
-            scored += count
+            scored_pairs += count
             scores[part], rows[part] = candidates.scores[:, :width], candidates.rows[:, :width]
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])
-            tied = (candidates.scores[:, -1] == scores[part, -1]) & (scores[part, -1] > -np.inf) & (depth > width)
-            hopeless[part] = tied | (WHOLE * depth >= total_rows)
+            ties = (candidates.scores[:, -1] == scores[part, -1]) & (scores[part, -1] > -np.inf) & (depth > width)
+            hopeless[part] = ties | (WHOLE * depth >= total_rows)
         unproven_queries = np.concatenate(unproven)
         if unproven_queries.size and depth == total_rows:
             raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")
         depth *= 2
-    return SearchResult(scores, rows, description, tuple(rounds), scored)
+    return SearchResult(scores, rows, description, tuple(rounds), scored_pairs)
 
 
 def _parts(indices: np.ndarray, size: int) -> Iterable[np.ndarray]:

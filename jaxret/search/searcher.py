@@ -95,10 +95,10 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     return workdir.embeddings(matches[0])
 
 
-def text_files(encoded: EncodedCorpus) -> list[Path]:
+def text_files(corpus: EncodedCorpus) -> list[Path]:
     """Return the files that the texts of an encoded corpus are read from, as far as they are known. Raises DataError if
     a folder that was encoded has no corpus any more."""
-    sources = [encoded_source(shards.folder) for shards in encoded.shards]
+    sources = [encoded_source(shards.folder) for shards in corpus.shards]
     return [file for source in sources if source for file in Corpus.open(source).files]
 
 
@@ -367,8 +367,8 @@ class Searcher:
         exactly."""
         if not self.generator or isinstance(outcome.vectors, SparseRows):
             return outcome
-        missed = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
-        return replace(outcome, approximate=missed)
+        recall = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
+        return replace(outcome, approximate=recall)
 
     def warm_up(self, questions: Sequence[str], k: int) -> list[str]:
         """Compile the programs for questions of these lengths, one at a time, and read the vectors. Return ids of
@@ -396,7 +396,7 @@ class Searcher:
         if self.index:
             return "mapped"
         if self.lists:
-            return "disk" if self.lists.held is None else "memory"
+            return "disk" if self.lists.blocks_in_memory is None else "memory"
         if not isinstance(self._corpus, InMemoryCorpus):
             return "disk"
         return "devices" if self._corpus.vectors is None else "memory"
@@ -438,48 +438,48 @@ class Searcher:
         """Return those of the ids that no passage has; with `max_passage`, no document."""
         if not self.max_passage:
             return self.shards.missing_ids(ids)
-        missing = set(ids)
+        absent_ids = set(ids)
         for _, block in self.shards.id_blocks():
-            missing.difference_update(map(document_id, block))
-        return missing
+            absent_ids.difference_update(map(document_id, block))
+        return absent_ids
 
     def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
         """Return passages by their own ids."""
         self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.shards.shards)]
         by_id: dict[str, Passage] = {}
         for texts in self._texts:  # an id that was deleted may have come again: the last one counts
-            missing = [key for key in ids if key not in by_id]
-            by_id |= texts.read(missing) if missing else {}
+            missing_ids = [key for key in ids if key not in by_id]
+            by_id |= texts.read(missing_ids) if missing_ids else {}
         return {key: by_id.get(key) or Passage(key, "") for key in ids}  # one without text was encoded under "keep"
 
 
-def provenance(run: Run, retrieved: SearchOutcome, k: int, **more: Any) -> dict[str, Any]:
+def provenance(run: Run, outcome: SearchOutcome, k: int, **more: Any) -> dict[str, Any]:
     """Return what a number was measured with, as JSON for its file.
 
     Args:
         run: the run.
-        retrieved: outcome of the search.
+        outcome: outcome of the search.
         k: passages for each query.
         **more: further entries.
     """
-    size = retrieved.shards.dimension
+    size = outcome.shards.dimension
     return {
         "checkpoint": run.checkpoint,
         "config": read_json(run.workdir.config),
         "training_data": read_json(run.workdir.data),
         "environment": read_json(run.workdir.environment),
-        "corpus": retrieved.corpus,
+        "corpus": outcome.corpus,
         "search": {
-            "backend": retrieved.result.backend,
-            "scored_exactly": retrieved.result.scored,  # (query, passage) pairs
+            "backend": outcome.result.backend,
+            "scored_exactly": outcome.result.scored_pairs,  # (query, passage) pairs
             "k": k,
-            "exact": retrieved.approximate is None,
-            **(retrieved.approximate or {}),
-            **({"filter": list(retrieved.filters)} if retrieved.filters else {}),
-            **({"max_passage": True} if retrieved.max_passage else {}),
+            "exact": outcome.approximate is None,
+            **(outcome.approximate or {}),
+            **({"filter": list(outcome.filters)} if outcome.filters else {}),
+            **({"max_passage": True} if outcome.max_passage else {}),
             **({"dimension": size} if size != run.model.whole.dimension else {}),
             "query_length": run.tokenizer.query_length,
-            "passage_length": retrieved.shards.fingerprint["contract"].get("passage_length"),
+            "passage_length": outcome.shards.fingerprint["contract"].get("passage_length"),
         },
         **({"lineage": read_json(run.workdir.lineage)} if run.workdir.lineage.exists() else {}),
         **more,

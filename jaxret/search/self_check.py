@@ -41,10 +41,10 @@ def _check_vectors(backend: Backend, random: np.random.Generator) -> None:
         flat = vectors.reshape(-1, dimension)
         error = rounding_error(dimension, upper_norms(queries), float(upper_norms(flat).max()))
         error *= backend.precision.unit(dimension) / UNIT
-        lost = losses(compress(queries, backend.precision), compress(flat, backend.precision))
-        lost = 2 * lost.reshape(n_queries, n, n_vectors).max(axis=-1)
+        loss = losses(compress(queries, backend.precision), compress(flat, backend.precision))
+        loss = 2 * loss.reshape(n_queries, n, n_vectors).max(axis=-1)
         case = f"{n_queries} queries, {n} documents of {n_vectors} x {dimension}, k = {k}"
-        _compare(backend, backend.load(vectors)(queries, k), exact, error, lost, k, case)
+        _compare(backend, backend.load(vectors)(queries, k), exact, error, loss, k, case)
 
 
 def _check_lists(backend: Backend, random: np.random.Generator) -> None:
@@ -60,22 +60,22 @@ def _check_lists(backend: Backend, random: np.random.Generator) -> None:
         shape = (n_queries, users, n, n_vectors)
         exact = products.reshape(shape).max(axis=-1).sum(axis=1)
         short = [compress(lists.flat, backend.precision) for lists in (queries, documents)]
-        lost = 2 * losses(*short).reshape(shape).max(axis=-1).sum(axis=1)
+        loss = 2 * losses(*short).reshape(shape).max(axis=-1).sum(axis=1)
         largest = float(upper_norms(documents.flat).max())
         norms = upper_norms(queries.flat).reshape(n_queries, users)
         error = np.array([sum_error(dimension, row, largest, backend.precision.unit(dimension)) for row in norms])
         case = f"{n_queries} x {users} query vectors, {n} documents of {n_vectors} x {dimension}"
-        _compare(backend, hits, exact, error, lost, n, case)
+        _compare(backend, hits, exact, error, loss, n, case)
 
 
 def _compare(
-    backend: Backend, hits: BlockHits, exact: np.ndarray, error: np.ndarray, lost: np.ndarray, k: int, case: str
+    backend: Backend, hits: BlockHits, exact: np.ndarray, error: np.ndarray, loss: np.ndarray, k: int, case: str
 ) -> None:
     """Raise RuntimeError if hits differ from exact scores of all passages, float64 [Q,N], by more than `error` [Q], or
-    above them by more than error and `lost` [Q,N]."""
+    above them by more than error and `loss` [Q,N]."""
     n_queries, n = exact.shape
     low = exact - error[:, None]
-    high = exact + error[:, None] + lost
+    high = exact + error[:, None] + loss
     wrong = ""
     if hits.rows.shape != (n_queries, k) or hits.rows.min() < 0 or hits.rows.max() >= n:
         wrong = f"returned documents of shape {hits.rows.shape} outside 0 to {n - 1}"

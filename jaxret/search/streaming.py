@@ -119,7 +119,7 @@ def read_rows(shards: list[tuple[int, Any]], start: int, stop: int) -> np.ndarra
 def ahead(items: Iterator[T]) -> Iterator[T]:
     """Yield the items; a thread makes the next one while one is used."""
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
+        future = thread.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = thread.submit(next, items, None)
             yield item

@@ -59,8 +59,8 @@ class DeviceThread:
         """Start the thread. batch: items computed at a time; most: items that may wait."""
         self._batch, self._most = batch, most
         self.report: Callable[[int], object] = lambda items: None  # is called with the number of items of each batch
-        self._waiting: deque[_Work] = deque()
-        self._changed = threading.Condition()
+        self._queue: deque[_Work] = deque()
+        self._change = threading.Condition()
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="device")
         self._thread.start()
@@ -68,26 +68,26 @@ class DeviceThread:
     @property
     def waiting(self) -> int:
         """Return the number of items that wait."""
-        return sum(work.left for work in list(self._waiting) if not work.future.cancelled())
+        return sum(work.left for work in list(self._queue) if not work.future.cancelled())
 
     def submit(self, operation: Operation, items: Sequence[Any]) -> Future[list[Any]]:
         """Return a future of the result of each item. Raises QueueFullError; an empty queue takes any request."""
         work = _Work(operation, items)
-        with self._changed:
+        with self._change:
             if self._ending:
                 raise QueueFullError("the server is ending")
-            waiting = self.waiting
-            if waiting and waiting + len(items) > self._most:
-                raise QueueFullError(f"{waiting} texts wait, and at most {self._most} may; try again in a moment")
-            self._waiting.append(work)
-            self._changed.notify()
+            queue_length = self.waiting
+            if queue_length and queue_length + len(items) > self._most:
+                raise QueueFullError(f"{queue_length} texts wait, and at most {self._most} may; try again in a moment")
+            self._queue.append(work)
+            self._change.notify()
         return work.future
 
     def end(self) -> None:
         """End the thread after everything that waits."""
-        with self._changed:
+        with self._change:
             self._ending = True
-            self._changed.notify()
+            self._change.notify()
         self._thread.join()
 
     def _run(self) -> None:
@@ -107,15 +107,15 @@ class DeviceThread:
 
     def _take(self) -> list[tuple[_Work, int]]:
         """Wait for requests; return those of the next batch, and how many items of each. [] at the end."""
-        with self._changed:
+        with self._change:
             while True:
-                self._waiting = deque(work for work in self._waiting if work.left and not work.future.cancelled())
-                if self._waiting:
+                self._queue = deque(work for work in self._queue if work.left and not work.future.cancelled())
+                if self._queue:
                     break
                 if self._ending:
                     return []
-                self._changed.wait()
-            same = [work for work in self._waiting if work.operation == self._waiting[0].operation]
+                self._change.wait()
+            same = [work for work in self._queue if work.operation == self._queue[0].operation]
             free = self._batch
             batch: dict[_Work, int] = {}
             while free and any(batch.get(work, 0) < work.left for work in same):
@@ -125,8 +125,8 @@ class DeviceThread:
                     batch[work] = batch.get(work, 0) + more
                     free -= more
             for work in [work for work, count in batch.items() if count]:  # the rest is queued after the others
-                self._waiting.remove(work)
-                self._waiting.append(work)
+                self._queue.remove(work)
+                self._queue.append(work)
             return [(work, count) for work, count in batch.items() if count]
 
     def _compute_apart(self, batch: list[tuple[_Work, int]], error: Exception) -> None:
@@ -144,8 +144,8 @@ class DeviceThread:
                 self._drop(work, error)
 
     def _drop(self, work: _Work, error: Exception) -> None:
-        with self._changed:
-            self._waiting.remove(work)
+        with self._change:
+            self._queue.remove(work)
         work.finish(error)
 
 

@@ -57,7 +57,7 @@ class Gateway:
         self._token, self._debug = token.encode(), debug
         self._paths = {path for _, path in endpoints}
         self._folders = [path for path in self._paths if path.endswith("/") and path != "/"]
-        self._running = 0
+        self._request_count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,14 +66,14 @@ class Gateway:
         request = Request(scope, receive)
         request.state.number = number = uuid.uuid4().hex[:16]
         status, size = _CLIENT_GONE, 0
-        self._running += 1
+        self._request_count += 1
         try:
             if response := await self._answer(request, path, number):
                 response.headers.update({**_HEADERS, "x-request-id": number})
                 status, size = response.status_code, len(response.body)
                 await response(scope, receive, send)
         finally:
-            self._running -= 1
+            self._request_count -= 1
             self._note(request, path, status, size, time.perf_counter() - start, number)
 
     def _note(self, request: Request, path: str, status: int, size: int, seconds: float, number: str) -> None:
@@ -89,7 +89,7 @@ class Gateway:
         try:
             self._admit(request, path)
             endpoint = self._endpoint(request.method, path)
-            if request.method == "POST" and self._running > self._options.requests:
+            if request.method == "POST" and self._request_count > self._options.requests:
                 message = f"more than {self._options.requests} requests at a time; try again in a moment"
                 raise RefusalError(429, message, "overloaded")
             body = Body(await self._json(request)) if request.method == "POST" else Body({})
@@ -110,8 +110,8 @@ class Gateway:
         """Raise `RefusalError` for a request that must not be answered."""
         if self._token:
             scheme, _, word = request.headers.get("authorization", "").partition(" ")
-            sent = word.strip().encode() if scheme.lower() == "bearer" else b""
-            if path not in OPEN and not hmac.compare_digest(sent, self._token):
+            token = word.strip().encode() if scheme.lower() == "bearer" else b""
+            if path not in OPEN and not hmac.compare_digest(token, self._token):
                 raise RefusalError(401, "this server needs its token: Authorization: Bearer TOKEN", "unauthorized")
             return
         host = request.headers.get("host", "")
@@ -125,8 +125,8 @@ class Gateway:
         if (method, route) in self._endpoints:
             return self._endpoints[method, route]
         if route:
-            allowed = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == route)}
-            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", allowed)
+            headers = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == route)}
+            raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", headers)
         raise RefusalError(404, "there is no such path", "not_found")
 
     def _route(self, path: str) -> str:
@@ -171,20 +171,20 @@ class Gateway:
 
     async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:
         """Await an answer; cancel it, and return None, if the client goes first."""
-        computing = asyncio.ensure_future(answer)
-        watching = asyncio.ensure_future(_disconnected(request.receive))
+        answer_task = asyncio.ensure_future(answer)
+        disconnect_task = asyncio.ensure_future(_disconnected(request.receive))
         try:
             async with asyncio.timeout(self._options.answer_seconds):
-                await asyncio.wait({computing, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if computing.done():
-                return computing.result()
+                await asyncio.wait({answer_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+            if answer_task.done():
+                return answer_task.result()
             return None
         except TimeoutError:
             seconds = self._options.answer_seconds
             raise RefusalError(504, f"the answer took longer than {seconds:g} s", "timeout") from None
         finally:
-            computing.cancel()
-            watching.cancel()
+            answer_task.cancel()
+            disconnect_task.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -33,8 +33,8 @@ class Body:
         """Refuse keys that are none of these: a mistyped "filter" would be an answer without a filter."""
         for name in self._values:
             if name not in keys:
-                meant = suggest_name(name, keys)
-                raise RefusalError(422, f"{shown(name)} is not a key of this request{meant} (keys: {', '.join(keys)})")
+                hint = suggest_name(name, keys)
+                raise RefusalError(422, f"{shown(name)} is not a key of this request{hint} (keys: {', '.join(keys)})")
 
     def get(self, name: str, kind: type, default: Any) -> Any:
         """Return a value of a type; `default` if it is missing or null."""

@@ -25,7 +25,7 @@ from jaxret.serving.device import DeviceThread, Operation
 from jaxret.serving.gateway import Endpoint
 from jaxret.serving.refusal import Body, RefusalError, check_text, shown
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import CORPUS_ERRORS, Served, ServedRetriever
+from jaxret.serving.served import CORPUS_ERRORS, ServedModel, ServedRetriever
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.version import __version__
 
@@ -44,34 +44,34 @@ class Routes:
     """The endpoints over some runs and the thread of the device."""
 
     def __init__(
-        self, served: Sequence[Served], device: DeviceThread, options: ServeOptions, counters: Counters
+        self, models: Sequence[ServedModel], device: DeviceThread, options: ServeOptions, counters: Counters
     ) -> None:
         """Keep the runs.
 
         Args:
-            served: runs; the first of a task is its default.
+            models: runs; the first of a task is its default.
             device: computes.
             options: of the server.
             counters: counts of its requests.
         """
-        self._models = {model.name: model for model in served}
+        self._models = {model.name: model for model in models}
         self._device, self._options, self._counters = device, options, counters
-        self._started = int(time.time())
+        self._start_time = int(time.time())
         self._ready = False
-        self._stopping = threading.Event()
+        self._stop = threading.Event()
         self._filters = ThreadPoolExecutor(1, "filters")  # they wait for each other, not in the threads of all requests
 
     def warm_up(self) -> None:
         """Compile all programs in the thread of the device, and answer from then on."""
         start, programs = time.perf_counter(), 0
 
-        def compile_programs(models: Sequence[Served]) -> list[int]:
-            stopped = self._stopping.is_set
-            return [model.warm_up(lambda text: log_event("start", message=text), stopped) for model in models]
+        def compile_programs(models: Sequence[ServedModel]) -> list[int]:
+            should_stop = self._stop.is_set
+            return [model.warm_up(lambda text: log_event("start", message=text), should_stop) for model in models]
 
         for count in self._device.submit(Operation(compile_programs), list(self._models.values())).result():
             programs += count
-        if self._stopping.is_set():
+        if self._stop.is_set():
             return
         self._counters.programs.set(programs)
         self._counters.ready.set(1)
@@ -80,7 +80,7 @@ class Routes:
 
     def stop(self) -> None:
         """End `warm_up` after the program that is being compiled, and what opens filters."""
-        self._stopping.set()
+        self._stop.set()
         self._filters.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
@@ -152,7 +152,7 @@ class Routes:
         ]
 
     def _openai_entry(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "jaxret"}
+        return {"id": name, "object": "model", "created": self._start_time, "owned_by": "jaxret"}
 
     # TEI
 
@@ -274,7 +274,7 @@ class Routes:
                         "proven": exact,
                         "backend": answer.backend,
                         "rounds": answer.rounds,
-                        "scored_exactly": answer.scored,
+                        "scored_exactly": answer.scored_pairs,
                         "questions": answer.batch,
                     }
                     for answer in answers
@@ -310,8 +310,8 @@ class Routes:
             return JSONResponse({"model": model.name, "fields": {}})
         with _corpus_at_hand(request):
             fields = await run_in_threadpool(lambda: model.fields)
-        named = {name: [{"value": v, "passages": n} for v, n in values] for name, values in fields.items()}
-        return JSONResponse({"model": model.name, "fields": named})
+        content = {name: [{"value": v, "passages": n} for v, n in values] for name, values in fields.items()}
+        return JSONResponse({"model": model.name, "fields": content})
 
     async def _health(self, request: Request, body: Body) -> Response:
         return JSONResponse({"status": "ok"} if self._ready else {"status": "starting"}, 200 if self._ready else 503)
@@ -339,18 +339,18 @@ class Routes:
             message = f"the answer would have {count} {what}; one may have {most}: send fewer texts at a time"
             raise RefusalError(413, message, "answer_too_large")
 
-    def _of_task(self, name: str, kind: type[Any], described: str) -> Any:
+    def _of_task(self, name: str, kind: type[Any], description: str) -> Any:
         """Return the model of a name; "" for the first of a kind."""
         if not name:
             for model in self._models.values():
                 if isinstance(model, kind):
                     return model
-            raise RefusalError(424, f"no run of this server is {described}", "no_model")
+            raise RefusalError(424, f"no run of this server is {description}", "no_model")
         if name not in self._models:
             have = ", ".join(self._models)
             raise RefusalError(404, f"there is no model {shown(name)}; there are {have}", "model_not_found")
         if not isinstance(self._models[name], kind):
-            raise RefusalError(424, f"{name} is not {described}", "no_model")
+            raise RefusalError(424, f"{name} is not {description}", "no_model")
         return self._models[name]
 
     def _retriever_of(self, name: str, side: str, explicit: bool) -> tuple[ServedRetriever, Side]:
@@ -390,17 +390,17 @@ def _others(model: ServedRetriever) -> str:
     return "POST /embed_sparse" if model.run.model.sparse else "POST /embed_all"
 
 
-def _checkpoint(model: Served) -> Mapping[str, Any]:
+def _checkpoint(model: ServedModel) -> Mapping[str, Any]:
     return model.run.checkpoint if isinstance(model, ServedRetriever) else model.reranker.origin["checkpoint"]
 
 
-def _lengths(model: Served) -> tuple[int, int]:
+def _lengths(model: ServedModel) -> tuple[int, int]:
     """Return the upper bounds of a query's and a passage's length."""
     tokenizer = model.run.tokenizer if isinstance(model, ServedRetriever) else model.reranker.tokenizer
     return tokenizer.query_length, tokenizer.passage_length
 
 
-def _described(model: Served) -> dict[str, Any]:
+def _described(model: ServedModel) -> dict[str, Any]:
     """Return the facts on a model, of /info."""
     query_length, passage_length = _lengths(model)
     checkpoint = _checkpoint(model)

@@ -73,14 +73,14 @@ class SearchAnswer:
         hits: best first.
         backend: the description of the search backend.
         rounds: of the proof of the batch that the question was in.
-        scored: pairs of this batch that were scored exactly.
+        scored_pairs: pairs of this batch that were scored exactly.
         batch: questions of this batch.
     """
 
     hits: list[SearchHit]
     backend: str
     rounds: int
-    scored: int
+    scored_pairs: int
     batch: int
 
 
@@ -108,14 +108,14 @@ class ServedRetriever:
         self.options = options
         folder = corpus_folder(Workdir(workdir), corpus).absolute() if options.search else None
         length = open_encoded(folder, verify=False).fingerprint["contract"].get("passage_length") if folder else None
-        opened = Retriever.open(workdir, checkpoint, passage_length=length)
-        run: Run = replace(opened.run, padding=served_length)
+        retriever = Retriever.open(workdir, checkpoint, passage_length=length)
+        run: Run = replace(retriever.run, padding=served_length)
         self.searcher = Searcher(run, folder, search, many=True) if folder else None
         self.run = self.searcher.run if self.searcher else run  # vectors may be cut, as those of the corpus
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
         self._alone = embedder_of_one(self.embedder)
         self.corpus = folder.name if folder else ""
-        self._filtered: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+        self._filter_searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
         if self.searcher and options.texts:
             _require_texts(self.searcher)
 
@@ -165,13 +165,13 @@ class ServedRetriever:
         """Return the token ids of texts. Raises `RefusalError` for one that is too long, unless it may be cut."""
         tokenizer = self.run.tokenizer
         limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
-        lost = Truncation("texts", limit)
+        truncation = Truncation("texts", limit)
         if side == "query":
-            ids = tokenizer.queries(texts, truncation=lost)
+            ids = tokenizer.queries(texts, truncation=truncation)
         else:
-            ids = tokenizer.passages([Passage("0", text) for text in texts], truncation=lost)
-        if lost.cut and not cut:
-            raise RefusalError(413, f"{lost.cut} of the texts have more than {limit} tokens", "too_long")
+            ids = tokenizer.passages([Passage("0", text) for text in texts], truncation=truncation)
+        if truncation.cut and not cut:
+            raise RefusalError(413, f"{truncation.cut} of the texts have more than {limit} tokens", "too_long")
         return list(ids)
 
     def cut(self, vectors: Sequence[np.ndarray], dimensions: int) -> list[np.ndarray]:
@@ -207,13 +207,13 @@ class ServedRetriever:
         base = self._searcher()
         if base.filters:
             raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
-        if key in self._filtered:
-            self._filtered.move_to_end(key)
+        if key in self._filter_searchers:
+            self._filter_searchers.move_to_end(key)
             return key
         names = self.fields
-        if missing := [name for name in filters if name not in names]:
+        if unknown_names := [name for name in filters if name not in names]:
             among = f"the fields are {', '.join(names)}" if names else "the passages have no metadata"
-            raise RefusalError(422, f"no passage has a field {missing[0]!r:.60}; {among}")
+            raise RefusalError(422, f"no passage has a field {unknown_names[0]!r:.60}; {among}")
         try:
             rows = matching_rows(base.shards, key)
         except CORPUS_ERRORS:
@@ -223,13 +223,13 @@ class ServedRetriever:
         if not len(rows):
             raise RefusalError(422, "no passage matches the filter")
         try:
-            self._filtered[key] = base.among(rows)
+            self._filter_searchers[key] = base.among(rows)
         except CORPUS_ERRORS:
             raise
         except ValueError as error:
             raise RefusalError(422, str(error)) from None
-        while len(self._filtered) > _FILTERED:
-            self._filtered.popitem(last=False)
+        while len(self._filter_searchers) > _FILTERED:
+            self._filter_searchers.popitem(last=False)
         return key
 
     def count(self, k: int) -> int:
@@ -260,7 +260,7 @@ class ServedRetriever:
             filters: as `filtered` returned them.
             texts: read titles and texts.
         """
-        searcher = self._filtered.get(filters) if filters else self._searcher()
+        searcher = self._filter_searchers.get(filters) if filters else self._searcher()
         if searcher is None:  # others came between
             searcher = self._searcher().among(matching_rows(self._searcher().shards, filters))
         answers: list[SearchAnswer | None] = [None] * len(items)
@@ -272,11 +272,11 @@ class ServedRetriever:
             passages = searcher.passages(every) if texts else {}
             for place, row in enumerate(part):
                 hits = [
-                    self._hit(passages.get(key) or Passage(key, ""), float(score), won)
-                    for key, score, won in zip(ids[place], result.scores[place], best[place], strict=True)
+                    self._hit(passages.get(key) or Passage(key, ""), float(score), vector)
+                    for key, score, vector in zip(ids[place], result.scores[place], best[place], strict=True)
                     if np.isfinite(score)
                 ]
-                counts = len(result.rounds), result.scored, len(part)
+                counts = len(result.rounds), result.scored_pairs, len(part)
                 answers[row] = SearchAnswer(hits, result.backend, *counts)
         return [answer for answer in answers if answer]
 
@@ -285,17 +285,17 @@ class ServedRetriever:
         return [self._explained(*item, top) for item in items]
 
     def warm_up(
-        self, done: Callable[[str], object] = lambda text: None, stopped: Callable[[], bool] = lambda: False
+        self, report: Callable[[str], object] = lambda text: None, should_stop: Callable[[], bool] = lambda: False
     ) -> int:
-        """Compile all programs; return how many. `done` is called with a text on each part; `stopped` returns whether
-        to leave out the rest."""
+        """Compile all programs; return how many. `report` is called with a text on each part; `should_stop` returns
+        whether to leave out the rest."""
         late = self.run.model.late_interaction
         for side in self._sides():
             tokenizer = self.run.tokenizer
             limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
             for length in served_lengths(limit):
                 for count in batch_sizes(self.options.batch):
-                    if stopped():
+                    if should_stop():
                         return self.embedder.programs
                     ids = [np.full(length, tokenizer.sep_id, np.int32)] * count
                     vectors = self._vectors(ids, side)
@@ -303,7 +303,7 @@ class ServedRetriever:
                     if side == "query" and self.searcher and (late or first):
                         for k in self._warm_counts():
                             self.searcher.nearest(vectors, k)
-            done(f"{self.name}: compiled the {side} side, texts of up to {limit} tokens")
+            report(f"{self.name}: compiled the {side} side, texts of up to {limit} tokens")
         return self.embedder.programs
 
     def _warm_counts(self) -> list[int]:
@@ -368,12 +368,12 @@ class ServedRetriever:
         return explain(self.run, question, passage, top)
 
 
-Served = ServedRetriever | ServedReranker
+ServedModel = ServedRetriever | ServedReranker
 
 
 def open_served(
     workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions
-) -> list[Served]:
+) -> list[ServedModel]:
     """Open runs of retrievers and of cross-encoders.
 
     Args:
@@ -390,13 +390,13 @@ def open_served(
         raise ValueError(
             f"two runs are called {min(twice)}, as the last part of a folder's path; NAME=FOLDER names one"
         )
-    opened: list[Served] = []
+    models: list[ServedModel] = []
     for workdir in workdirs:
         if stored_config(Workdir(named_run(workdir)[1])).task == "reranking":
-            opened.append(ServedReranker(workdir, checkpoint, options))
+            models.append(ServedReranker(workdir, checkpoint, options))
         else:
-            opened.append(ServedRetriever(workdir, corpus, checkpoint, options, search))
-    return opened
+            models.append(ServedRetriever(workdir, corpus, checkpoint, options, search))
+    return models
 
 
 def embedder_of_one(embedder: Embedder) -> Embedder | None:
@@ -405,7 +405,7 @@ def embedder_of_one(embedder: Embedder) -> Embedder | None:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(embedder.params))
     if embedder.mesh.size > 1 or jax.default_backend() != "cpu" or size > _COPIED_BYTES:
         return None
-    return replace(embedder, params=split_layers(embedder.params), compiled={})
+    return replace(embedder, params=split_layers(embedder.params), program_cache={})
 
 
 def _require_texts(searcher: Searcher) -> None:

@@ -26,8 +26,8 @@ class ServedReranker:
         """Open the run in `workdir`, a folder or NAME=FOLDER. Raises what `open_reranker` raises."""
         self.name, workdir = named_run(workdir)
         self.options = options
-        opened = open_reranker(workdir, checkpoint)
-        self.reranker: Reranker = replace(opened, scorer=replace(opened.scorer, padding=served_length))
+        reranker = open_reranker(workdir, checkpoint)
+        self.reranker: Reranker = replace(reranker, scorer=replace(reranker.scorer, padding=served_length))
 
     @property
     def most_tokens(self) -> int:
@@ -38,11 +38,11 @@ class ServedReranker:
         """Return the token ids of a question with each of some texts. Raises `RefusalError` for a text that is too
         long, unless it may be cut."""
         tokenizer = self.reranker.tokenizer
-        lost = Truncation("texts", tokenizer.passage_length)
-        query = tokenizer.queries([question], truncation=lost)[0]
-        passages = tokenizer.passages([Passage("0", text) for text in texts], truncation=lost)
-        if lost.cut and not cut:
-            raise RefusalError(413, f"{lost.cut} of the texts have too many tokens", "too_long")
+        truncation = Truncation("texts", tokenizer.passage_length)
+        query = tokenizer.queries([question], truncation=truncation)[0]
+        passages = tokenizer.passages([Passage("0", text) for text in texts], truncation=truncation)
+        if truncation.cut and not cut:
+            raise RefusalError(413, f"{truncation.cut} of the texts have too many tokens", "too_long")
         pairs = [(query, passage) for passage in passages]
         joiner = self.reranker.scorer.joiner
         lengths = [len(query) + len(passage) - 1 + len(joiner.between) for query, passage in pairs]
@@ -64,17 +64,17 @@ class ServedReranker:
         return scores
 
     def warm_up(
-        self, done: Callable[[str], object] = lambda text: None, stopped: Callable[[], bool] = lambda: False
+        self, report: Callable[[str], object] = lambda text: None, should_stop: Callable[[], bool] = lambda: False
     ) -> int:
-        """Compile all programs; return how many. `done` and `stopped`: as in `ServedRetriever.warm_up`."""
+        """Compile all programs; return how many. `report` and `should_stop`: as in `ServedRetriever.warm_up`."""
         tokenizer, between = self.reranker.tokenizer, len(self.reranker.scorer.joiner.between)
         for length in served_lengths(self.most_tokens):
             if length < 8:
                 continue
             query, passage = (np.full(n, tokenizer.sep_id, np.int32) for n in (3, length - 2 - between))
             for count in batch_sizes(self.options.batch):
-                if stopped():
+                if should_stop():
                     return self.reranker.scorer.program.count
                 self.score([(query, passage)] * count)
-        done(f"{self.name}: compiled pairs of up to {self.most_tokens} tokens")
+        report(f"{self.name}: compiled pairs of up to {self.most_tokens} tokens")
         return self.reranker.scorer.program.count

@@ -49,20 +49,20 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
     token = os.environ.get(TOKEN, "").strip()
     with bound_socket(options.host, options.port) as listener:
         require_token(options.host, token)
-        served = open_served(workdirs, corpus, checkpoint, options, search)
+        models = open_served(workdirs, corpus, checkpoint, options, search)
         device = DeviceThread(_BATCHES * options.batch, options.queue)
         counters = Counters(device)
         try:
-            routes = Routes(served, device, options, counters)
+            routes = Routes(models, device, options, counters)
             endpoints = routes.endpoints() | {("GET", "/"): page_endpoint()}
             gateway = Gateway(endpoints, options, counters, token, bool(os.environ.get("JAXRET_DEBUG")))
-            names = ", ".join(model.name for model in served)
+            names = ", ".join(model.name for model in models)
             listener.listen(_BACKLOG)  # a client that reads the printed address can connect at once
             address = _address(listener)
 
             def announce() -> None:
                 print(f"{names} at {address} (compiling; /health says when it is ready)", flush=True)
-                emit("serving", address=address, models=[model.name for model in served])
+                emit("serving", address=address, models=[model.name for model in models])
 
             _run(_Server(_config(gateway, options), announce), routes, listener)
         finally:

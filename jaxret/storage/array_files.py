@@ -90,8 +90,8 @@ class ArrayFiles:
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of arrays by their names. Raises ValueError naming one that is not there."""
-        if missing := [name for name in names if name not in self._arrays]:
-            raise ValueError(f"{missing[0]} is missing")
+        if missing_names := [name for name in names if name not in self._arrays]:
+            raise ValueError(f"{missing_names[0]} is missing")
         return {name: self._arrays[name].shape for name in names}
 
     def load(self, abstract: Tree) -> Tree:
@@ -147,7 +147,7 @@ class ArrayWriter:
     def __init__(self, folder: Path, share: Callable[[int, Mapping[str, Path]], None]) -> None:
         self._folder, self._share = folder, share
         self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._saving: Future[None] | None = None
+        self._future: Future[None] | None = None
 
     def save(self, step: int, items: Tree, metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]) -> None:
         """Start a save of the parts that this process has; they are copied to the host before it returns.
@@ -162,16 +162,16 @@ class ArrayWriter:
             _HostPart(name, leaf.dtype, leaf.shape, [span.start or 0 for span in shard.index], np.array(shard.data))
             for name, leaf, shard in _own_parts(items)
         ]
-        self._saving = self._thread.submit(self._write, step, copies, metrics, custom)
+        self._future = self._thread.submit(self._write, step, copies, metrics, custom)
 
     def is_saving(self) -> bool:
         """Return whether the last save is not done."""
-        return self._saving is not None and not self._saving.done()
+        return self._future is not None and not self._future.done()
 
     def wait(self) -> None:
         """Wait for the save; raises its error."""
-        if self._saving:
-            self._saving.result()
+        if self._future:
+            self._future.result()
 
     def close(self) -> None:
         """End the thread."""

@@ -47,9 +47,9 @@ def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = None if error.filename is None else Path(os.fsdecode(error.filename))
-        ours = named is None or named in (path, *path.parents) or path in named.parents
-        ours |= named is not None and is_temporary(named.name)
+        error_path = None if error.filename is None else Path(os.fsdecode(error.filename))
+        ours = error_path is None or error_path in (path, *path.parents) or path in error_path.parents
+        ours |= error_path is not None and is_temporary(error_path.name)
         # np.save gives neither file nor errno.
         if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):
             full = shutil.disk_usage(path.parent).free < 1 << 20

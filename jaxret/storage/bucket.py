@@ -137,8 +137,8 @@ class Bucket:
             with _errors(f"{self.address}/{key}"):
                 result = self._answer(request)
             requests.extend((key, self._store.read(key)) for key in islice(rest, 1))
-            missing = result.state == "missing"
-            yield None if missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
+            is_missing = result.state == "missing"
+            yield None if is_missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
 
     def version(self, key: str) -> bytes | None:
         """Return the version of an object, or None if there is none."""

@@ -116,8 +116,8 @@ class BucketFolder:
         self._groups.clear()
 
     def _manifest(self) -> _Manifest:
-        stored = self.bucket.get(MANIFEST)
-        return _Manifest(_parse(f"{self}/{MANIFEST}", stored.body), stored.version) if stored else _Manifest({}, b"")
+        entry = self.bucket.get(MANIFEST)
+        return _Manifest(_parse(f"{self}/{MANIFEST}", entry.body), entry.version) if entry else _Manifest({}, b"")
 
     def upload(self, paths: Mapping[str, Path]) -> dict[str, StoredFile]:
         """Write the bytes of local files, and return what describes them; no manifest names them yet."""
@@ -171,9 +171,9 @@ class BucketFolder:
                 return
             body = _body(files)
             if self._write_manifest(body, manifest.version):
-                named = {key for file in files.values() for key in file.parts}
+                keys = {key for file in files.values() for key in file.parts}
                 self.bucket.delete(
-                    {key for name in changes if name in manifest.files for key in manifest.files[name].parts} - named
+                    {key for name in changes if name in manifest.files for key in manifest.files[name].parts} - keys
                 )
                 return
         raise BucketError(f"{self}/{MANIFEST}: other jobs change it all the time; run the command again")
@@ -194,29 +194,27 @@ class BucketFolder:
         groups, files = self.groups(folder), self._manifest().files
         late = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
         self.remove_groups(late)
-        named = {key for file in files.values() for key in file.parts}
-        self.bucket.delete(
-            {key for members in late.values() for file in members.values() for key in file.parts} - named
-        )
+        keys = {key for file in files.values() for key in file.parts}
+        self.bucket.delete({key for members in late.values() for file in members.values() for key in file.parts} - keys)
 
     def remove_groups(self, names: Iterable[str]) -> None:
         """Remove groups whose files are in the manifest, or no longer wanted."""
         self.bucket.delete(f"{GROUPS}/{name}.json" for name in names)
 
     def download(
-        self, files: Mapping[str, StoredFile], folder: Path, done: Callable[[str], None] = lambda name: None
+        self, files: Mapping[str, StoredFile], folder: Path, on_file: Callable[[str], None] = lambda name: None
     ) -> None:
         """Write files of the folder, by name, into a folder on this host, through its cache.
 
-        `done` is called with the name of each when it is there, on any thread. Raises ChangedFolderError if bytes are
-        gone, BucketError if they are damaged.
+        `on_file` is called with the name of each when it is there, on any thread. Raises ChangedFolderError if bytes
+        are gone, BucketError if they are damaged.
         """
 
         def download(item: tuple[str, StoredFile]) -> None:
             name, file = item
-            cached = CachedFile(file.sha256, file.sha256, f"{self}/{name}")
-            fetch(cached, lambda: self._parts(name, file), folder / name)
-            done(name)
+            cache_file = CachedFile(file.sha256, file.sha256, f"{self}/{name}")
+            fetch(cache_file, lambda: self._parts(name, file), folder / name)
+            on_file(name)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(download, files.items()))
@@ -258,11 +256,11 @@ class BucketFolder:
             return dict(zip(files, copies, strict=True))
 
     def _copy_file(self, source: BucketFolder, name: str, file: StoredFile) -> StoredFile:
-        stored = self._store(source._parts(name, file))
-        if stored.sha256 != file.sha256:
-            self.discard([stored])
+        copy = self._store(source._parts(name, file))
+        if copy.sha256 != file.sha256:
+            self.discard([copy])
             raise DamagedObjectError(f"{source}/{name} {_DAMAGED}")
-        return stored
+        return copy
 
     def _parts(self, name: str, file: StoredFile) -> Iterator[bytes]:
         for key, part in zip(file.parts, self.bucket.get_several(file.parts, _PARTS), strict=True):

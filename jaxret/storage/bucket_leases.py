@@ -63,8 +63,8 @@ class BucketLeases(Leases):
         self._copy, self._bucket = copy, copy.folder.bucket
         self._names = folder.absolute().relative_to(copy.path).as_posix()
         self._versions: dict[str, bytes] = {}  # of the leases that this job holds
-        self._seen: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
-        self._listed: set[str] = set()  # names of leases in the bucket, when this job looked last
+        self._sights: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
+        self._bucket_names: set[str] = set()  # names of leases in the bucket, when this job looked last
         self._refreshed_at = -_PAUSE
         self._mutex = threading.RLock()
 
@@ -84,13 +84,13 @@ class BucketLeases(Leases):
             self._copy.refresh(self._names)
             prefix = f"leases/{self._names}"
             keys = self._bucket.list(prefix)
-            self._listed = {key.removeprefix(f"{prefix}/").removesuffix(".json") for key in keys}
+            self._bucket_names = {key.removeprefix(f"{prefix}/").removesuffix(".json") for key in keys}
             self._refreshed_at = time.monotonic()
 
     def names(self) -> list[str]:
         """Return the names of all leases in the bucket; see `Leases.names`."""
         self.refresh()
-        return sorted(self._listed)
+        return sorted(self._bucket_names)
 
     def _claim(self, name: str, path: Path) -> Lease | None:
         with self._mutex:
@@ -103,8 +103,8 @@ class BucketLeases(Leases):
                 return None
             body = salted(self._owner)
             key = self._key(name)
-            written = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
-            mine = self._bucket.get(key) if written else None
+            success = self._bucket.replace(key, body, current.version) if current else self._bucket.create(key, body)
+            mine = self._bucket.get(key) if success else None
             if mine is None or mine.body != body:  # another job was faster
                 super().release(lease)
                 return None
@@ -114,18 +114,18 @@ class BucketLeases(Leases):
                     file=sys.stderr,
                 )
             self._versions[name] = mine.version
-            self._held.remove(lease)
+            self._leases.remove(lease)
             lease = BucketLease(lease.work, name, self)
-            self._held.append(lease)
+            self._leases.append(lease)
             return lease
 
     def _may_take(self, name: str, current: BucketObject) -> bool:
         owner = _owner_of(current)
         if not owner or (owner.get("numbers") == self._owner["numbers"] and is_gone(owner)):
             return True
-        version, since = self._seen.get(name, (b"", 0.0))
+        version, since = self._sights.get(name, (b"", 0.0))
         if version != current.version:
-            self._seen[name] = current.version, time.monotonic()
+            self._sights[name] = current.version, time.monotonic()
             return False
         bound = owner["bound"] if isinstance(owner.get("bound"), float) else self.bound
         return time.monotonic() - since > max(bound, 2 * _LEAST_BEAT)
@@ -144,7 +144,7 @@ class BucketLeases(Leases):
         with self._mutex:
             if name in self._versions:
                 return False
-            if name not in self._listed:
+            if name not in self._bucket_names:
                 return True
             current = self._bucket.get(self._key(name))
             return current is None or self._may_take(name, current)
@@ -185,7 +185,7 @@ class BucketLeases(Leases):
         self._copy.folder.remove_groups(names)
 
     def _renew(self) -> None:
-        while not self._ended.wait(min(max(self.bound / 10, _LEAST_BEAT), threading.TIMEOUT_MAX)):
+        while not self._end.wait(min(max(self.bound / 10, _LEAST_BEAT), threading.TIMEOUT_MAX)):
             for name in list(self._versions):
                 with self._mutex, contextlib.suppress(BucketError):  # a lost lease costs work, no more
                     if version := self._versions.get(name):

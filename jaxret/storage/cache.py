@@ -29,7 +29,7 @@ class CacheEntry:
 
     path: Path
     size: int
-    used: float
+    last_use: float
 
     def delete(self) -> None:
         """Delete it; another process may do so too."""
@@ -66,7 +66,7 @@ def cache_entries(folder: Path) -> list[CacheEntry]:
             if not entry.name.startswith(".") and not entry.is_symlink():
                 with contextlib.suppress(FileNotFoundError):
                     entries.append(_entry(Path(entry.path)))
-    return sorted(entries, key=lambda entry: entry.used)
+    return sorted(entries, key=lambda entry: entry.last_use)
 
 
 def _entry(path: Path) -> CacheEntry:
@@ -88,27 +88,27 @@ def mark_used(folder: Path) -> None:
         os.utime(folder)
 
 
-def trim_cache(folder: Path, kind: str, kept: Collection[Path] = ()) -> list[CacheEntry]:
+def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) -> list[CacheEntry]:
     """Delete the least recently used entries until the others fit the bound of their kind, and return them.
 
-    The paths in `kept` are not deleted.
+    The paths in `protected_paths` are not deleted.
     """
-    entries, deleted, now = cache_entries(folder), [], time.time()
+    entries, deletions, now = cache_entries(folder), [], time.time()
     total, limit = sum(entry.size for entry in entries), cache_limit(kind)
     for entry in entries:
         if total <= limit:
             break
-        if now - entry.used >= _IN_USE[kind] and entry.path not in kept:
+        if now - entry.last_use >= _IN_USE[kind] and entry.path not in protected_paths:
             entry.delete()
-            deleted.append(entry)
+            deletions.append(entry)
             total -= entry.size
-    return deleted
+    return deletions
 
 
 def clear_cache(kind: str) -> list[CacheEntry]:
     """Delete all entries of a kind that no process is making, and return them."""
     folder = cache_folder(kind)
-    deleted = [entry for entry in cache_entries(folder) if not any((folder / f".lease-{entry.path.name}").glob("*"))]
-    for entry in deleted:
+    deletions = [entry for entry in cache_entries(folder) if not any((folder / f".lease-{entry.path.name}").glob("*"))]
+    for entry in deletions:
         entry.delete()
-    return deleted
+    return deletions

@@ -68,10 +68,10 @@ def _leaf_digest(leaf: jax.Array) -> jax.Array:
     for axis, size in enumerate(words.shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     weight = (2 * index + 1) * jnp.uint32(0x9E3779B1)
-    scrambled = (words ^ (words >> 15)) * jnp.uint32(0x85EBCA6B)
-    scrambled = (scrambled ^ (scrambled >> 13) ^ index) * jnp.uint32(0xC2B2AE35)
-    scrambled = scrambled ^ (scrambled >> 16)
-    return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32), jnp.sum(scrambled, dtype=jnp.uint32)])
+    mixture = (words ^ (words >> 15)) * jnp.uint32(0x85EBCA6B)
+    mixture = (mixture ^ (mixture >> 13) ^ index) * jnp.uint32(0xC2B2AE35)
+    mixture = mixture ^ (mixture >> 16)
+    return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32), jnp.sum(mixture, dtype=jnp.uint32)])
 
 
 @jax.jit
@@ -140,15 +140,15 @@ class Checkpoints:
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         self._saver: OrbaxWriter | ArrayWriter | None = None
-        self._saving: _Save | None = None  # the save that runs in the background
-        self._uploaded: dict[str, StoredFile] = {}  # files of that save, in the bucket
-        unfinished = [*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob(f"{_UNFINISHED}/*")]
-        self.half_written = sorted(path.name for path in unfinished)
+        self._current_save: _Save | None = None  # the save that runs in the background
+        self._save_files: dict[str, StoredFile] = {}  # files of that save, in the bucket
+        leftovers = [*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob(f"{_UNFINISHED}/*")]
+        self.half_written = sorted(path.name for path in leftovers)
         if writing and jax.process_index() == 0:
-            for path in unfinished:
+            for path in leftovers:
                 shutil.rmtree(path, ignore_errors=True)
         self._metrics: dict[int, dict[str, Any] | None] = {}  # of each checkpoint
-        self.damaged: dict[int, DamagedCheckpointError] = {}
+        self.damage: dict[int, DamagedCheckpointError] = {}
         for path in self.directory.glob("*"):
             if path.name.isdigit():
                 try:
@@ -156,9 +156,9 @@ class Checkpoints:
                 except FileNotFoundError:  # the training process has just deleted it
                     continue
                 except DamagedCheckpointError as error:
-                    self.damaged[int(path.name)] = error
-        if self.damaged and not (writing and max(self._metrics, default=max(self.damaged)) < min(self.damaged)):
-            raise self.damaged[min(self.damaged)]
+                    self.damage[int(path.name)] = error
+        if self.damage and not (writing and max(self._metrics, default=max(self.damage)) < min(self.damage)):
+            raise self.damage[min(self.damage)]
 
     def _refresh_together(self, copy: WorkingCopy) -> None:
         """Fetch the checkpoints that process 0 has published; every process has the same ones then."""
@@ -185,10 +185,10 @@ class Checkpoints:
         such folder.
         """
         try:
-            written, metrics = read_json(folder / "_CHECKPOINT_METADATA")["custom_metadata"], None
+            metadata, metrics = read_json(folder / "_CHECKPOINT_METADATA")["custom_metadata"], None
             if (folder / "metrics").exists():
                 metrics = read_json(folder / "metrics" / "metrics")
-            sound = written["seal"] == _seal(int(folder.name), metrics, written["digests"])
+            sound = metadata["seal"] == _seal(int(folder.name), metrics, metadata["digests"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not folder.exists():
                 raise FileNotFoundError(folder) from error
@@ -220,14 +220,14 @@ class Checkpoints:
         They are first renamed to unfinished saves, which the next start removes: otherwise a process killed in the
         middle of a deletion would leave a checkpoint that looks damaged.
         """
-        kept = {self.best(), self.last()}
-        superseded = sorted(self._metrics.keys() - kept)
-        for step in superseded:
+        keep = {self.best(), self.last()}
+        old_steps = sorted(self._metrics.keys() - keep)
+        for step in old_steps:
             if jax.process_index() == 0:
-                doomed = (self.directory / str(step)).rename(self.directory / f"{step}.orbax-checkpoint-tmp")
-                shutil.rmtree(doomed)
+                folder = (self.directory / str(step)).rename(self.directory / f"{step}.orbax-checkpoint-tmp")
+                shutil.rmtree(folder)
             del self._metrics[step]
-        return superseded
+        return old_steps
 
     def last(self) -> int | None:
         """Return the step of the newest checkpoint, or None."""
@@ -239,11 +239,11 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Return the step of the best checkpoint, of equal ones the newest; without measurements, the last one."""
-        measured = {step: metrics for step, metrics in self._metrics.items() if self._metric and metrics}
-        if not measured:
+        metrics_by_step = {step: metrics for step, metrics in self._metrics.items() if self._metric and metrics}
+        if not metrics_by_step:
             return self.last()
-        newest = self._criterion(measured[max(measured)])
-        ranks = {step: self._rank(m) for step, m in measured.items() if self._criterion(m) == newest}
+        newest = self._criterion(metrics_by_step[max(metrics_by_step)])
+        ranks = {step: self._rank(m) for step, m in metrics_by_step.items() if self._criterion(m) == newest}
         return max(ranks, key=lambda step: (ranks[step], step))
 
     def save(
@@ -277,7 +277,7 @@ class Checkpoints:
         sample = {name: leaves[name] for name in names}  # in a bucket each process has read all of its file back
         with self._reported(step):
             self._open_saver().save(step, items, values, custom)
-        self._saving = _Save(step, values, sample)
+        self._current_save = _Save(step, values, sample)
 
     def _open_saver(self) -> OrbaxWriter | ArrayWriter:
         if self._saver is None:
@@ -292,7 +292,7 @@ class Checkpoints:
         """Write this process's files of a save to the bucket."""
         assert self._copy
         folder = (self.directory / str(step)).relative_to(self._copy.path).as_posix()
-        self._uploaded = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
+        self._save_files = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
 
     def _files(self, step: int) -> OrbaxFiles | ArrayFiles:
         """Open the arrays of a checkpoint."""
@@ -311,7 +311,7 @@ class Checkpoints:
         together: whether every process of the job calls this now. In a bucket they finish a save together, and all
             raise the error of one.
         """
-        if self._saving is None or self._saver is None:
+        if self._current_save is None or self._saver is None:
             return
         done = not self._saver.is_saving()
         if not self._copy or jax.process_count() == 1:
@@ -340,14 +340,16 @@ class Checkpoints:
             self._require_step(step)
             digests = self._saved_digests(step)
             self._require_same_shapes(step, abstract, digests)
-        restored = self._load(step, abstract, digests)
-        return restored["params"], restored.get("progress")
+        trees = self._load(step, abstract, digests)
+        return trees["params"], trees.get("progress")
 
     def params_digest(self, step: int) -> str:
         """Return `tree_digest` of the parameters of a step, without computing it: `restore` compares every leaf with
         the digest that was saved."""
-        saved, prefix = self._saved_digests(step), "params/"
-        return _digest_of_leaves({name.removeprefix(prefix): saved[name] for name in saved if name.startswith(prefix)})
+        leaves, prefix = self._saved_digests(step), "params/"
+        return _digest_of_leaves(
+            {name.removeprefix(prefix): leaves[name] for name in leaves if name.startswith(prefix)}
+        )
 
     def _require_step(self, step: int) -> None:
         if step not in self._metrics:
@@ -361,8 +363,8 @@ class Checkpoints:
     def _load_all(self, step: int) -> Tree:
         """Return all arrays of a step on one device. Raises CheckpointError naming those that fail verification."""
         with self._damages(step, "cannot be read"):
-            restored = self._files(step).load_all(jax.local_devices()[0])
-        return self._verified(step, restored, self._saved_digests(step))
+            trees = self._files(step).load_all(jax.local_devices()[0])
+        return self._verified(step, trees, self._saved_digests(step))
 
     def write_orbax(self, step: int, folder: Path) -> None:
         """Write a checkpoint to `folder`/`step` in Orbax's files, and read it back.
@@ -383,22 +385,22 @@ class Checkpoints:
         with self._damages(step, "is damaged: its metadata cannot be read"):
             return read_json(self.directory / str(step) / "_CHECKPOINT_METADATA")["custom_metadata"]["digests"]
 
-    def _load(self, step: int, abstract: Tree, saved: Mapping[str, str]) -> Tree:
+    def _load(self, step: int, abstract: Tree, digests: Mapping[str, str]) -> Tree:
         """Return the arrays of a step. Raises CheckpointError naming arrays whose digests are not the saved ones."""
         with self._damages(step, "cannot be read"), agreement():  # digests are computed by all processes, or by none
-            restored = self._files(step).load(abstract)
-        return self._verified(step, restored, saved)
+            trees = self._files(step).load(abstract)
+        return self._verified(step, trees, digests)
 
-    def _verified(self, step: int, restored: Tree, saved: Mapping[str, str]) -> Tree:
+    def _verified(self, step: int, trees: Tree, saved_digests: Mapping[str, str]) -> Tree:
         """Return items as they are. Raises CheckpointError naming arrays whose digests are not the saved ones."""
-        digests = {name: None for name in saved if name.partition("/")[0] in restored} | leaf_digests(restored)
-        damaged = [name for name, value in digests.items() if saved.get(name) != value]
-        if damaged:
+        digests = {name: None for name in saved_digests if name.partition("/")[0] in trees} | leaf_digests(trees)
+        wrong = [name for name, value in digests.items() if saved_digests.get(name) != value]
+        if wrong:
             raise DamagedCheckpointError(
-                f"{self.directory / str(step)} is damaged: {', '.join(damaged[:5])} ({len(damaged)} in all) differ "
+                f"{self.directory / str(step)} is damaged: {', '.join(wrong[:5])} ({len(wrong)} in all) differ "
                 f"from what was saved; {REMEDY}"
             )
-        return restored
+        return trees
 
     @contextlib.contextmanager
     def _damages(self, step: int, problem: str) -> Iterator[None]:
@@ -423,15 +425,15 @@ class Checkpoints:
             if need.get(name) != have.get(name)
         ]
         if problems:
-            shown = "; ".join(problems[:5])
-            raise CheckpointError(f"{folder} does not fit the config: {shown} ({len(problems)} differences)")
+            summary = "; ".join(problems[:5])
+            raise CheckpointError(f"{folder} does not fit the config: {summary} ({len(problems)} differences)")
 
     def wait(self) -> None:
         """Wait until the current save is a checkpoint and superseded ones are deleted, or raise CheckpointError.
 
         Of several processes the first flushes the save, reads it back and renames it; all have written it by then.
         """
-        save, self._saving = self._saving, None
+        save, self._current_save = self._current_save, None
         if save is None or self._saver is None:
             return
         with self._reported(save.step):
@@ -458,8 +460,8 @@ class Checkpoints:
             saver.wait()
         except Exception as problem:  # raised below, after the other processes have been informed
             error = problem
-        own = {"step": step, "error": repr(error) if error else "", "files": self._uploaded}
-        self._uploaded = {}
+        own = {"step": step, "error": repr(error) if error else "", "files": self._save_files}
+        self._save_files = {}
         reports = [json.loads(text) for text in gather_texts(json.dumps(own, default=vars))]
         if error:
             raise error

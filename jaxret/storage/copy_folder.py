@@ -30,7 +30,7 @@ class CopyResult:
     destination: str
     files: int
     bytes: int
-    copied: int  # files that the destination did not have
+    new_files: int  # files that the destination did not have
 
 
 def copy_folder(
@@ -76,7 +76,7 @@ def _to_disk(
     source: str, destination: Path, origin: _Side, names: Sequence[str], show: Callable[[int], None]
 ) -> CopyResult:
     _require_same(origin, names, _Side(destination, None, {}), str(destination))
-    copied, size = 0, 0
+    new_count, size = 0, 0
     for batch in _batches((name, origin.describe(name)) for name in names):
         absent = {name: file for name, file in batch.items() if not _has(destination / name, file)}
         if origin.folder:
@@ -89,8 +89,8 @@ def _to_disk(
         for file in batch.values():
             show(file.size)
             size += file.size
-        copied += len(absent)
-    return CopyResult(source, str(destination), len(names), size, copied)
+        new_count += len(absent)
+    return CopyResult(source, str(destination), len(names), size, new_count)
 
 
 def _batches(files: Iterable[tuple[str, StoredFile]]) -> Iterator[dict[str, StoredFile]]:
@@ -116,7 +116,7 @@ class _Side:
     path: Path
     folder: BucketFolder | None
     files: dict[str, StoredFile]
-    damaged: frozenset[str] = frozenset()  # names of files that cannot be read
+    damaged_names: frozenset[str] = frozenset()  # names of files that cannot be read
 
     def names(self, source: str) -> list[str]:
         """Return the names of the files to copy."""
@@ -151,7 +151,7 @@ def _require_same(origin: _Side, names: Sequence[str], target: _Side, destinatio
     ours, theirs = origin.contents(names), target.contents(others)
 
     def first_line(name: str) -> bytes:
-        if name not in target.damaged:
+        if name not in target.damaged_names:
             return theirs.first_line(name)
         return ours.first_line(name) if ours.digest(name) == theirs.digest(name) else _DAMAGED
 
@@ -182,52 +182,52 @@ def _to_bucket(
         raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
     is_first = _announce(target, origin, names)
     try:
-        stored, pending = target.files(), dict[str, StoredFile]()
-        damaged = {name for name, problem in bucket_problems(target, [*stored]) if problem} if verify else set()
-        _require_same(origin, names, _Side(Path(), target, stored, frozenset(damaged)), str(target))
+        stored_files, pending_files = target.files(), dict[str, StoredFile]()
+        damage = {name for name, problem in bucket_problems(target, [*stored_files]) if problem} if verify else set()
+        _require_same(origin, names, _Side(Path(), target, stored_files, frozenset(damage)), str(target))
     except BaseException:
         if is_first:
             target.bucket.delete([COPYING])
         raise
-    copied, size, published, states = 0, 0, time.monotonic(), dict[str, FileState]()
+    new_count, size, last_publish, states = 0, 0, time.monotonic(), dict[str, FileState]()
 
     def describe(name: str) -> tuple[str, StoredFile]:
         states[name] = file_state(origin.path / name)
         return name, origin.describe(name)
 
     def publish() -> None:
-        nonlocal published
-        target.commit(pending, stored)
-        stored.update(pending)
-        damaged.difference_update(pending)
-        pending.clear()
-        published = time.monotonic()
+        nonlocal last_publish
+        target.commit(pending_files, stored_files)
+        stored_files.update(pending_files)
+        damage.difference_update(pending_files)
+        pending_files.clear()
+        last_publish = time.monotonic()
 
     for batch in _batches(map(describe, names)):
         absent = {
             name: file
             for name, file in batch.items()
-            if name not in stored or name in damaged or stored[name].sha256 != file.sha256
+            if name not in stored_files or name in damage or stored_files[name].sha256 != file.sha256
         }
         if origin.folder:
-            pending |= target.copy_files(origin.folder, absent)
+            pending_files |= target.copy_files(origin.folder, absent)
         else:
-            pending |= target.upload({name: origin.path / name for name in absent})
+            pending_files |= target.upload({name: origin.path / name for name in absent})
         for name, file in absent.items():
-            if pending[name].sha256 != file.sha256 or file_state(origin.path / name) != states[name]:
+            if pending_files[name].sha256 != file.sha256 or file_state(origin.path / name) != states[name]:
                 raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")
-        copied += len(absent)
+        new_count += len(absent)
         for file in batch.values():
             size += file.size
             show(file.size)
-        if time.monotonic() - published > _PUBLISHED_AFTER:
+        if time.monotonic() - last_publish > _PUBLISHED_AFTER:
             publish()
     publish()
     target.bucket.delete([COPYING])
     final = target.files()
-    if missing := [name for name in names if name not in final]:
-        raise BucketError(f"{target}/{missing[0]} was removed by another job while it was copied; copy again")
-    return CopyResult(source, str(target), len(names), size, copied)
+    if missing_names := [name for name in names if name not in final]:
+        raise BucketError(f"{target}/{missing_names[0]} was removed by another job while it was copied; copy again")
+    return CopyResult(source, str(target), len(names), size, new_count)
 
 
 def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool:
@@ -291,5 +291,5 @@ def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator
 def unnamed_objects(folder: BucketFolder) -> list[str]:
     """Return the keys of data objects that no file has: left by killed jobs, or being written now."""
     objects = folder.bucket.list("data")
-    named = {key for file in folder.files().values() for key in file.parts}
-    return [key for key in objects if key not in named]
+    keys = {key for file in folder.files().values() for key in file.parts}
+    return [key for key in objects if key not in keys]

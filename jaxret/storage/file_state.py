@@ -9,14 +9,14 @@ from typing import NamedTuple
 class FileState(NamedTuple):
     """Size, time of the last change and inode of a file; all 0 where there is none.
 
-    `changed` is the time of the last change that no program can put back, which a change of name or rights moves, too;
+    `ctime` is the time of the last change that no program can put back, which a change of name or rights moves, too;
     0: not asked for.
     """
 
     size: int
-    modified: int  # ns
+    mtime: int  # ns
     inode: int
-    changed: int = 0  # ns
+    ctime: int = 0  # ns
 
     def difference(self, now: FileState) -> str:
         """Return how the file differs now, as the end of a sentence; "" if it does not."""

@@ -87,10 +87,10 @@ def _others(source: Contents, destination: Contents, both: Set[str]) -> Iterator
         lines = source.first_line(name), destination.first_line(name)
         if all(lines) and lines[0] != lines[1]:
             yield name
-    fixed = {mark for kind, mark in _kinds(both) if kind in _FIXED}
+    constant_names = {mark for kind, mark in _kinds(both) if kind in _FIXED}
     if both >= {CONFIG, _MARKS[RUN]} and (LOG not in both or not destination.first_line(LOG)):  # not trained yet
-        fixed.add(CONFIG)
-    yield from (name for name in sorted(fixed) if source.digest(name) != destination.digest(name))
+        constant_names.add(CONFIG)
+    yield from (name for name in sorted(constant_names) if source.digest(name) != destination.digest(name))
 
 
 def _left(source: Contents, destination: Contents) -> Iterator[str]:

@@ -82,12 +82,12 @@ class Leases:
     def __init__(self, folder: Path, bound: float = BOUND) -> None:
         self.folder, self.bound = Path(folder), float(bound)
         self._owner = {**this_process(), "numbers": _numbers(), "bound": self.bound}
-        self._held: list[Lease] = []
-        self._explained: set[Path] = set()  # owner files of leases that this job waits for and has printed
+        self._leases: list[Lease] = []
+        self._explanations: set[Path] = set()  # owner files of leases that this job waits for and has printed
         self._spare: Path | None = None  # .lease.ID: prepared directory, renamed on a claim
-        self._time, self._looked = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
+        self._time, self._time_of_look = 0.0, -math.inf  # time of the shared disk, and monotonic time of that reading
         self._exists = self._made = False  # whether the folder is there; whether this job created it
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="leases", daemon=True)
 
     def __enter__(self) -> Leases:
@@ -95,9 +95,9 @@ class Leases:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._end.set()
         self._renewal.join()
-        for lease in list(self._held):
+        for lease in list(self._leases):
             self.release(lease)
         with contextlib.suppress(OSError):  # leftovers do no harm, and an earlier exception is more important
             self._remove_abandoned()
@@ -141,7 +141,7 @@ class Leases:
             raise
         self._spare = None
         lease = Lease(path / spare.suffix[1:])
-        self._held.append(lease)
+        self._leases.append(lease)
         return lease
 
     def release(self, lease: Lease) -> None:
@@ -149,7 +149,7 @@ class Leases:
 
         Errors are suppressed: another job takes the lease over later, and an earlier exception is more important.
         """
-        self._held.remove(lease)
+        self._leases.remove(lease)
         with contextlib.suppress(OSError):
             self._discard(lease.work)
             lease.work.parent.rmdir()  # fails if another job has claimed it meanwhile
@@ -187,11 +187,11 @@ class Leases:
 
     def others_exist(self) -> bool:
         """Return whether other jobs have leases, dead jobs included."""
-        return bool(set(self.folder.glob(".lease-*")) - {lease.work.parent for lease in self._held})
+        return bool(set(self.folder.glob(".lease-*")) - {lease.work.parent for lease in self._leases})
 
     def clear(self) -> None:
         """Remove the leases of all other jobs. For when all work is done: a living job then loses nothing."""
-        own_paths = {lease.work.parent for lease in self._held} | {self._spare}
+        own_paths = {lease.work.parent for lease in self._leases} | {self._spare}
         for path in set(self.folder.glob(".lease[-.]*")) - own_paths:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -216,15 +216,15 @@ class Leases:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._exists = True
             spare = self.folder / f".lease.{token}"
-            unfinished = spare.with_name(spare.name + _UNFINISHED)
-            unfinished.mkdir()
+            draft = spare.with_name(spare.name + _UNFINISHED)
+            draft.mkdir()
             try:
-                (unfinished / token).mkdir()
-                (unfinished / token / _OWNER).write_text(json.dumps(self._owner))
-                sync(unfinished / token / _OWNER)  # after a power cut, an empty one would make others wait
-                unfinished.rename(spare)
+                (draft / token).mkdir()
+                (draft / token / _OWNER).write_text(json.dumps(self._owner))
+                sync(draft / token / _OWNER)  # after a power cut, an empty one would make others wait
+                draft.rename(spare)
             except BaseException:  # a full disk may accept a directory but no file
-                shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
                 raise
             self._spare = spare
         return self._spare
@@ -244,21 +244,21 @@ class Leases:
         owner_record: dict[str, Any] = {}
         try:
             with open(owner) as file:  # opening makes NFS read the file's time again
-                touched, owner_record = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
+                last_touch, owner_record = os.fstat(file.fileno()).st_mtime, _parsed(file.read())
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            touched = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
+            last_touch = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
         holder = _who(owner_record)
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"
-        silent = self._now() - touched
+        silent = self._now() - last_touch
         # abs: if the disk's clock was set back, a time far ahead belongs to a job that touches no more.
         bound = owner_record["bound"] if isinstance(owner_record.get("bound"), float) else self.bound
         if abs(silent) > bound:
             return f"{holder}, silent for {abs(silent):.0f} s"
-        if owner not in self._explained and (not owner_record or abs(silent) > 2 * bound / _BEATS):
-            self._explained.add(owner)
+        if owner not in self._explanations and (not owner_record or abs(silent) > 2 * bound / _BEATS):
+            self._explanations.add(owner)
             cause = f"silent for {abs(silent):.0f} s" if owner_record else f"{owner} is lost or damaged"
             name = owner.parent.parent.name.removeprefix(".lease-")
             print(
@@ -273,16 +273,16 @@ class Leases:
 
         A recent one is earlier than the true time, so no job seems silent for longer than it is.
         """
-        if time.monotonic() > self._looked + self.bound / _BEATS:
+        if time.monotonic() > self._time_of_look + self.bound / _BEATS:
             spare = self._prepared()
             file = spare / spare.suffix[1:] / _OWNER
             os.utime(file)
-            self._time, self._looked = file.stat().st_mtime, time.monotonic()
+            self._time, self._time_of_look = file.stat().st_mtime, time.monotonic()
         return self._time
 
     def _renew(self) -> None:
-        while not self._ended.wait(min(self.bound / _BEATS, threading.TIMEOUT_MAX)):
-            for lease in list(self._held):
+        while not self._end.wait(min(self.bound / _BEATS, threading.TIMEOUT_MAX)):
+            for lease in list(self._leases):
                 with contextlib.suppress(OSError):  # a lost lease is detected when files are published
                     os.utime(lease.work / _OWNER)
 

@@ -50,21 +50,21 @@ def fetch(file: CachedFile, parts: Callable[[], Iterable[bytes]], path: Path) ->
     folder = cache_folder("objects")
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    cached = folder / file.name
+    cache_path = folder / file.name
     for _ in range(_ATTEMPTS):
-        if not _is_intact(cached, file):
+        if not _is_intact(cache_path, file):
             try:
                 with FileLock(folder / f".{file.name}.lock", mode=0o664):
-                    if not _is_intact(cached, file):
-                        _store(cached, file, parts())
+                    if not _is_intact(cache_path, file):
+                        _store(cache_path, file, parts())
             finally:
                 with contextlib.suppress(OSError):
                     (folder / f".{file.name}.lock").unlink()
-            _ROOM.make(folder, cached)
+            _ROOM.make(folder, cache_path)
         with contextlib.suppress(OSError):
-            os.utime(cached, (time.time(), cached.stat().st_mtime))
+            os.utime(cache_path, (time.time(), cache_path.stat().st_mtime))
         with contextlib.suppress(FileNotFoundError):  # another process has just made room
-            return _copy(cached, path)
+            return _copy(cache_path, path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, file, parts())  # the cache is too small for what is fetched at once
@@ -74,17 +74,17 @@ class _Room:
     """Bounds the cache: it is listed when this process has stored a part of what it may hold, not after each file."""
 
     def __init__(self) -> None:
-        self._lock, self._stored, self._allowed = threading.Lock(), 0, -1
+        self._lock, self._new_bytes, self._limit = threading.Lock(), 0, -1
 
-    def make(self, folder: Path, cached: Path) -> None:
-        """Trim the cache if enough was stored since the last time; `cached` was stored now."""
+    def make(self, folder: Path, cache_path: Path) -> None:
+        """Trim the cache if enough was stored since the last time; `cache_path` was stored now."""
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
-                self._stored += cached.stat().st_size
-            if self._stored <= self._allowed:
+                self._new_bytes += cache_path.stat().st_size
+            if self._new_bytes <= self._limit:
                 return
-            trim_cache(folder, "objects", {cached})
-            self._stored, self._allowed = 0, cache_limit("objects") // _SHARE
+            trim_cache(folder, "objects", {cache_path})
+            self._new_bytes, self._limit = 0, cache_limit("objects") // _SHARE
 
 
 _ROOM = _Room()
@@ -96,19 +96,19 @@ def _time_of(file: CachedFile) -> int:
     return _EPOCH + int(file.name[:8], 16) % _YEARS
 
 
-def _is_intact(cached: Path, file: CachedFile) -> bool:
+def _is_intact(cache_path: Path, file: CachedFile) -> bool:
     """Return whether the cache has a file, and nobody wrote to it."""
     try:
-        return int(cached.stat().st_mtime) == _time_of(file)
+        return int(cache_path.stat().st_mtime) == _time_of(file)
     except FileNotFoundError:
         return False
 
 
-def _store(cached: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
-    write_file(cached, file, parts)
+def _store(cache_path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
+    write_file(cache_path, file, parts)
     with contextlib.suppress(FileNotFoundError):  # another thread has just made room
-        cached.chmod(0o444)
-        os.utime(cached, (time.time(), _time_of(file)))
+        cache_path.chmod(0o444)
+        os.utime(cache_path, (time.time(), _time_of(file)))
 
 
 def write_file(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
@@ -125,20 +125,20 @@ def write_file(path: Path, file: CachedFile, parts: Iterable[bytes]) -> None:
             )
 
 
-def _copy(cached: Path, path: Path) -> None:
+def _copy(cache_path: Path, path: Path) -> None:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_path(path)
         try:
-            if cached.stat().st_size >= _LINKED and path.suffix not in _APPENDED:
+            if cache_path.stat().st_size >= _LINKED and path.suffix not in _APPENDED:
                 try:
-                    os.link(cached, temporary)
+                    os.link(cache_path, temporary)
                 except OSError as error:
                     if isinstance(error, FileNotFoundError):
                         raise
-                    shutil.copy2(cached, temporary)  # another disk, or one without links
+                    shutil.copy2(cache_path, temporary)  # another disk, or one without links
             else:
-                shutil.copy2(cached, temporary)
+                shutil.copy2(cache_path, temporary)
                 temporary.chmod(0o644)
             os.replace(temporary, path)
         finally:

@@ -65,17 +65,17 @@ class OrbaxFiles:
         """
         context = tensorstore.Context()
 
-        def read(named: tuple[tuple[Any, ...], jax.ShapeDtypeStruct]) -> jax.Array:
-            path, leaf = named
+        def read(item: tuple[tuple[Any, ...], jax.ShapeDtypeStruct]) -> jax.Array:
+            path, leaf = item
             name = path_name(path)
-            stored = self._open(name, context)
-            if stored.dtype.numpy_dtype != leaf.dtype:
-                raise ValueError(f"{name} is {stored.dtype.name} there, and {leaf.dtype} in this model")
+            array = self._open(name, context)
+            if array.dtype.numpy_dtype != leaf.dtype:
+                raise ValueError(f"{name} is {array.dtype.name} there, and {leaf.dtype} in this model")
             parts: dict[str, Any] = {}  # of this process; several devices may have the same one
 
             def part(index: tuple[slice, ...]) -> Any:
                 if str(index) not in parts:
-                    parts[str(index)] = stored[index].read().result()
+                    parts[str(index)] = array[index].read().result()
                 return parts[str(index)]
 
             return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: part(index or ()))
@@ -89,10 +89,10 @@ class OrbaxFiles:
         from orbax.checkpoint import v1 as ocp
 
         sharding = jax.sharding.SingleDeviceSharding(device)
-        stored = dict(ocp.checkpointables_metadata(self._folder).metadata)
+        metadata = dict(ocp.checkpointables_metadata(self._folder).metadata)
         abstract = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            {name: tree for name, tree in stored.items() if name in ("params", "progress")},
+            {name: tree for name, tree in metadata.items() if name in ("params", "progress")},
         )
         return ocp.load_checkpointables(self._folder, abstract)
 

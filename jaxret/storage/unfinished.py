@@ -35,11 +35,11 @@ def _machine() -> str:
     """Return 8 hex digits for this start of the machine and, in a container, for its numbering of processes; random
     ones where these are not known, as outside Linux."""
     try:
-        numbering = f"{os.stat('/proc/self/ns/pid').st_ino}"
-        started = Path("/proc/sys/kernel/random/boot_id").read_text()
+        process_namespace = f"{os.stat('/proc/self/ns/pid').st_ino}"
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         return secrets.token_hex(4)
-    return hashlib.sha256(f"{started} {numbering}".encode()).hexdigest()[:8]
+    return hashlib.sha256(f"{boot_id} {process_namespace}".encode()).hexdigest()[:8]
 
 
 def _writer_is_gone(match: re.Match[str]) -> bool:
@@ -75,7 +75,7 @@ def sweep(path: Path) -> list[str]:
     What a living process writes stays: it is locked, or was changed within a minute. The files of processes of this
     machine that have ended are removed at once. No lock on the folder is needed.
     """
-    removed, before = [], time.time() - _YOUNG
+    removed_names, before = [], time.time() - _YOUNG
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
@@ -84,8 +84,8 @@ def sweep(path: Path) -> list[str]:
             # Machines that were copied while they ran have one name; so a lock counts all the same.
             if _is_abandoned(Path(entry.path), math.inf if _writer_is_gone(match) else before):
                 _remove(Path(entry.path))
-                removed.append(entry.name)
-    return sorted(removed)
+                removed_names.append(entry.name)
+    return sorted(removed_names)
 
 
 def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
@@ -107,8 +107,8 @@ def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
 
 def _is_abandoned(path: Path, before: float) -> bool:
     try:
-        changed = path.stat().st_mtime
-        if changed >= before:
+        mtime = path.stat().st_mtime
+        if mtime >= before:
             return False
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # removed, or another user's
@@ -122,8 +122,8 @@ def _is_abandoned(path: Path, before: float) -> bool:
         pass
     finally:
         os.close(descriptor)
-    newest = max((entry.stat().st_mtime for entry in path.rglob("*")), default=changed)
-    return max(newest, changed) < time.time() - _OLD
+    newest = max((entry.stat().st_mtime for entry in path.rglob("*")), default=mtime)
+    return max(newest, mtime) < time.time() - _OLD
 
 
 def _remove(path: Path) -> None:

@@ -255,10 +255,10 @@ class WorkingCopy:
     def fetch_files(self, folder: Path, names: Collection[str] | None = None) -> None:
         """Fetch the files of a folder whose bytes are in the bucket alone; of some names, if `names` is not None."""
         name = self._name(folder)
-        chosen = None if names is None else {f"{_prefix(name)}{each}" for each in names}
+        remote_names = None if names is None else {f"{_prefix(name)}{each}" for each in names}
 
         def is_needed(remote: str) -> bool:
-            return remote.startswith(_prefix(name)) and (chosen is None or remote in chosen)
+            return remote.startswith(_prefix(name)) and (remote_names is None or remote in remote_names)
 
         if any(map(is_needed, self._remote_names)):
             self.refresh(name, is_needed)
@@ -294,20 +294,22 @@ class WorkingCopy:
     def _refresh(self, folder: str, is_needed: Callable[[str], bool]) -> None:
         prefix = _prefix(folder)
         files = {name: file for name, file in self.folder.files().items() if name.startswith(prefix)}
-        removed = [name for name in self._files if name.startswith(prefix) and name not in files]
-        removed = [name for name in removed if file_state(self.path / name) == self._states.get(name, MISSING)]
-        for name in removed:
+        removed_names = [name for name in self._files if name.startswith(prefix) and name not in files]
+        removed_names = [
+            name for name in removed_names if file_state(self.path / name) == self._states.get(name, MISSING)
+        ]
+        for name in removed_names:
             (self.path / name).unlink(missing_ok=True)
             del self._files[name]
             self._states.pop(name, None)
             self._remote_names.discard(name)
-        self._remove_empty_folders(removed)
+        self._remove_empty_folders(removed_names)
 
         def record(name: str) -> None:
             self._files[name], self._states[name] = files[name], file_state(self.path / name)
             self._remote_names.discard(name)
 
-        changed = {}
+        changed_files = {}
         for name, file in files.items():
             is_deferred = bool(_VECTORS.search(name)) and not is_needed(name)
             if self._files.get(name) == file and (is_deferred or name not in self._remote_names):
@@ -322,15 +324,15 @@ class WorkingCopy:
                 self._files[name] = file
                 self._remote_names.add(name)
             else:
-                changed[name] = file
-        self.folder.download(changed, self.path, record)
+                changed_files[name] = file
+        self.folder.download(changed_files, self.path, record)
 
-    def _remove_empty_folders(self, removed: Sequence[str]) -> None:
+    def _remove_empty_folders(self, removed_names: Sequence[str]) -> None:
         """Remove the folders that removed files were in, if nothing is in them, here or in the bucket."""
-        if not removed:
+        if not removed_names:
             return
-        remaining = _folders(self._files)
-        for folder in sorted(_folders(removed) - remaining, key=len, reverse=True):
+        remaining_folders = _folders(self._files)
+        for folder in sorted(_folders(removed_names) - remaining_folders, key=len, reverse=True):
             with contextlib.suppress(OSError):  # it holds something of this process
                 (self.path / folder).rmdir()
 
@@ -339,8 +341,8 @@ class WorkingCopy:
         it has removed."""
         prefix = _prefix(folder)
         paths = {f"{prefix}{name}": path for name, path in folder_files(self.path / folder)}
-        changed = {name: path for name, path in paths.items() if file_state(path) != self._states.get(name)}
-        return changed, [name for name in self._states if name.startswith(prefix) and name not in paths]
+        changed_files = {name: path for name, path in paths.items() if file_state(path) != self._states.get(name)}
+        return changed_files, [name for name in self._states if name.startswith(prefix) and name not in paths]
 
     def publish(self) -> None:
         """Write the changes back. Raises BucketError, or ChangedFolderError; the copy then stays."""
@@ -350,25 +352,27 @@ class WorkingCopy:
             self.require_writable()
             self._publish_results()
             return
-        changed, removed = self.changes()
-        removed += [name for name in self._remote_names if not (self.path / name).parent.exists()]
-        if not changed and not removed and not self._included_files:
+        changed_files, removed_names = self.changes()
+        removed_names += [name for name in self._remote_names if not (self.path / name).parent.exists()]
+        if not changed_files and not removed_names and not self._included_files:
             return
         try:
             self.require_writable()
         except BucketError:
-            if all(map(_DERIVED.search, [*changed, *removed])) and not self._included_files:
+            if all(map(_DERIVED.search, [*changed_files, *removed_names])) and not self._included_files:
                 return  # a reader without rights to write
             raise
-        if removed:  # else they would come back with a group that a killed job left
+        if removed_names:  # else they would come back with a group that a killed job left
             self.folder.sweep_groups("")
-        states = {name: file_state(path) for name, path in changed.items()}
-        new = {name: path for name, path in changed.items() if name not in self._included_files}
-        stored = self.folder.upload({name: path for name, path in new.items() if not self._is_same(name, path)})
-        stored |= self._included_files
-        self._commit(stored, {**stored, **dict.fromkeys(removed)}, self._files)
+        states = {name: file_state(path) for name, path in changed_files.items()}
+        new = {name: path for name, path in changed_files.items() if name not in self._included_files}
+        stored_files = self.folder.upload({name: path for name, path in new.items() if not self._is_same(name, path)})
+        stored_files |= self._included_files
+        self._commit(stored_files, {**stored_files, **dict.fromkeys(removed_names)}, self._files)
         self._states |= states
-        self._remote_names = (self._remote_names - set(removed)) | (self._included_files.keys() - changed.keys())
+        self._remote_names = (self._remote_names - set(removed_names)) | (
+            self._included_files.keys() - changed_files.keys()
+        )
         self._included_files = {}
 
     def _publish_results(self) -> None:
@@ -404,34 +408,38 @@ class WorkingCopy:
         fetches them.
         """
         self.require_writable()
-        stored, states = self._upload(self.changes(folder)[0])
-        added = self.folder.add_group(group, stored)
-        if added:
-            self._files |= stored
+        stored_files, states = self._upload(self.changes(folder)[0])
+        is_new = self.folder.add_group(group, stored_files)
+        if is_new:
+            self._files |= stored_files
             self._states |= states
         else:
-            for name in stored:
+            for name in stored_files:
                 (self.path / name).unlink(missing_ok=True)
                 self._states.pop(name, None)
                 self._files.pop(name, None)
             self.refresh(folder)
-        return added
+        return is_new
 
     def publish_folder(self, folder: str) -> None:
         """Write back the changes below a folder of names, and move the groups there into the manifest."""
         groups = {name: files for name, files in self.folder.groups(folder).items() if self.has_seen(files)}
         members = {name: file for files in groups.values() for name, file in files.items()}
-        changed, removed = self.changes(folder)
-        stored, states = self._upload(changed)
-        kept = {name: file for name, file in members.items() if name not in removed}
+        changed_files, removed_names = self.changes(folder)
+        stored_files, states = self._upload(changed_files)
+        kept_files = {name: file for name, file in members.items() if name not in removed_names}
         base = {name: file for name, file in self._files.items() if name not in members}
-        self._commit(stored, {**kept, **stored, **{name: None for name in removed if name not in members}}, base)
-        for name in removed:
+        self._commit(
+            stored_files,
+            {**kept_files, **stored_files, **{name: None for name in removed_names if name not in members}},
+            base,
+        )
+        for name in removed_names:
             self._files.pop(name, None)
             self._states.pop(name, None)
         self._states |= states
         self.folder.remove_groups(groups)
-        self.folder.discard(file for name, file in members.items() if name in removed)
+        self.folder.discard(file for name, file in members.items() if name in removed_names)
 
     def has_seen(self, files: Mapping[str, StoredFile]) -> bool:
         """Return whether this process has fetched or written some of these very files."""
@@ -454,15 +462,15 @@ class WorkingCopy:
 
     def _commit(
         self,
-        stored: Mapping[str, StoredFile],
+        stored_files: Mapping[str, StoredFile],
         changes: Mapping[str, StoredFile | None],
         base: Mapping[str, StoredFile],
     ) -> None:
-        """Commit changes, and record them; `stored` are those of them that were uploaded for it."""
+        """Commit changes, and record them; `stored_files` are those of them that were uploaded for it."""
         try:
             self.folder.commit(changes, base, lambda name: name.startswith(_REPLACED))
         except ChangedFolderError:
-            self.folder.discard(stored.values())
+            self.folder.discard(stored_files.values())
             self._included_files = {}
             raise
         for name, change in changes.items():
@@ -480,9 +488,9 @@ class WorkingCopy:
 
     def keep(self) -> Path:
         """Keep the copy after the end of the process, and return its path."""
-        kept = self._parent.with_name(f"unpublished-{secrets.token_hex(4)}")
-        self._parent.rename(kept)
-        return kept / self.path.name
+        folder = self._parent.with_name(f"unpublished-{secrets.token_hex(4)}")
+        self._parent.rename(folder)
+        return folder / self.path.name
 
 
 def _prefix(folder: str) -> str:
@@ -515,11 +523,11 @@ def _end() -> None:
     """Remove the copies of this process; one with changes stays, and is named on stderr."""
     for copy in list(_COPIES.values()):
         with contextlib.suppress(OSError, ValueError):
-            changed, removed = copy.changes()
-            changed = {name: path for name, path in changed.items() if not _DERIVED.search(name)}
-            if (changed or removed) and copy._process == os.getpid() and not copy._plain:
+            changed_files, removed_names = copy.changes()
+            changed_files = {name: path for name, path in changed_files.items() if not _DERIVED.search(name)}
+            if (changed_files or removed_names) and copy._process == os.getpid() and not copy._plain:
                 print(
-                    f"{copy.address}: {len(changed)} files were not published; they are in {copy.keep()}",
+                    f"{copy.address}: {len(changed_files)} files were not published; they are in {copy.keep()}",
                     file=sys.stderr,
                 )
                 continue

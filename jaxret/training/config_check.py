@@ -175,10 +175,10 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
     """Raise ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
-    if config.tokens.packing and (unattended := retriever.module.head.unattended()):
+    if config.tokens.packing and (problem := retriever.module.head.unattended()):
         raise ValueError(
             "tokens.packing is True, but packed rows hold no tokens that others do not see, and here are "
-            f"{unattended}: set tokens.packing=False"
+            f"{problem}: set tokens.packing=False"
         )
     check_text_lengths(config, retriever)
     check_tensor(config.mesh.tensor, retriever.module.config, config.encoder.attention)

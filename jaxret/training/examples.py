@@ -78,14 +78,14 @@ def load_examples(
             f"their slots stay empty{advice}"
         )
     if data.teacher is not None:
-        scored = data.teacher.scored_examples
-        if not scored:  # of the subset: in a whole set without any, reading raises
+        scored_count = data.teacher.scored_examples
+        if not scored_count:  # of the subset: in a whole set without any, reading raises
             raise ValueError(
                 f"data.subset={config.data.subset} (seed.data {config.seed.data}) of {source.path} has no example with "
                 "a teacher's scores, of its target and of a negative; take more queries, or give these scores"
             )
         log(
-            f"  {scored:,} of {len(data):,} examples have a teacher's scores, of their target and of a negative: "
+            f"  {scored_count:,} of {len(data):,} examples have a teacher's scores, of their target and of a negative: "
             "they are taught"
         )
     if data.pseudo_queries is not None:
@@ -125,18 +125,19 @@ def load_validation_corpus(
     for row, query in enumerate(dev.query_ids):
         first.setdefault(query, row)
     log(f"validation: {len(texts.passages):,} passages from {path}, {len(first):,} queries\n  {texts.truncation}")
-    judged = [j for j in read_judgements(source, config.data.dev_split, policy) if j.query_id in first]
-    judged_ids = {j.passage_id for j in judged}
+    dev_judgements = [j for j in read_judgements(source, config.data.dev_split, policy) if j.query_id in first]
+    judged_ids = {j.passage_id for j in dev_judgements}
     rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
-    relevant = {j.passage_id for j in judged if j.relevance > 0}
-    missing = len(relevant - rows.keys())
-    if missing == len(relevant):
+    relevant = {j.passage_id for j in dev_judgements if j.relevance > 0}
+    missing_count = len(relevant - rows.keys())
+    if missing_count == len(relevant):
         raise ValueError(f"validation.corpus is {path}, which has none of the relevant passages of {source}")
-    if missing:
-        log(f"  {missing:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
+    if missing_count:
+        log(f"  {missing_count:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
     number = {query: str(i) for i, query in enumerate(first)}
     judgements = tuple(
-        Judgement(number[j.query_id], rows.get(j.passage_id, f"absent {j.passage_id}"), j.relevance) for j in judged
+        Judgement(number[j.query_id], rows.get(j.passage_id, f"absent {j.passage_id}"), j.relevance)
+        for j in dev_judgements
     )
     return DevCollection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
 

@@ -103,22 +103,22 @@ class MetricsLog:
         finite, as the loss of a skipped step, are left out: JSON has no number for them."""
         if not self._active:
             return
-        named = {f"{prefix}{name}": float(value) for name, value in values.items() if math.isfinite(value)}
+        values_by_name = {f"{prefix}{name}": float(value) for name, value in values.items() if math.isfinite(value)}
         with storage_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **named}, allow_nan=False) + "\n")
+            file.write(json.dumps({"step": step, **values_by_name}, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())  # a resumed run does not write the lines before its checkpoint again
         with storage_errors(self._folder):
-            for name, value in named.items():
+            for name, value in values_by_name.items():
                 self._board.add_scalar(name, value, step)
-        self._trackers.send(step, named)
-        report_metrics(shown_path(self._workdir.path), step, named)
+        self._trackers.send(step, values_by_name)
+        report_metrics(shown_path(self._workdir.path), step, values_by_name)
         if prefix:
             emit("validation", workdir=self._workdir.path, step=step, metrics=values)
         else:
             emit("metrics", workdir=self._workdir.path, step=step, metrics=values)
         if self._callback:
-            self._callback(step, named)
+            self._callback(step, values_by_name)
 
     def close(self) -> None:
         if self._active:

@@ -166,8 +166,8 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             state = resume_state(job, data, optimization, checkpoints)
         start = checkpoints.last()
         state = replace(state, teacher=teacher)
-        tracked = tracker_names(config.train.trackers), config.train.tracker_project
-        with closing(MetricsLog(job.workdir, first if start is None else start, callback, *tracked)) as metrics_log:
+        tracking = tracker_names(config.train.trackers), config.train.tracker_project
+        with closing(MetricsLog(job.workdir, first if start is None else start, callback, *tracking)) as metrics_log:
             trainer = make_trainer(job, data, optimization, state, checkpoints, metrics_log)
             step = trainer.run(state, start)
         checkpoints.wait()
@@ -192,14 +192,14 @@ class RunLength:
         checkpoint_every: steps between checkpoints.
         epochs_per_batch: batch size / number of examples.
         first: steps of earlier rounds, which `total` includes.
-        planned: steps that warm-up and decay are made for: those of all rounds.
+        planned_steps: steps that warm-up and decay are made for: those of all rounds.
     """
 
     total: int
     checkpoint_every: int
     epochs_per_batch: float
     first: int
-    planned: int
+    planned_steps: int
 
 
 def schedule_steps(config: ConfigDict, data: Examples | None, first: int = 0) -> RunLength:
@@ -230,7 +230,7 @@ def make_optimization(config: ConfigDict, data: Examples | None, first: int) -> 
     """Return the optimizer of a config for the steps that it makes with these examples, after `first` of earlier
     rounds."""
     length = schedule_steps(config, data, first)
-    return Optimization(length, *make_optimizer(config.optimizer, length.planned))
+    return Optimization(length, *make_optimizer(config.optimizer, length.planned_steps))
 
 
 def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
@@ -251,7 +251,7 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
     if checkpoints.last() is None:
         state, start_record = first_state(job, data, optimization.optimizer)
         weights_record |= start_record
-    elif (newest := max(checkpoints.last() or 0, *checkpoints.damaged, 0)) > length.total:
+    elif (newest := max(checkpoints.last() or 0, *checkpoints.damage, 0)) > length.total:
         raise ValueError(
             f"the config asks for {length.total} steps, but the run in {job.workdir} has made {newest}; "
             "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
@@ -264,12 +264,12 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
     require_finite_parameters(state, name)
     if checkpoints.half_written:
         job.log(f"removed incomplete checkpoints: {', '.join(checkpoints.half_written)}")
-    if superseded := checkpoints.prune():
-        job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, superseded))}")
+    if old_steps := checkpoints.prune():
+        job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, old_steps))}")
     log_changes(job)
     if any(key in job.changes for key in SCHEDULE):
         rate = float(optimization.learning_rate(step - int(state.skipped or 0)))
-        job.log(f"the learning rate is planned again over {length.planned} steps: it continues at {rate:.3g}")
+        job.log(f"the learning rate is planned again over {length.planned_steps} steps: it continues at {rate:.3g}")
     any_process(False)  # a barrier: no process reads the old config any more
     if jax.process_index() == 0:
         record_changes(job.workdir, job.config, data.contract, data.record | weights_record, job.changes, step)
@@ -287,21 +287,21 @@ def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpo
     Raises:
         CheckpointError: no checkpoint is whole; the message is about the newest.
     """
-    rule, damaged = make_update_rule(job.config), dict(checkpoints.damaged)
+    rule, errors = make_update_rule(job.config), dict(checkpoints.damage)
     base = base_of_run(job.workdir, job.config, job.model) if rule.base else None
     for step in reversed(checkpoints.steps()):
         try:
             state = restore_state(checkpoints, step, job.mesh, job.model, optimization.optimizer, rule, base)
         except DamagedCheckpointError as error:
-            damaged[step] = error
+            errors[step] = error
             continue
-        for later, problem in sorted(damaged.items()):
+        for later, problem in sorted(errors.items()):
             path = checkpoints.set_aside(later)
             job.log(
                 f"{str(problem).removesuffix(REMEDY)}it is now {path}, and training continues from checkpoint {step}"
             )
         return state
-    raise damaged[max(damaged)]
+    raise errors[max(errors)]
 
 
 @dataclass
@@ -376,9 +376,9 @@ class Trainer:
         not count those: they leave its state unchanged."""
         if state.skipped is None:
             return {"learning_rate": float(self.optimization.learning_rate(step - 1))}
-        skipped = int(state.skipped)
-        rate = float(self.optimization.learning_rate(max(step - skipped - 1, 0)))
-        return {"learning_rate": rate, "skipped_steps": skipped}
+        skip_count = int(state.skipped)
+        rate = float(self.optimization.learning_rate(max(step - skip_count - 1, 0)))
+        return {"learning_rate": rate, "skipped_steps": skip_count}
 
     def batch(self, step: int) -> TrainingBatch:
         """Return this process's part of a step's batch, on the mesh; its batches are stacked if it takes several."""

@@ -118,8 +118,8 @@ class Objective(ABC, Generic[ModelT, BatchT]):
             return compute(model, whole, inputs, key)
 
         specs = self.copies_specs(params) if self.from_copies else self.specs(params)
-        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROWS), P()), out_specs=P(ROWS))
-        return mapped(params, inputs, key)
+        sharded_compute = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROWS), P()), out_specs=P(ROWS))
+        return sharded_compute(params, inputs, key)
 
     def reader(self, at_once: bool) -> ParameterGatherer:
         """Return how layers read their parameters; at_once: all before the first layer, see ParameterGatherer."""

@@ -132,20 +132,20 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
         require_some("frozen", config.optimizer.frozen, params)
     if config.optimizer.head_learning_rate:
         require_some("head_parameters", config.optimizer.head_parameters, params)
-    trained, _ = divide_parameters(params, frozen_pattern(config))
+    trainable_params, _ = divide_parameters(params, frozen_pattern(config))
     if config.lora.rank and config.optimizer.name != "adamw":
         raise ValueError(
             f"optimizer.name is {config.optimizer.name!r} and lora.rank {config.lora.rank}: LAMB scales an update by "
             "the norm of what it changes, which is 0 for new adapters: they hardly move. Set optimizer.name='adamw'"
         )
-    if not trained:
+    if not trainable_params:
         raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")
-    if config.lora.rank and not divide_parameters(trained, ADAPTER)[1]:
+    if config.lora.rank and not divide_parameters(trainable_params, ADAPTER)[1]:
         raise ValueError(
             f"optimizer.frozen is {config.optimizer.frozen!r}, which matches every adapter of lora.rank "
             f"{config.lora.rank}: set one of them to its default"
         )
-    jax.eval_shape(optimizer.init, trained)
+    jax.eval_shape(optimizer.init, trainable_params)
 
 
 def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:

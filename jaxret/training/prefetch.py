@@ -27,8 +27,8 @@ class Prefetcher(Generic[BatchT]):
     def __init__(self, make: Callable[[int], BatchT], start: int, stop: int) -> None:
         self._make, self._steps = make, range(start, stop)
         self._ready: deque[tuple[int, BatchT | None, BaseException | None]] = deque()
-        self._changed, self._closed = Condition(), False
-        self._since, self._waited = time.perf_counter(), 0.0
+        self._change, self._closed = Condition(), False
+        self._since, self._wait_seconds = time.perf_counter(), 0.0
         self._thread = Thread(target=self._run, name="prefetch", daemon=True)
 
     def __enter__(self) -> Prefetcher[BatchT]:
@@ -36,27 +36,27 @@ class Prefetcher(Generic[BatchT]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._changed:
+        with self._change:
             self._closed = True
-            self._changed.notify_all()
+            self._change.notify_all()
         self._thread.join()
 
-    def take(self, step: int, running: Any = None) -> BatchT:
+    def take(self, step: int, device_arrays: Any = None) -> BatchT:
         """Return the batch of a step; steps are taken in order, once.
 
         Args:
             step: the number of the batch.
-            running: arrays that the devices compute. If the batch is not ready, the devices idle from the moment when
-                these are; `waited` counts that time.
+            device_arrays: arrays that the devices compute. If the batch is not ready, the devices idle from the moment
+                when these are; `waited` counts that time.
         """
         if not self._ready:
-            jax.block_until_ready(running)
+            jax.block_until_ready(device_arrays)
         begin = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready)
+        with self._change:
+            self._change.wait_for(lambda: self._ready)
             number, batch, error = self._ready.popleft()
-            self._changed.notify_all()
-        self._waited += time.perf_counter() - begin
+            self._change.notify_all()
+        self._wait_seconds += time.perf_counter() - begin
         if error is not None:
             raise error
         if batch is None or number != step:
@@ -66,14 +66,14 @@ class Prefetcher(Generic[BatchT]):
     def waited(self) -> float:
         """Return the share of the time since the last call, 0 to 1, that the devices waited for a batch."""
         now = time.perf_counter()
-        share = self._waited / max(now - self._since, 1e-9)
-        self._since, self._waited = now, 0.0
+        share = self._wait_seconds / max(now - self._since, 1e-9)
+        self._since, self._wait_seconds = now, 0.0
         return min(share, 1.0)
 
     def _run(self) -> None:
         for step in self._steps:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._ready) < DEPTH)
+            with self._change:
+                self._change.wait_for(lambda: self._closed or len(self._ready) < DEPTH)
                 if self._closed:
                     return
             batch, problem = None, None
@@ -81,8 +81,8 @@ class Prefetcher(Generic[BatchT]):
                 batch = self._make(step)
             except BaseException as error:  # of any kind: the step that needs the batch raises it
                 problem = error
-            with self._changed:
+            with self._change:
                 self._ready.append((step, batch, problem))
-                self._changed.notify_all()
+                self._change.notify_all()
             if problem is not None:
                 return

@@ -62,14 +62,14 @@ def prepare_job(
     name, download = config.encoder.checkpoint, config.encoder.download
     encoder = workdir.encoder if has_begun else resolve_encoder(name, download)
     settings = recorded_settings(workdir) if has_begun else task.encoder_settings(find_model(name, download))
-    config, adopted = apply_settings(config, settings, name, explicit_keys)
+    config, settings_changes = apply_settings(config, settings, name, explicit_keys)
     changes = require_same_run(workdir, config) if has_begun else {}
     model = with_adapters(task.build(config, encoder_config(config, encoder)), config.lora)
     task.check(config, model)
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     log = job_log(progress)
-    if adopted:
-        log(f"as the sentence-transformers modules of {name} say: {', '.join(adopted)}")
+    if settings_changes:
+        log(f"as the sentence-transformers modules of {name} say: {', '.join(settings_changes)}")
     log(describe_attention(config.encoder.attention))
     for option in reference_options(config, model):
         log(f"as a published implementation does it, not its paper: {option}")
@@ -93,10 +93,10 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
 
 def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
     """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json."""
-    if job.has_begun and (recorded := {key: value for key, value in job.data_record.items() if key not in WEIGHTS}):
+    if job.has_begun and (old_record := {key: value for key, value in job.data_record.items() if key not in WEIGHTS}):
         remedy = "A run can only be resumed on the data it began with."
         sources = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
-        require_equal(recorded, record, str(job.workdir.data), sources or "no data", remedy)
+        require_equal(old_record, record, str(job.workdir.data), sources or "no data", remedy)
 
 
 def log_changes(job: AnyJob) -> None:

@@ -68,8 +68,8 @@ class Ranker:
                 tokens = Tokens(*passages.padded(rows, min(length, limit), self.embedder.pad_id))
                 best = self._merge(params, shard_whole_batch(mesh, tokens), rows, *placed_queries, best)
                 bar.update(int((rows >= 0).sum()))
-        gathered = jax.jit(lambda x: x, out_shardings=replicated_sharding(mesh))(best)
-        scores, rows = np.asarray(gathered.scores), np.asarray(gathered.rows)
+        results = jax.jit(lambda x: x, out_shardings=replicated_sharding(mesh))(best)
+        scores, rows = np.asarray(results.scores), np.asarray(results.rows)
         masks = [rows[query] != NO_PASSAGE for query in range(len(queries))]
         return {
             str(query): [(str(row), float(score)) for row, score in zip(rows[query][mask], scores[query][mask])]
@@ -108,8 +108,8 @@ class Ranker:
             top, columns = jax.lax.top_k(scores, min(self.depth, scores.shape[1]))
             top_rows = jnp.where(top > -jnp.inf, rows[columns], NO_PASSAGE)
             both = -jnp.concatenate([best.scores, top], axis=1), jnp.concatenate([best.rows, top_rows], axis=1)
-            negated, merged_rows = jax.lax.sort(both, dimension=1, num_keys=2)
-            return BestPassages(-negated[:, : self.depth], merged_rows[:, : self.depth])
+            negative_scores, merged_rows = jax.lax.sort(both, dimension=1, num_keys=2)
+            return BestPassages(-negative_scores[:, : self.depth], merged_rows[:, : self.depth])
 
         rows, whole = row_sharding(mesh), replicated_sharding(mesh)
         in_shardings = (shardings(mesh, self.embedder.params), rows, whole, rows, rows, rows)

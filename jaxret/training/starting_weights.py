@@ -125,10 +125,10 @@ def require_same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name:
 def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:
     """Raise ContractError unless a run that has begun, but has no checkpoint yet, began with the weights `start`, which
     come from `name`."""
-    recorded = job.data_record.get("start") if job.has_begun else None
-    if recorded:
+    stored_record = job.data_record.get("start") if job.has_begun else None
+    if stored_record:
         remedy = "Restore the weights that the run began with, or choose another --workdir."
-        require_equal({"start": recorded}, {"start": start}, str(job.workdir.data), name, remedy)
+        require_equal({"start": stored_record}, {"start": start}, str(job.workdir.data), name, remedy)
 
 
 def load_encoder_weights(job: AnyJob, directory: Path) -> Params:
@@ -149,7 +149,7 @@ def init_state(
     config: ConfigDict,
     mesh: Mesh,
     model: Model,
-    pretrained: Params,
+    pretrained_params: Params,
     optimizer: optax.GradientTransformation,
     head: Params | None = None,
 ) -> TrainState:
@@ -159,13 +159,15 @@ def init_state(
         config: of the run; `seed.init` draws the parameters that are not pre-trained.
         mesh: the devices.
         model: whose parameters these are.
-        pretrained: parameters of each encoder.
+        pretrained_params: parameters of each encoder.
         optimizer: whose state is made.
         head: stored parameters of heads; None: they are drawn, or begin as values of the encoder.
     """
     shapes, _ = divide_parameters(parameter_shapes(model), ADAPTER)
     heads = draw_parameters(config, mesh, model, HEAD)
-    params = with_pretrained({**shapes, **heads}, pretrained, {**model.initial_head(pretrained), **(head or {})})
+    params = with_pretrained(
+        {**shapes, **heads}, pretrained_params, {**model.initial_head(pretrained_params), **(head or {})}
+    )
     if config.lora.rank:
         params = join_parameters(params, first_adapters(config, mesh, model))
     return place_state(mesh, params, optimizer, make_update_rule(config))
@@ -179,11 +181,11 @@ def first_adapters(config: ConfigDict, mesh: Mesh, model: Model) -> Params:
         mesh: the devices.
         model: with adapters.
     """
-    drawn = draw_parameters(config, mesh, model, ADAPTER)
+    adapters = draw_parameters(config, mesh, model, ADAPTER)
     if not config.lora.adapters:
-        return drawn
-    stored = load_adapters(config.lora.adapters, model.module.config, config.lora, config.encoder.ignore)
-    return dict.fromkeys(drawn, stored)
+        return adapters
+    weights = load_adapters(config.lora.adapters, model.module.config, config.lora, config.encoder.ignore)
+    return dict.fromkeys(adapters, weights)
 
 
 def draw_parameters(config: ConfigDict, mesh: Mesh, model: Model, pattern: str) -> Params:

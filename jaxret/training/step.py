@@ -25,7 +25,7 @@ def loss_and_gradients(
     dropout_key: jax.Array,
     step: jax.Array,
     count: int,
-    frozen: Params | None = None,
+    frozen_params: Params | None = None,
 ) -> tuple[LossTerms, Params]:
     """Return the loss of an update and its gradients: means over `count` batches.
 
@@ -40,21 +40,23 @@ def loss_and_gradients(
         dropout_key: of the run.
         step: of the update, from 0.
         count: batches of an update.
-        frozen: the model's other parameters; None: there are none.
+        frozen_params: the model's other parameters; None: there are none.
     """
 
     def loss(
-        params: Params, frozen: Params, batch: BatchT, number: jax.Array, objective: Objective[ModelT, BatchT]
+        params: Params, frozen_params: Params, batch: BatchT, number: jax.Array, objective: Objective[ModelT, BatchT]
     ) -> tuple[jax.Array, LossTerms]:
-        terms = objective(join_parameters(params, frozen), batch, jax.random.fold_in(dropout_key, number), number)
+        terms = objective(
+            join_parameters(params, frozen_params), batch, jax.random.fold_in(dropout_key, number), number
+        )
         return terms.loss, terms
 
     gradient = jax.value_and_grad(loss, has_aux=True)
     if count == 1:
-        (_, terms), gradients = gradient(params, frozen or {}, batch, step, objective)
+        (_, terms), gradients = gradient(params, frozen_params or {}, batch, step, objective)
         return terms, gradients
     copies, add_up = jax.vjp(objective.copies, params)
-    others = objective.copies(frozen) if frozen else {}
+    others = objective.copies(frozen_params) if frozen_params else {}
     on_copies = replace(objective, from_copies=True)
 
     def add(total: Params, inputs: tuple[BatchT, jax.Array]) -> tuple[Params, LossTerms]:
@@ -87,18 +89,18 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: BatchT) -> tuple[TrainState, dict[str, jax.Array]]:
-        taught = objective.with_teacher(state.teacher)
+        full_objective = objective.with_teacher(state.teacher)
         arguments = state.params, batch, dropout_key, state.step, rule.accumulate, state.frozen
-        terms, gradients = loss_and_gradients(taught, *arguments)
+        terms, gradients = loss_and_gradients(full_objective, *arguments)
         norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         finite = jnp.isfinite(terms.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))
         params = optax.apply_updates(state.params, updates)
         ema = jax.tree.map(lambda e, w: e + (1 - rule.ema) * (w - e), state.ema, params) if rule.ema else None
-        updated = replace(state, params=params, opt_state=opt_state, step=state.step + 1, ema=ema)
+        next_state = replace(state, params=params, opt_state=opt_state, step=state.step + 1, ema=ema)
         new = jax.tree.map(
             lambda after, before: jnp.where(state.healthy & finite, after, before),
-            updated,
+            next_state,
             unchanged_state(state, rule),
         )
         metrics = {"loss": terms.loss, "gradient_norm": norm}

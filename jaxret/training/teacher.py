@@ -32,8 +32,8 @@ def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel
     if not config.train.teacher:
         return None
     folder = Workdir(config.train.teacher)
-    stored = config_of_task(folder, "retrieval")
-    model = build_retriever_model(stored, encoder_config(stored, folder.encoder)).plain
+    stored_config = config_of_task(folder, "retrieval")
+    model = build_retriever_model(stored_config, encoder_config(stored_config, folder.encoder)).plain
     heads = student.module.head, model.module.head
     slots = [[head.prefix_length(side) for side in ("query", "passage")] for head in heads]
     if config.tokens.packing and (model.module.head.unattended() or slots[0] != slots[1]):
@@ -99,8 +99,8 @@ def load_teacher(job: AnyJob, contract: Mapping[str, Any]) -> tuple[Params | Non
     require_same_tokens(teacher.contract, contract, f"{source}/contract.json")
     record = {"teacher": teacher.checkpoint}
     if job.has_begun:
-        recorded = {key: value for key, value in job.data_record.items() if key == "teacher"}
+        stored_record = {key: value for key, value in job.data_record.items() if key == "teacher"}
         remedy = "Restore the checkpoint that the run learns from, or choose another --workdir."
-        require_equal(recorded, record, str(job.workdir.data), f"the best checkpoint of {source}", remedy)
+        require_equal(stored_record, record, str(job.workdir.data), f"the best checkpoint of {source}", remedy)
     params = jax.device_get(teacher.params)
     return jax.tree.map(place_leaf, params, shardings(job.mesh, params)), record

@@ -40,14 +40,14 @@ class ThroughputMeter:
 
     def restart(self) -> None:
         """Forget the steps so far."""
-        self._start, self._steps, self._padded, self._best = time.perf_counter(), 0, 0, 0.0
+        self._start, self._steps, self._padded_tokens, self._best = time.perf_counter(), 0, 0, 0.0
         self._real: list[jax.Array] = []  # still on the device: reading them would wait for the step
 
     def add(self, batch: TrainingBatch, real_tokens: jax.Array) -> None:
         """Count a step that was started."""
         self._steps += 1
         self._real.append(real_tokens)
-        self._padded += sum(tokens.computed_tokens(self._bins) for tokens in batch.texts)
+        self._padded_tokens += sum(tokens.computed_tokens(self._bins) for tokens in batch.texts)
         if self._ideal:
             self._best += self._ideal(batch)
 
@@ -55,7 +55,7 @@ class ThroughputMeter:
         """Return TIMED, without mfu on unknown chips; waits for the steps, and restarts."""
         real = sum(float(tokens) for tokens in self._real)
         seconds = time.perf_counter() - self._start
-        values = seconds / max(self._steps, 1), real / seconds, self._padded / seconds, self._best / seconds
+        values = seconds / max(self._steps, 1), real / seconds, self._padded_tokens / seconds, self._best / seconds
         self.restart()
         return dict(zip(TIMED if self._ideal else TIMED[:-1], values))
 

@@ -64,7 +64,7 @@ class UpdateRule:
         accumulate: batches whose mean gradient an update takes.
         ema: decay of the moving average of parameters; 0: none.
         skip_nonfinite: how many updates of a run may be skipped for not being finite.
-        frozen: pattern of the paths of parameters that are not trained; "": all are.
+        frozen_pattern: pattern of the paths of parameters that are not trained; "": all are.
         base: pattern of the frozen ones that checkpoints do not hold, because they are those of encoder.checkpoint;
             "": checkpoints hold all.
         base_dtype: of the kernels and tables among these.
@@ -73,14 +73,14 @@ class UpdateRule:
     accumulate: int = 1
     ema: float = 0.0
     skip_nonfinite: int = 0
-    frozen: str = ""
+    frozen_pattern: str = ""
     base: str = ""
     base_dtype: str = "float32"
 
     def divide(self, params: Params) -> tuple[Params, Params]:
         """Return the parameters that are trained, and the frozen ones in the types in which they are kept."""
-        trained, frozen = divide_parameters(params, self.frozen)
-        return trained, cast_base(frozen, self.base_dtype) if self.base else frozen
+        trainable_params, frozen_params = divide_parameters(params, self.frozen_pattern)
+        return trainable_params, cast_base(frozen_params, self.base_dtype) if self.base else frozen_params
 
 
 PLAIN_RULE = UpdateRule()
@@ -95,15 +95,15 @@ def make_update_rule(config: ConfigDict) -> UpdateRule:
 
 def new_state(params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule) -> TrainState:
     """Return the state before the first update of a model with these parameters."""
-    trained, frozen = rule.divide(params)
+    trainable_params, frozen_params = rule.divide(params)
     return TrainState(
-        trained,
-        optimizer.init(trained),
+        trainable_params,
+        optimizer.init(trainable_params),
         jnp.int32(0),
         jnp.array(True),
-        jax.tree.map(jnp.copy, trained) if rule.ema else None,
+        jax.tree.map(jnp.copy, trainable_params) if rule.ema else None,
         jnp.int32(0) if rule.skip_nonfinite else None,
-        frozen=frozen,
+        frozen=frozen_params,
     )
 
 
@@ -118,14 +118,14 @@ def place_state(
         optimizer: whose state is made.
         rule: whether there are frozen parameters, a moving average, and a counter of skipped updates.
     """
-    trained, others = (jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params))
+    trainable_params, others = (jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params))
 
     def without_params(params: Params) -> TrainState:
         return replace(new_state(params, optimizer, rule), params=None)
 
-    state_shardings = shardings(mesh, jax.eval_shape(without_params, trained))
-    made = jax.jit(without_params, out_shardings=state_shardings)(trained)
-    return replace(made, params=trained, frozen=others)
+    state_shardings = shardings(mesh, jax.eval_shape(without_params, trainable_params))
+    fresh_state = jax.jit(without_params, out_shardings=state_shardings)(trainable_params)
+    return replace(fresh_state, params=trainable_params, frozen=others)
 
 
 def checkpoint_trees(state: TrainState, rule: UpdateRule = PLAIN_RULE) -> tuple[Params, dict[str, Any]]:
@@ -169,17 +169,19 @@ def restore_state(
         return new_state(model.init(key), optimizer, replace(rule, skip_nonfinite=int(counted)))
 
     abstract = jax.eval_shape(shapes, jax.random.key(0))
-    placed = jax.tree.map(
+    abstract_params = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract,
         shardings(mesh, abstract),
     )
-    restored, progress = checkpoints.restore(step, *checkpoint_trees(placed, rule))
+    restored_params, progress = checkpoints.restore(step, *checkpoint_trees(abstract_params, rule))
     if base:
         base = jax.tree.map(place_leaf, cast_base(base, rule.base_dtype), shardings(mesh, base))
-    weights, frozen = divide_parameters(join_parameters(restored, base), rule.frozen)
+    weights, frozen_params = divide_parameters(join_parameters(restored_params, base), rule.frozen_pattern)
     ema = weights if rule.ema else None
     zero = jax.device_put(jnp.int32(0), replicated_sharding(mesh))
-    skipped = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None
+    skips = progress.get("skipped", zero) if rule.skip_nonfinite or counted else None
     params = progress.get("trained", weights)
-    return TrainState(params, progress["opt_state"], progress["step"], progress["healthy"], ema, skipped, frozen=frozen)
+    return TrainState(
+        params, progress["opt_state"], progress["step"], progress["healthy"], ema, skips, frozen=frozen_params
+    )

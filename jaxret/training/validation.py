@@ -140,10 +140,10 @@ def make_passage_pool(dev: TrainingSet, train: TrainingSet | None, size: int, se
     """
     relevant = dev.known_positives.passages
     others = np.setdiff1d(np.arange(len(dev.passages)), relevant)
-    chosen = np.concatenate([relevant, others[: max(size - len(relevant), 0)]])
+    pool_rows = np.concatenate([relevant, others[: max(size - len(relevant), 0)]])
     dev_rows = np.full(len(dev.passages), -1)
-    dev_rows[chosen] = np.arange(len(chosen))
-    rows = [dev.passages[i] for i in chosen]
+    dev_rows[pool_rows] = np.arange(len(pool_rows))
+    rows = [dev.passages[i] for i in pool_rows]
     tokens_in_pool = {row.tobytes() for row in rows}
     extra = train.passages if train else Ragged.from_lists([])
     for i in np.random.default_rng(seed).permutation(len(extra)):

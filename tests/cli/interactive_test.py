@@ -73,7 +73,7 @@ def compiled() -> int:
 
 @pytest.mark.exhaustive
 def test_later_questions_compile_nothing_and_read_few_bytes(run: Run) -> None:
-    searcher = Searcher(replace(run, compiled={}), corpus_folder(run.workdir), SearchOptions("xla"))
+    searcher = Searcher(replace(run, program_cache={}), corpus_folder(run.workdir), SearchOptions("xla"))
     interactive.warm_up(searcher, 3)
     assert searcher.bytes_read > 0, "the first question does not wait until the places of all texts are known"
     before, searches = searcher.embedder.programs, compiled()

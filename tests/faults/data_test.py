@@ -85,7 +85,7 @@ def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, 
     table = opened.params["encoder"]["embeddings"]["word"]["embedding"]
     params = jax.tree.map(lambda leaf: leaf, opened.params)
     params["encoder"]["embeddings"]["word"]["embedding"] = jnp.asarray(table).at[word, 0].set(value)
-    broken = dataclasses.replace(opened, params=params, compiled={})
+    broken = dataclasses.replace(opened, params=params, program_cache={})
     corpus = write(tmp_path, [line(f"d{i}", "river stone") for i in range(12)] + [line("seven", "loud thunder")])
     message = why(lambda: encode_corpus(broken, corpus, f"broken{value}", progress=False))
     trials.count("seven" in message and "12" in message, f"encode: {message}", detected=True)

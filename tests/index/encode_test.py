@@ -770,7 +770,7 @@ def test_shards_of_other_devices_are_reported(
     (tmp_path / "embeddings" / "data" / "ids-00001-of-00003.txt").unlink()
     mesh = make_mesh(devices=jax.devices()[:4])
     params = jax.device_put(jax.tree.map(np.asarray, run.params), replicated_sharding(mesh))
-    fewer = with_run(run, tmp_path, mesh=mesh, params=params, compiled={})
+    fewer = with_run(run, tmp_path, mesh=mesh, params=params, program_cache={})
     encode_corpus(fewer, root / "data")
     made_on = [entry["made_on"]["devices"] for entry in open_shards(tmp_path / "embeddings" / "data").manifest.shards]
     assert made_on == [8, 4, 8]

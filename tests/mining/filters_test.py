@@ -122,7 +122,7 @@ def test_one_pool_keeps_its_scores() -> None:
     assert example is not None
     assert ([p.id for p in example.negatives], example.negative_scores) == (["near"], (0.84,))
     assert (example.positives, example.positive_scores) == ((GOLD,), (0.9,))
-    assert (chooser.tally.retrieved, chooser.tally.eligible, chooser.tally.selected) == (6, 2, 1)
+    assert (chooser.tally.passages, chooser.tally.eligible, chooser.tally.negatives) == (6, 2, 1)
 
 
 def test_two_pools_are_one_record_without_scores() -> None:
@@ -175,6 +175,6 @@ def test_positives_from_retrieval_are_those_with_an_answer_in_rank_order() -> No
     nobody = TrainingQuery(Query("q", "where do dogs live?", ("kennel",)), (GOLD,))
     assert chooser.make_example(nobody, [FOUND], TEXTS) is None, "whatever is judged"
     assert chooser.tally.queries["found no passage with an answer, and are left out"] == 1
-    assert chooser.tally.retrieved == chooser.tally.eligible + sum(chooser.tally.left_out.values()), (
+    assert chooser.tally.passages == chooser.tally.eligible + sum(chooser.tally.left_out.values()), (
         "every candidate is counted"
     )

@@ -84,7 +84,7 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     assert [e.query.id for e in examples] == [
         one.query.id for one in read_training_queries(str(root / "data"), "train", Policy()).queries
     ]
-    assert done.tally.selected == sum(len(e.negatives) for e in examples)
+    assert done.tally.negatives == sum(len(e.negatives) for e in examples)
     monkeypatch.undo()
     mine_negatives(job(root, tmp_path / "b.jsonl"), progress=False)
     assert sha256_file(tmp_path / "a.jsonl") == sha256_file(tmp_path / "b.jsonl"), "whatever the blocks"

@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_file_has_a_line_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("encode", 400, "passage", done=100) as bar:
+    with Progress("encode", 400, "passage", start=100) as bar:
         for _ in range(25):
             clock.seconds += 1
             bar.note("loss 0.5")

@@ -225,7 +225,7 @@ def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch
     control = search_lists(queries, [documents], K, "int8")
     assert len(control.rounds) > 1
     np.testing.assert_array_equal(control.rows, result.rows)
-    assert result.scored < 4 * (K + 128)
+    assert result.scored_pairs < 4 * (K + 128)
 
 
 @pytest.mark.parametrize("name", ["int8", "bfloat16"])

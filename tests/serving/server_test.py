@@ -591,19 +591,19 @@ def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
 def test_a_single_text_has_the_vectors_of_a_batch(served: ServedRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = served.tokens(["silver castle bridge"], "query")
     run = served.run
-    one = replace(run, mesh=make_mesh(devices=jax.devices()[:1]), compiled={}).embedder()
+    one = replace(run, mesh=make_mesh(devices=jax.devices()[:1]), program_cache={}).embedder()
     alone = embedder_of_one(one)
     assert alone is not None
     assert "0" in alone.params["encoder"]["layers"]
     texts = Ragged.from_lists([tokens[0].tolist()])
     np.testing.assert_allclose(alone(texts, "query").flat, served.embed(tokens * 2, "query")[0], atol=2e-6)
-    used = replace(alone, compiled={})
+    used = replace(alone, program_cache={})
     monkeypatch.setattr(served, "_alone", used)
     for others in (tokens * 2, [np.tile(tokens[0], 30)]):  # two texts, and a long one
         served.embed(others, "query")
-        assert not used.compiled
+        assert not used.program_cache
     served.embed(tokens, "query")
-    assert used.compiled
+    assert used.program_cache
     assert embedder_of_one(served.embedder) is None, "eight devices"
     monkeypatch.setattr("jaxret.serving.served._COPIED_BYTES", 1000)
     assert embedder_of_one(one) is None, "a model that is too large to be in memory twice"

@@ -644,7 +644,7 @@ def test_messages_have_the_address_and_not_the_path_of_the_copy(gcs: Server) -> 
 COPY = """
 import sys
 from jaxret.storage.copy_folder import copy_folder
-assert copy_folder(*sys.argv[1:]).copied == 2
+assert copy_folder(*sys.argv[1:]).new_files == 2
 """
 
 

@@ -62,7 +62,7 @@ def test_a_new_store_makes_room_in_the_cache_and_nowhere_else(tmp_path: Path, mo
     (kept,) = cache_entries(store_root())
     os.utime(kept.path, (1, 1))
     open_or_make_store(StoreOrigin("new", (tmp_path / "text",), {}), store_root(), make, said.append)
-    assert cache_entries(store_root())[0].used > 1, "opening is a use"
+    assert cache_entries(store_root())[0].last_use > 1, "opening is a use"
 
 
 def test_the_command_shows_and_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

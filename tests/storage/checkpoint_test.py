@@ -497,7 +497,7 @@ def test_a_damaged_newest_checkpoint_is_not_among_those_of_a_writer(tmp_path: Pa
     with pytest.raises(CheckpointError, match="/2 is damaged"):
         Checkpoints(tmp_path, "RR@10", writing=False)
     with Checkpoints(tmp_path, "RR@10") as checkpoints:
-        assert (checkpoints.last(), checkpoints.best(), [*checkpoints.damaged]) == (1, 1, [2])
+        assert (checkpoints.last(), checkpoints.best(), [*checkpoints.damage]) == (1, 1, [2])
         assert checkpoints.set_aside(2) == tmp_path / "damaged-2"
         checkpoints.save(2, placed(HOST), placed(PROGRESS), {"RR@10": 0.1, "nll": 1.0})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "damaged-2"]

@@ -688,7 +688,7 @@ def test_a_failed_save_ends_the_next_step(root: Path, tmp_path: Path, monkeypatc
     polled = []
 
     def poll(self: Checkpoints, together: bool) -> None:
-        polled.append(self._saving is not None)
+        polled.append(self._current_save is not None)
         if polled[-1]:
             raise CheckpointError("the disk is full")
 

@@ -113,7 +113,7 @@ def test_steps_of_each_round(root: Path) -> None:
     for number, first in ((1, 0), (2, 9), (4, 30)):
         epochs.train.round = number
         length = schedule_steps(epochs, examples, first)
-        lengths.append((length.first, length.total, length.planned))
+        lengths.append((length.first, length.total, length.planned_steps))
     assert lengths == [(0, 9, 36), (9, 18, 36), (30, 39, 39)]
 
 

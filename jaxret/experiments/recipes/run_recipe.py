@@ -211,7 +211,7 @@ class _Recipe:
             pools=tuple(pool if pool == BM25_NAME else str(self.folder / pool) for pool in stage.pools),
             out=str(out),
             corpus=self.evaluation.corpus,
-            encoded=self._corpus_name,
+            encoded_name=self._corpus_name,
             concat=tuple(
                 data.train if name == TRAINING_DATA else str(self.stages[name].mined_path(self.folder))
                 for name in stage.concat

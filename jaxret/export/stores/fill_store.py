@@ -115,7 +115,7 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
             f"{store.place} has {count:,} passages, and {done:,} were written; it was changed since: give a new --out "
             "and --table"
         )
-    with Progress("export", rows.corpus.total_rows, "passage", done=done) as bar:
+    with Progress("export", rows.corpus.total_rows, "passage", start=done) as bar:
         for number, (first, size, batches) in enumerate(rows):
             if number < len(journal.entries):
                 continue

@@ -82,11 +82,11 @@ def attend(
         keys = mask.keys if isinstance(mask, WindowMask) else mask
         if keys.ndim == 3 or bias is not None or not isinstance(drop, Dropout):
             raise ValueError(f"encoder.attention={compute.attention!r} has no mask for each query, and no bias")
-        mixed = fused_attention(query, key, value, mask, drop, compute)
+        context = fused_attention(query, key, value, mask, drop, compute)
     else:
         mask = mask.dense(query.shape[1]) if isinstance(mask, WindowMask) else mask
-        mixed = _plain(query, key, value, mask, drop, bias)
-    return checkpoint_name(mixed, "mixed").reshape(*mixed.shape[:2], -1)
+        context = _plain(query, key, value, mask, drop, bias)
+    return checkpoint_name(context, "mixed").reshape(*context.shape[:2], -1)
 
 
 def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) -> Float[jax.Array, "B Q heads width"]:
@@ -123,8 +123,8 @@ def rotate(
     angles = positions.astype(jnp.float32)[..., None, None] * rates  # [T,1,half], or [B,T,1,half]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(heads.dtype)
+    states = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return states.astype(heads.dtype)
 
 
 def require_length(length: int, longest: int) -> None:
@@ -151,7 +151,7 @@ class MlmHead(nn.Module):
     def __call__(
         self, hidden: Float[jax.Array, "*batch H"], table: Float[jax.Array, "vocabulary H"]
     ) -> Float[jax.Array, "*batch vocabulary"]:
-        normed = self.norm()(ACTIVATIONS[self.activation](self.dense()(hidden)))
-        batch = "abc"[: normed.ndim - 1]
-        logits = product(f"{batch}h,vh->{batch}v", normed, table, self.compute.dtype, jnp.float32)
+        states = self.norm()(ACTIVATIONS[self.activation](self.dense()(hidden)))
+        batch = "abc"[: states.ndim - 1]
+        logits = product(f"{batch}h,vh->{batch}v", states, table, self.compute.dtype, jnp.float32)
         return logits + self.param("bias", nn.initializers.zeros, (table.shape[0],))

@@ -167,8 +167,8 @@ class BertAttention(nn.Module):
 
         query = heads("query", hidden) * c.head_size**-0.5
         drop = Dropout(c.attention_dropout, layout)
-        mixed = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
-        return bert_dense(c.hidden_size, c, self.compute, "output", layout)(mixed)
+        context = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
+        return bert_dense(c.hidden_size, c, self.compute, "output", layout)(context)
 
 
 class PostNormLayer(nn.Module):
@@ -195,8 +195,8 @@ class PostNormLayer(nn.Module):
           drop: the layer's dropout.
           name: of the parameters; those of the norm are called NAME_norm.
         """
-        attended = BertAttention(self.config, self.compute, name=name)(hidden, states, mask, drop.layout)
-        return bert_norm(self.config, f"{name}_norm")(hidden + drop(attended))
+        output = BertAttention(self.config, self.compute, name=name)(hidden, states, mask, drop.layout)
+        return bert_norm(self.config, f"{name}_norm")(hidden + drop(output))
 
     @nn.nowrap
     def feed_forward_block(self, hidden: Float[jax.Array, "B Q H"], drop: Dropout) -> Float[jax.Array, "B Q H"]:
@@ -218,8 +218,8 @@ class BertLayer(PostNormLayer):
     ) -> tuple[Float[jax.Array, "R queries H"], Float[jax.Array, "N K H"] | None]:
         queries, layout = layout.last_layer_queries(hidden, first)
         drop = Dropout(self.config.hidden_dropout, layout)
-        attended = self.attention_block(queries, hidden, layout.attention_mask, drop)
-        hidden = self.feed_forward_block(attended, drop)
+        states = self.attention_block(queries, hidden, layout.attention_mask, drop)
+        hidden = self.feed_forward_block(states, drop)
         return hidden, self.selection.select(hidden, layout)[0] if self.selection.layers == "all" else None
 
 
@@ -260,12 +260,12 @@ class Bert(nn.Module):
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
         layout = TokenLayout.of(tokens, train, prefix)
-        embedded = self.embeddings(tokens.ids, layout, prefix, tokens.first)
+        embeddings = self.embeddings(tokens.ids, layout, prefix, tokens.first)
         layers = Stack(partial(BertLayer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
-        last, intermediate = layers(embedded, layout, first=selection.last_layer_positions(layout.mask.shape[1]))
+        last, intermediate = layers(embeddings, layout, first=selection.last_layer_positions(layout.mask.shape[1]))
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        return selection.collect(embedded, intermediate, last, layout)
+        return selection.collect(embeddings, intermediate, last, layout)
 
 
 KEYS = {

@@ -136,8 +136,8 @@ class DecoderAttention(nn.Module):
         key = rotate(heads("key", c.num_kv_heads, c.norms_queries), positions, rates)
         query = query * (c.query_scalar or c.head_size) ** -0.5
         drop = Dropout(c.attention_dropout, layout)
-        mixed = attend(query, key, heads("value", c.num_kv_heads), mask, drop, compute=self.compute)
-        return dense(c.hidden_size, name="output", part="rows")(mixed)
+        context = attend(query, key, heads("value", c.num_kv_heads), mask, drop, compute=self.compute)
+        return dense(c.hidden_size, name="output", part="rows")(context)
 
 
 def decoder_dense(
@@ -181,14 +181,14 @@ class LanguageModelLayer(nn.Module):
         near = constants["backward"], constants["forward"]
         mask = WindowMask(layout.attention_mask, positions, *near, choices=tuple(sorted({*layer_windows(c)})))
 
-        normed = self.compute.enter_parts(decoder_norm(c, "attention_norm")(hidden))
+        inputs = self.compute.enter_parts(decoder_norm(c, "attention_norm")(hidden))
         attention = DecoderAttention(c, self.compute, name="attention")
-        mixed = attention(normed, mask, positions, constants["rates"], layout)
-        hidden = hidden + (decoder_norm(c, "attention_output_norm")(mixed) if c.gemma else mixed)
+        context = attention(inputs, mask, positions, constants["rates"], layout)
+        hidden = hidden + (decoder_norm(c, "attention_output_norm")(context) if c.gemma else context)
 
-        normed = self.compute.enter_parts(decoder_norm(c, "mlp_norm")(hidden))
-        gate = GATES[c.hidden_act](dense(c.intermediate_size, name="gate", part="columns")(normed))
-        wide = dense(c.intermediate_size, name="wide", part="columns")(normed)
+        inputs = self.compute.enter_parts(decoder_norm(c, "mlp_norm")(hidden))
+        gate = GATES[c.hidden_act](dense(c.intermediate_size, name="gate", part="columns")(inputs))
+        wide = dense(c.intermediate_size, name="wide", part="columns")(inputs)
         narrow = dense(c.hidden_size, name="narrow", part="rows")(gate * wide)
         hidden = hidden + (decoder_norm(c, "mlp_output_norm")(narrow) if c.gemma else narrow)
         if self.selection.layers == "last":
@@ -232,16 +232,16 @@ class Decoder(nn.Module):
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
         layout = TokenLayout.of(tokens, train)
-        embedded = layout.embed(self.word, tokens.ids, None)
+        embeddings = layout.embed(self.word, tokens.ids, None)
         if c.gemma:
-            embedded = embedded * c.hidden_size**0.5
+            embeddings = embeddings * c.hidden_size**0.5
         positions = layout.arrange(jnp.arange(tokens.ids.shape[1]))
         final_scale = c.norm_offset + self.final_norm
         make_layer = partial(LanguageModelLayer, c, self.compute, selection)
         layers = Stack(make_layer, c.num_layers, self.compute, name="layers")
-        last, intermediate = layers(embedded, layout, positions, final_scale, per_layer=decoder_constants(c))
+        last, intermediate = layers(embeddings, layout, positions, final_scale, per_layer=decoder_constants(c))
         last = scaled_norm(last, final_scale, c.norm_eps)
-        return selection.collect(embedded, intermediate, last, layout)
+        return selection.collect(embeddings, intermediate, last, layout)
 
 
 def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:

@@ -32,10 +32,10 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
     config = read_settings(folder / "config.json")
     if not isinstance(config, dict):
         raise ValueError(f"{folder / 'config.json'}: a JSON object is needed, found {type(config).__name__}")
-    for key, (default, allowed) in settings.items():
-        if config.get(key, default) not in allowed:
+    for key, (default, values) in settings.items():
+        if config.get(key, default) not in values:
             value = config.get(key, default)
-            raise ValueError(f"{folder / 'config.json'}: {key} is {value!r}; only {allowed[0]!r} is implemented")
+            raise ValueError(f"{folder / 'config.json'}: {key} is {value!r}; only {values[0]!r} is implemented")
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"{folder} has no model.safetensors; save the model again: a pickle is never opened")
     tensors = read_tensors(folder / "model.safetensors")

@@ -29,7 +29,7 @@ class Kernel(NamedTuple):
     """Static arguments of a kernel call."""
 
     heads: int  # of the queries
-    shared: int  # heads of the queries that a head of the keys serves
+    heads_per_key: int  # heads of the queries that a head of the keys serves
     queries: int  # of a text, without padding
     rate: float  # of dropout
     interpret: bool  # XLA runs the kernel, on any device
@@ -65,8 +65,8 @@ def flash_attention(
         places = jnp.pad(mask.positions, (0, padding))[:, None], mask.positions[None]
         mask = mask.keys
     kernel = Kernel(heads, heads // key.shape[2], queries, rate, interpret)
-    mixed = _attend(kernel, *flat, (mask[:, None].astype(jnp.int32), *places), scalars)
-    return mixed[:, :queries].reshape(rows, queries, heads, -1)
+    context = _attend(kernel, *flat, (mask[:, None].astype(jnp.int32), *places), scalars)
+    return context[:, :queries].reshape(rows, queries, heads, -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -89,8 +89,8 @@ _attend.defvjp(_forward, _backward)
 
 def heads_at_a_time(heads: int, width: int) -> int:
     """Return the smallest number of heads that fills whole registers; all, if there is none."""
-    fitting = (n for n in range(1, heads) if heads % n == 0 and n * width % LANES == 0)
-    return next(fitting, heads)
+    divisors = (n for n in range(1, heads) if heads % n == 0 and n * width % LANES == 0)
+    return next(divisors, heads)
 
 
 def block_rows(queries: int, keys: int) -> int:
@@ -98,8 +98,8 @@ def block_rows(queries: int, keys: int) -> int:
     scores."""
     if queries <= BLOCK:
         return queries
-    fitting = (n for n in range(64, BLOCK + 1, 16) if queries % n == 0 and (n == 64 or n * keys <= SCORES))
-    return max(fitting, default=64)
+    sizes = (n for n in range(64, BLOCK + 1, 16) if queries % n == 0 and (n == 64 or n * keys <= SCORES))
+    return max(sizes, default=64)
 
 
 def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, ...], masks: Any, scalars: Any) -> Any:
@@ -111,9 +111,11 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
     """
     (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]  # queries may be padded
     width = hidden // kernel.heads
-    group = heads_at_a_time(kernel.heads // kernel.shared, width)  # of keys
+    group = heads_at_a_time(kernel.heads // kernel.heads_per_key, width)  # of keys
     block = block_rows(queries, length)
-    of_queries = pl.BlockSpec((1, block, group * kernel.shared * width), lambda text, head, part: (text, part, head))
+    of_queries = pl.BlockSpec(
+        (1, block, group * kernel.heads_per_key * width), lambda text, head, part: (text, part, head)
+    )
     of_keys = pl.BlockSpec((1, length, group * width), lambda text, head, part: (text, 0, head))
     both = [of_queries, of_keys, of_keys, of_queries]
     of_masks = [
@@ -124,7 +126,7 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
     total = pltpu.VMEM((length, group * width), jnp.float32)
     return pl.pallas_call(
         partial(function, kernel=kernel, group=group),
-        grid=(rows, kernel.heads // kernel.shared // group, queries // block),
+        grid=(rows, kernel.heads // kernel.heads_per_key // group, queries // block),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
             *of_masks[: len(masks)],
@@ -154,10 +156,10 @@ def _cost(inputs: tuple[Any, ...], outputs: list[Any]) -> pl.CostEstimate:
 def _forward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
     scalars, *masks, query, key, value, out = refs
     block = _Block(scalars, masks, query, key, kernel, group)
-    for columns, served, head in block.heads:
-        weights, dropout = block.weights(columns, served, head)
-        mixed = block.product(block.drop(weights, dropout), value[0, :, served], (1, 0))
-        out[0, :, columns] = mixed.astype(out.dtype)
+    for columns, key_columns, head in block.heads:
+        weights, dropout = block.weights(columns, key_columns, head)
+        context = block.product(block.drop(weights, dropout), value[0, :, key_columns], (1, 0))
+        out[0, :, columns] = context.astype(out.dtype)
 
 
 def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
@@ -169,15 +171,15 @@ def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
         key_total[...] = jnp.zeros_like(key_total)
         value_total[...] = jnp.zeros_like(value_total)
 
-    for columns, served, head in block.heads:
-        weights, dropout = block.weights(columns, served, head)
-        value_total[:, served] += block.product(block.drop(weights, dropout), g[0, :, columns], (0, 0))
-        of_weights = block.drop(block.product(g[0, :, columns], value[0, :, served], (1, 1)), dropout)
+    for columns, key_columns, head in block.heads:
+        weights, dropout = block.weights(columns, key_columns, head)
+        value_total[:, key_columns] += block.product(block.drop(weights, dropout), g[0, :, columns], (0, 0))
+        of_weights = block.drop(block.product(g[0, :, columns], value[0, :, key_columns], (1, 1)), dropout)
         of_scores = weights * (of_weights - jnp.sum(of_weights * weights, axis=1, keepdims=True))
         of_scores = jnp.where(block.mask, of_scores, 0.0)
-        of_query = block.product(of_scores, key[0, :, served], (1, 0))
+        of_query = block.product(of_scores, key[0, :, key_columns], (1, 0))
         query_gradient[0, :, columns] = of_query.astype(query_gradient.dtype)
-        key_total[:, served] += block.product(of_scores, query[0, :, columns], (0, 0))
+        key_total[:, key_columns] += block.product(of_scores, query[0, :, columns], (0, 0))
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _() -> None:
@@ -198,10 +200,11 @@ class _Block:
             backward, forward = (scalars[scalars.shape[0] - n] for n in (2, 1))
             self.mask &= (before <= backward) & (-before <= forward)
         width = key.shape[2] // group
-        first = pl.program_id(1) * group * kernel.shared
+        first = pl.program_id(1) * group * kernel.heads_per_key
         # For each head of the queries: its columns, those of its keys, its number in the layer.
         self.heads = [
-            (_columns(n, width), _columns(n // kernel.shared, width), first + n) for n in range(group * kernel.shared)
+            (_columns(n, width), _columns(n // kernel.heads_per_key, width), first + n)
+            for n in range(group * kernel.heads_per_key)
         ]
 
     def product(self, a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
@@ -215,13 +218,13 @@ class _Block:
         precision = jax.lax.Precision.HIGHEST if exact else None
         return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
-    def weights(self, columns: slice, served: slice, head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def weights(self, columns: slice, key_columns: slice, head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Return the softmax of a head's scores, and the dropout mask of its weights."""
         scores = jnp.where(
-            self.mask, self.product(self._query[0, :, columns], self._key[0, :, served], (1, 1)), MASKED_LOGIT
+            self.mask, self.product(self._query[0, :, columns], self._key[0, :, key_columns], (1, 1)), MASKED_LOGIT
         )
-        raised = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
-        return raised / jnp.sum(raised, axis=1, keepdims=True), self._dropout(head) if self._kernel.rate else None
+        powers = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
+        return powers / jnp.sum(powers, axis=1, keepdims=True), self._dropout(head) if self._kernel.rate else None
 
     def drop(self, x: jax.Array, dropout: jax.Array | None) -> jax.Array:
         return x if dropout is None else jnp.where(dropout, x / (1 - self._kernel.rate), 0.0)

@@ -25,10 +25,10 @@ def describe_attention(attention: str) -> str:
 
 def require_kernel(attention: str, platform: str) -> None:
     """Raise ValueError if an attention does not run on `platform` (JAX's name of it); there is no fallback."""
-    needed, current = ATTENTION_PLATFORMS[attention], "gpu" if platform in ("cuda", "rocm") else platform
-    if needed and current != needed:
+    target, current = ATTENTION_PLATFORMS[attention], "gpu" if platform in ("cuda", "rocm") else platform
+    if target and current != target:
         raise ValueError(
-            f"encoder.attention is {attention!r}, which needs a {needed.upper()}, but JAX runs on a {current.upper()}: "
+            f"encoder.attention is {attention!r}, which needs a {target.upper()}, but JAX runs on a {current.upper()}: "
             "choose another (jaxret encode and search: --attention=plain)"
         )
 

@@ -72,10 +72,10 @@ def _global_every(raw: Mapping[str, Any]) -> Any:
 
 def spell_gemma3(raw: dict[str, Any]) -> dict[str, Any]:
     """Return config.json as transformers reads it."""
-    nested, every, layers = rope.nest_rope(raw), raw["sliding_window_pattern"], raw["num_hidden_layers"]
+    content, every, layers = rope.nest_rope(raw), raw["sliding_window_pattern"], raw["num_hidden_layers"]
     types = [FULL if every and (i + 1) % every == 0 else SLIDING for i in range(layers)]
-    both = not nested.pop("is_causal")
-    return {**nested, "layer_types": types, "use_bidirectional_attention": both}
+    both = not content.pop("is_causal")
+    return {**content, "layer_types": types, "use_bidirectional_attention": both}
 
 
 GEMMA3 = decoder_architecture(

@@ -114,8 +114,8 @@ def _forward(spec: str, dtype: Any, out: Any, types: Any, a: jax.Array, b: jax.A
     return _einsum(spec, a, b, dtype).astype(out), (a, b)
 
 
-def _backward(spec: str, dtype: Any, out: Any, types: Any, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    (a, b), (left, _, right_and_result) = saved, spec.partition(",")
+def _backward(spec: str, dtype: Any, out: Any, types: Any, residuals: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (a, b), (left, _, right_and_result) = residuals, spec.partition(",")
     right, _, result = right_and_result.partition("->")
     of_a = _einsum(f"{result},{right}->{left}", g, b, dtype)
     of_b = _gradient_of_right(left, result, right, a, g, dtype)
@@ -170,14 +170,14 @@ class Dense(nn.Module):
         y = product(f"{rows}i,io->{rows}o", x.astype(dtype), kernel, dtype, jnp.float32 if summed else dtype)
         adapters = self.compute.adapters
         if has_adapter := adapters is not None and "/".join(self.path) in adapters.layers:
-            added = self.low_rank(x, adapters, features)
+            update = self.low_rank(x, adapters, features)
         if summed:
-            y = jax.lax.psum(y + added if has_adapter else y, TENSOR).astype(dtype)
+            y = jax.lax.psum(y + update if has_adapter else y, TENSOR).astype(dtype)
         y = checkpoint_name(y, "product")
         if self.use_bias:
             y = y.astype(jnp.float32) + self.param("bias", nn.initializers.zeros, (features,))
         if has_adapter and not summed:
-            y = y.astype(jnp.float32) + added
+            y = y.astype(jnp.float32) + update
         return y.astype(dtype)
 
     def low_rank(
@@ -214,8 +214,8 @@ def scaled_norm(
     wide = hidden.astype(jnp.float32)
     if centred:
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
-    return (normed * scale).astype(hidden.dtype)
+    states = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)
+    return (states * scale).astype(hidden.dtype)
 
 
 class ScaledNorm(nn.Module):
@@ -254,13 +254,13 @@ class Dropout(nn.Module):
         keep, keys = 1 - self.rate, self.keys()
         whole = (*x.shape[:-1], x.shape[-1] * self.parts)
         if self.layout.packed is None:
-            drawn = jax.vmap(lambda key: jax.random.bernoulli(key, keep, whole[1:]))(keys)
+            keep_mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep, whole[1:]))(keys)
         else:
-            drawn = packed_bernoulli(keys, self.layout, keep, whole)
+            keep_mask = packed_bernoulli(keys, self.layout, keep, whole)
         if self.parts > 1:
             own = jax.lax.axis_index(TENSOR) * x.shape[-1]
-            drawn = jax.lax.dynamic_slice_in_dim(drawn, own, x.shape[-1], axis=-1)
-        return jnp.where(drawn, x / keep, 0)
+            keep_mask = jax.lax.dynamic_slice_in_dim(keep_mask, own, x.shape[-1], axis=-1)
+        return jnp.where(keep_mask, x / keep, 0)
 
     def keys(self) -> jax.Array:
         """Return a key for each text, other ones at every call."""

@@ -35,23 +35,23 @@ class TokenLayout:
     packed: PackedPositions | None = None  # None: a text per row
     # Packed: tokens of a text whose attention weights are drawn, the others are not read; None: all T.
     queries: int | None = struct.field(pytree_node=False, default=None)
-    counted: Bool[jax.Array, "N T"] | None = None  # tokens that a mean is over; None: all real ones
+    mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that a mean is over; None: all real ones
 
     @classmethod
     def of(cls, tokens: Tokens, train: bool = False, prefix: jax.Array | None = None) -> TokenLayout:
         """Return the layout of a batch. Only the length of `prefix`, which replaces the first token, is read."""
         mask = tokens.mask if prefix is None else repeat_first(tokens.mask, len(prefix))
         rows = jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
-        padded = cls(mask, rows if train else None, counted=tokens.counted)
+        layout = cls(mask, rows if train else None, mean_mask=tokens.counted)
         if tokens.packing is None:
-            return padded
+            return layout
         starts, shape = tokens.packing.starts, (tokens.packing.rows, tokens.packing.width)
         position = jnp.arange(shape[0] * shape[1])
         text = jnp.sum(starts[None] <= position[:, None], axis=1) - 1  # starts rise: the last one at or before it
         token = position - starts[text]
         real = (text >= 0) & (token < jnp.sum(mask, axis=1)[text])
         text, token = jnp.where(real, text, -1), jnp.where(real, token, 0)
-        return padded.replace(packed=PackedPositions(starts, text.reshape(shape), token.reshape(shape)))  # type: ignore[attr-defined]
+        return layout.replace(packed=PackedPositions(starts, text.reshape(shape), token.reshape(shape)))  # type: ignore[attr-defined]
 
     @property
     def attention_mask(self) -> Bool[jax.Array, "N T"] | Bool[jax.Array, "R W W"]:
@@ -81,13 +81,15 @@ class TokenLayout:
 
         if prefix is None:
             return look_up(self.arrange(ids))
-        embedded = look_up(prefix) if prefix.ndim == 1 else prefix
+        prefix_vectors = look_up(prefix) if prefix.ndim == 1 else prefix
         if self.packed is None:
-            embedded = jnp.broadcast_to(embedded[None], (len(ids), *embedded.shape))
-            return jnp.concatenate([embedded, look_up(ids)[:, 1:]], axis=1)
-        words = look_up(self.arrange(repeat_first(ids, len(embedded))))
+            prefix_vectors = jnp.broadcast_to(prefix_vectors[None], (len(ids), *prefix_vectors.shape))
+            return jnp.concatenate([prefix_vectors, look_up(ids)[:, 1:]], axis=1)
+        words = look_up(self.arrange(repeat_first(ids, len(prefix_vectors))))
         token = self.packed.token
-        return jnp.where((token < len(embedded))[..., None], embedded[jnp.minimum(token, len(embedded) - 1)], words)
+        return jnp.where(
+            (token < len(prefix_vectors))[..., None], prefix_vectors[jnp.minimum(token, len(prefix_vectors) - 1)], words
+        )
 
     def last_layer_queries(
         self, hidden: Float[jax.Array, "R W H"], first: int | None

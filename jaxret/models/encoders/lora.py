@@ -62,14 +62,14 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lor
     Raises:
         ValueError: a target matches nothing, or modules of some layers alone.
     """
-    matched = matching_layers(config, targets, key)
-    for path, numbers in matched.items():
+    layers = matching_layers(config, targets, key)
+    for path, numbers in layers.items():
         if len(numbers) < config.num_layers:
             raise ValueError(
                 f"{key} matches {path!r} in {len(numbers)} of {config.num_layers} layers; name it for all of them, "
                 "and choose layers by lora.layers"
             )
-    return tuple(matched)
+    return tuple(layers)
 
 
 def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> dict[str, set[int]]:
@@ -83,7 +83,7 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
     Raises ValueError for a target that matches nothing.
     """
     layers = linear_layers(config)
-    matched: dict[str, set[int]] = {}
+    numbers_by_path: dict[str, set[int]] = {}
     for target in targets:
         try:
             re.compile(target)
@@ -102,8 +102,8 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
             )
         for path, numbers in hits.items():
             if numbers:
-                matched.setdefault(re.sub(LAYERS, "", path, count=1), set()).update(numbers)
-    return matched
+                numbers_by_path.setdefault(re.sub(LAYERS, "", path, count=1), set()).update(numbers)
+    return numbers_by_path
 
 
 def layer_numbers(config: EncoderConfig, settings: Any) -> tuple[int, ...]:

@@ -163,8 +163,8 @@ class ModernBertAttention(nn.Module):
         thirds = jnp.split(dense(3 * c.hidden_size, name="qkv")(hidden), 3, axis=-1)
         query, key, value = (split_heads(third, c.num_heads) for third in thirds)
         query = rotate(query[:, :queries], positions[..., :queries], rates) * c.head_size**-0.5
-        mixed = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
-        return drop(dense(c.hidden_size, name="output", residual=True)(mixed))
+        context = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
+        return drop(dense(c.hidden_size, name="output", residual=True)(context))
 
 
 class ModernBertLayer(nn.Module):
@@ -199,16 +199,16 @@ class ModernBertLayer(nn.Module):
         reach = constants["reach"]
         choices = tuple((n, n) for n in sorted({*layer_reaches(c)}))
         mask = WindowMask(layout.attention_mask, positions, reach, reach, choices)
-        normed = scaled_norm(hidden, constants["scale"], c.norm_eps, centred=True)
-        normed = jnp.where(constants["normed"], normed, hidden)
+        inputs = scaled_norm(hidden, constants["scale"], c.norm_eps, centred=True)
+        inputs = jnp.where(constants["normed"], inputs, hidden)
         attention = ModernBertAttention(c, self.compute, name="attention")
-        hidden = queries + attention(normed, mask, positions, constants["rates"], query_layout, queries.shape[1])
+        hidden = queries + attention(inputs, mask, positions, constants["rates"], query_layout, queries.shape[1])
 
-        normed = ScaledNorm(c.norm_eps, centred=True, name="mlp_norm")(hidden)
+        inputs = ScaledNorm(c.norm_eps, centred=True, name="mlp_norm")(hidden)
         dense = partial(modernbert_dense, config=c, compute=self.compute, layout=query_layout)
-        raised, gate = jnp.split(dense(2 * c.intermediate_size, name="wide")(normed), 2, axis=-1)
-        gated = Dropout(c.mlp_dropout, query_layout)(ACTIVATIONS[c.hidden_act](raised) * gate)
-        hidden = hidden + dense(c.hidden_size, name="narrow", residual=True)(gated)
+        wide, gate = jnp.split(dense(2 * c.intermediate_size, name="wide")(inputs), 2, axis=-1)
+        activations = Dropout(c.mlp_dropout, query_layout)(ACTIVATIONS[c.hidden_act](wide) * gate)
+        hidden = hidden + dense(c.hidden_size, name="narrow", residual=True)(activations)
         if self.selection.layers == "last":
             return hidden, None
         states = scaled_norm(hidden, final_scale, c.norm_eps, centred=True) if c.normalize_intermediate else hidden
@@ -267,7 +267,7 @@ class ModernBert(nn.Module):
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
         layout = TokenLayout.of(tokens, train, prefix)
-        embedded = self.embeddings(tokens.ids, layout, prefix)
+        embeddings = self.embeddings(tokens.ids, layout, prefix)
         positions = jnp.arange(tokens.ids.shape[1])
         if prefix is not None:
             positions = repeat_first(positions, len(prefix))
@@ -275,11 +275,11 @@ class ModernBert(nn.Module):
         layers = Stack(partial(ModernBertLayer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
         constants = {"scale": self.later_layers(), **layer_constants(c)}
         first = selection.last_layer_positions(layout.mask.shape[1])
-        last, intermediate = layers(embedded, layout, positions, self.final_norm, per_layer=constants, first=first)
+        last, intermediate = layers(embeddings, layout, positions, self.final_norm, per_layer=constants, first=first)
         last = scaled_norm(last, self.final_norm, c.norm_eps, centred=True)
         if self.is_initializing() and c.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
-        return selection.collect(embedded, intermediate, last, layout)
+        return selection.collect(embeddings, intermediate, last, layout)
 
 
 def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:

@@ -55,11 +55,11 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
     flat = traverse_util.flatten_dict(dict(params), sep="/")
     numbers = layer_numbers(config, settings)
     tensors: dict[str, np.ndarray] = {}
-    chosen: list[str] = []
+    paths: list[str] = []
     for path, tensor in linear_layers(config).items():
         if f"{path}/lora_a" not in flat:
             continue
-        chosen.append(path)
+        paths.append(path)
         for ours, theirs in MATRICES.items():
             matrices = np.asarray(flat[f"{path}/{ours}"], np.float32)
             for number in numbers:
@@ -67,7 +67,7 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
                 tensors[name] = np.ascontiguousarray(matrices[number - 1].T)
     with atomic_write(directory / WEIGHTS, "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
-    described = {
+    content = {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION",
         "base_model_name_or_path": base,
@@ -76,24 +76,24 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
         "lora_alpha": settings.alpha,
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rslora,
-        "target_modules": target_modules(config, chosen, numbers),
+        "target_modules": target_modules(config, paths, numbers),
         "bias": "none",
     }
-    write_json(directory / CONFIG, described)
+    write_json(directory / CONFIG, content)
 
 
-def target_modules(config: EncoderConfig, chosen: Collection[str], numbers: Collection[int] = ()) -> list[str] | str:
+def target_modules(config: EncoderConfig, paths: Collection[str], numbers: Collection[int] = ()) -> list[str] | str:
     """Return PEFT's `target_modules` of dense layers: the shortest endings that no other layer's name has, such as
     "q_proj" or "attention.output.dense"; or, where a layer's whole name ends another's, a regular expression of all.
     Of some layers of the encoder, the whole names in these.
 
     Args:
       config: of the encoder.
-      chosen: paths of the dense layers.
+      paths: of the dense layers.
       numbers: of the encoder's layers, from 1; (): all.
     """
     if 0 < len(numbers) < config.num_layers:
-        modules = [module_names(tensor) for path, tensor in linear_layers(config).items() if path in chosen]
+        modules = [module_names(tensor) for path, tensor in linear_layers(config).items() if path in paths]
         return sorted(names[number - 1] for names in modules for number in numbers)
     names = {path: ARCHITECTURES[config.model_type].names(config)[path] for path in linear_layers(config)}
 
@@ -101,12 +101,12 @@ def target_modules(config: EncoderConfig, chosen: Collection[str], numbers: Coll
         return {path for path, name in names.items() if f".{name}".endswith(f".{ending}")}
 
     endings: list[str] = []
-    for path in chosen:
+    for path in paths:
         parts = names[path].split("{}.")[1].split(".")
         own = (".".join(parts[-count:]) for count in range(1, len(parts)))
         ending = next((ending for ending in own if with_ending(ending) == {path}), ".".join(parts))
-        if not with_ending(ending) <= set(chosen):
-            wholes = sorted(re.escape(names[path]).replace(r"\{\}", r"\d+") for path in chosen)
+        if not with_ending(ending) <= set(paths):
+            wholes = sorted(re.escape(names[path]).replace(r"\{\}", r"\d+") for path in paths)
             return rf"(?:.*\.)?(?:{'|'.join(wholes)})"
         endings.append(ending)
     return sorted(endings)
@@ -125,14 +125,14 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
       FileNotFoundError: a file is missing.
       ValueError: the adapters are of a kind that is not implemented, or do not fit the encoder or the settings.
     """
-    described, weights = adapter_files(directory)
-    require_same_settings(described, config, settings, ignore)
+    config_path, weights = adapter_files(directory)
+    require_same_settings(config_path, config, settings, ignore)
     tensors = {strip_prefix(name, config): array for name, array in read_tensors(weights).items()}
-    chosen, numbers = set(choose_layers(config, settings.targets)), layer_numbers(config, settings)
+    paths, numbers = set(choose_layers(config, settings.targets)), layer_numbers(config, settings)
     flat: dict[str, np.ndarray] = {}
     problems: list[str] = []
     for path, tensor in linear_layers(config).items():
-        if path.partition("/")[2] not in chosen:
+        if path.partition("/")[2] not in paths:
             continue
         sizes = {"lora_a": (settings.rank, tensor.shape[1]), "lora_b": (tensor.shape[0], settings.rank)}
         for ours, theirs in MATRICES.items():
@@ -175,22 +175,22 @@ def require_adapters_base(directory: str | Path, settings: Any, base: str, diges
       base: name or directory of the encoder.
       digest: of its weights; "": it is not compared.
     """
-    described, _ = adapter_files(directory)
-    raw, own = read_settings(described), described.with_name(EXPORT)
+    config_path, _ = adapter_files(directory)
+    raw, own = read_settings(config_path), config_path.with_name(EXPORT)
     theirs = raw.get("base_model_name_or_path") if isinstance(raw, dict) else None
-    exported = read_settings(own) if own.is_file() else {}
-    encoder = exported.get("encoder") if isinstance(exported, dict) else None
-    recorded = encoder.get("sha256") if isinstance(encoder, dict) else None
-    if recorded and digest:
-        if recorded != digest:
+    export = read_settings(own) if own.is_file() else {}
+    encoder = export.get("encoder") if isinstance(export, dict) else None
+    own_digest = encoder.get("sha256") if isinstance(encoder, dict) else None
+    if own_digest and digest:
+        if own_digest != digest:
             raise ValueError(
-                f"lora.adapters: {directory} has adapters of {theirs!r} with weights of SHA-256 {recorded[:12]}... "
+                f"lora.adapters: {directory} has adapters of {theirs!r} with weights of SHA-256 {own_digest[:12]}... "
                 f"({own.name}), and those of {base!r} have {digest[:12]}...; begin with the base of the adapters"
             )
         return
     if theirs and theirs != settings.base and _model_name(theirs) != _model_name(base):
         raise ValueError(
-            f"lora.adapters: {described} has adapters of {theirs!r}, and this run begins with {base!r}; if both are "
+            f"lora.adapters: {config_path} has adapters of {theirs!r}, and this run begins with {base!r}; if both are "
             f"the same model, set lora.base={theirs!r}"
         )
 
@@ -198,8 +198,8 @@ def require_adapters_base(directory: str | Path, settings: Any, base: str, diges
 def _model_name(name: str) -> str:
     """Return the last part of a model's name or path; of a folder in the hub's cache, the name of the model."""
     parts = [part for part in re.split(r"[/\\]", str(name)) if part]
-    cached = next((part for part in parts if part.startswith("models--")), "")
-    return (cached.rpartition("--")[2] or (parts[-1] if parts else "")).lower()
+    cache_folder = next((part for part in parts if part.startswith("models--")), "")
+    return (cache_folder.rpartition("--")[2] or (parts[-1] if parts else "")).lower()
 
 
 def strip_prefix(name: str, config: EncoderConfig) -> str:
@@ -234,8 +234,8 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
     theirs = described_layers(path, raw, config, ignore)
     expected = layer_numbers(config, settings)
     if theirs.keys() != set(choose_layers(config, settings.targets)):
-        named = target_modules(config, [p for p in linear_layers(config) if p.partition("/")[2] in theirs])
-        names = (named,) if isinstance(named, str) else tuple(named)
+        modules = target_modules(config, [p for p in linear_layers(config) if p.partition("/")[2] in theirs])
+        names = (modules,) if isinstance(modules, str) else tuple(modules)
         raise ValueError(
             f"lora.targets is {tuple(settings.targets)}, but {path} has adapters of others: set lora.targets={names}"
         )
@@ -259,12 +259,14 @@ def described_layers(
       config: of the encoder.
       ignore: name prefixes of modules that the encoder has not.
     """
-    named, layers = raw.get("target_modules"), raw.get("layers_to_transform")
+    modules, layers = raw.get("target_modules"), raw.get("layers_to_transform")
     targets = (
-        [named] if isinstance(named, str) else [name for name in named or [] if not name.startswith(tuple(ignore))]
+        [modules]
+        if isinstance(modules, str)
+        else [name for name in modules or [] if not name.startswith(tuple(ignore))]
     )
-    matched = matching_layers(config, targets, f"target_modules of {path}")
-    if layers in (None, []) or isinstance(named, str):  # PEFT reads no layers beside a regular expression
-        return matched
-    chosen = {number + 1 for number in ([layers] if isinstance(layers, int) else layers)}
-    return {name: numbers & chosen for name, numbers in matched.items() if numbers & chosen}
+    numbers_by_path = matching_layers(config, targets, f"target_modules of {path}")
+    if layers in (None, []) or isinstance(modules, str):  # PEFT reads no layers beside a regular expression
+        return numbers_by_path
+    own_numbers = {number + 1 for number in ([layers] if isinstance(layers, int) else layers)}
+    return {name: numbers & own_numbers for name, numbers in numbers_by_path.items() if numbers & own_numbers}

@@ -84,8 +84,8 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
     """
     directory = encoder_folder(find_model(name, download))
     if (adapters := directory / "adapter_config.json").is_file():
-        described = read_settings(adapters)
-        base = described.get("base_model_name_or_path") if isinstance(described, dict) else None
+        settings = read_settings(adapters)
+        base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
         raise ValueError(
             f"{directory} has adapters of PEFT ({adapters.name}) for the base {base!r}: train with "
             f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and with the lora.rank, "
@@ -104,9 +104,9 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
                 remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
                     conversion_command(directory)
                 )
-            if stored := sorted(directory.glob("*.gguf")):
-                remedy = f"this writes the files of a Hugging Face directory from {stored[0].name}:\n" + (
-                    gguf_command(stored[0])
+            if gguf_files := sorted(directory.glob("*.gguf")):
+                remedy = f"this writes the files of a Hugging Face directory from {gguf_files[0].name}:\n" + (
+                    gguf_command(gguf_files[0])
                 )
             raise FileNotFoundError(f"{directory} has no {file} (it has {files}); {remedy}")
     return directory
@@ -133,11 +133,11 @@ def _from_hub(name: str, download: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
     except (LocalEntryNotFoundError, ValueError, OSError) as error:
-        missing = f"encoder.checkpoint={name!r} is neither a directory nor a model in the local Hugging Face cache"
+        problem = f"encoder.checkpoint={name!r} is neither a directory nor a model in the local Hugging Face cache"
         kinds = ", ".join(sorted(ARCHITECTURES))
         remedy = f"; encoder.download=True (of jaxret open: --download) fetches it once (a model_type of {kinds})"
-        failed = f", and fetching it failed: {error}"
-        raise FileNotFoundError(missing + (failed if download else remedy)) from error
+        cause = f", and fetching it failed: {error}"
+        raise FileNotFoundError(problem + (cause if download else remedy)) from error
 
 
 def canonical(name: str, prefix: str) -> str:
@@ -172,40 +172,40 @@ def load_pretrained(
     tensors = stored_tensors(config)
     draws_head = _has_mlm_head(config) and not stores_mlm_head(directory)
     if draws_head:
-        tensors = {path: stored for path, stored in tensors.items() if not path.startswith("mlm_head/")}
+        tensors = {path: tensor for path, tensor in tensors.items() if not path.startswith("mlm_head/")}
     with open_weights(directory) as weights:
-        stored: dict[str, str] = {}
+        file_names: dict[str, str] = {}
         problems: list[str] = []
         for name in weights.files:
-            twin = stored.setdefault(canonical(name, architecture.prefix), name)
+            twin = file_names.setdefault(canonical(name, architecture.prefix), name)
             if twin != name:
                 problems.append(f"duplicate {twin} and {name}")
-        needed = {name for tensor in tensors.values() for name in tensor.names}
-        problems += [f"missing {name}" for name in sorted(needed - stored.keys())]
+        required_names = {name for tensor in tensors.values() for name in tensor.names}
+        problems += [f"missing {name}" for name in sorted(required_names - file_names.keys())]
         deeper = {name for tensor in stored_tensors(whole).values() for name in tensor.names}
-        allowed = (*architecture.buffers, *ignore)
-        unused = [
+        prefixes = (*architecture.buffers, *ignore)
+        extra = [
             name
-            for name in stored.keys() - needed - deeper
-            if not (name.startswith(allowed) or name.endswith(architecture.buffer_endings))
+            for name in file_names.keys() - required_names - deeper
+            if not (name.startswith(prefixes) or name.endswith(architecture.buffer_endings))
         ]
-        problems += [f"unused {name}" for name in sorted(unused)]
+        problems += [f"unused {name}" for name in sorted(extra)]
         for names, expected, _ in tensors.values():
             for name in names:
-                if name in stored and (shape := weights.shape(stored[name])) != expected:
+                if name in file_names and (shape := weights.shape(file_names[name])) != expected:
                     problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
-        output = stored.get(architecture.mlm_output)
+        output = file_names.get(architecture.mlm_output)
         if "mlm_head/bias" in tensors and output and not problems:
-            words = stored[tensors["embeddings/word/embedding"].names[0]]
+            words = file_names[tensors["embeddings/word/embedding"].names[0]]
             if not np.array_equal(weights.array(output), weights.array(words)):
                 problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
         if problems:
-            listed = "; ".join(problems[:_SHOWN]) + f"; and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
-            remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if unused else ""
-            raise ValueError(f"{weights.path} does not fit {directory / 'config.json'}: {listed}{remedy}")
+            summary = "; ".join(problems[:_SHOWN]) + f"; and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
+            remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if extra else ""
+            raise ValueError(f"{weights.path} does not fit {directory / 'config.json'}: {summary}{remedy}")
         flat: dict[str, np.ndarray] = draw_mlm_head(config, seed) if draws_head else {}
         for path, (names, _, stacked) in tensors.items():
-            arrays = [weights.array(stored[name]) for name in names]
+            arrays = [weights.array(file_names[name]) for name in names]
             if path.endswith("kernel"):
                 arrays = [array.T for array in arrays]
             flat[path] = np.stack(arrays) if stacked else arrays[0]

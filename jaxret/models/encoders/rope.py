@@ -44,9 +44,9 @@ def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in _SCALINGS:
         raise ValueError(f"{name} is {parameters}; implemented is rope_type {' or '.join(map(repr, _SCALINGS))}")
-    allowed = {*_SCALINGS[kind], "rope_type", "type", "rope_theta"}
+    keys = {*_SCALINGS[kind], "rope_type", "type", "rope_theta"}
     wrong = [f"lacks {key}" for key in _SCALINGS[kind] if key not in parameters]
-    wrong += [f"has no {key}" for key in sorted(parameters.keys() - allowed)]
+    wrong += [f"has no {key}" for key in sorted(parameters.keys() - keys)]
     if wrong:
         raise ValueError(f"{name} is {parameters}; it {wrong[0]} here, where rope_type is {kind!r}")
     flat = {key: parameters[key] for key in ("rope_theta", *_SCALINGS[kind]) if key in parameters}
@@ -67,5 +67,5 @@ def nest_rope(raw: dict[str, Any]) -> dict[str, Any]:
     flat = {field: raw[key.name] for field, key in KEYS.items()}
     names = {key.name for key in KEYS.values()}
     scaling = {name: flat[field] for name, field in _SCALINGS[flat["rope_type"]].items()}
-    nested = {"rope_type": flat["rope_type"], **scaling} if scaling else None
-    return {**{key: value for key, value in raw.items() if key not in names}, "rope_scaling": nested}
+    rope_scaling = {"rope_type": flat["rope_type"], **scaling} if scaling else None
+    return {**{key: value for key, value in raw.items() if key not in names}, "rope_scaling": rope_scaling}

@@ -31,13 +31,13 @@ class Selection:
         self, hidden: Float[jax.Array, "R queries H"], layout: TokenLayout
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
         """Return the selected positions of one layer's output, of which `last_layer_positions` are enough."""
-        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.counted)
+        return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.mean_mask)
 
     def select_positions(
         self,
         hidden: Float[jax.Array, "B queries H"],
         mask: Bool[jax.Array, "B T"],
-        counted: Bool[jax.Array, "B T"] | None = None,
+        mean_mask: Bool[jax.Array, "B T"] | None = None,
     ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
         """Return the selected positions of states by text. Missing ones, of a batch shorter than `tokens`, are masked
         zeros, so that K does not depend on the batch.
@@ -45,17 +45,17 @@ class Selection:
         Args:
           hidden: states.
           mask: real tokens.
-          counted: tokens that the mean is over; None: all real ones.
+          mean_mask: tokens that the mean is over; None: all real ones.
         """
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:
-            missing = self.tokens - hidden.shape[1]
-            parts.append(jnp.zeros((hidden.shape[0], missing, hidden.shape[2]), hidden.dtype))
-            masks.append(jnp.zeros((hidden.shape[0], missing), bool))
+            missing_positions = self.tokens - hidden.shape[1]
+            parts.append(jnp.zeros((hidden.shape[0], missing_positions, hidden.shape[2]), hidden.dtype))
+            masks.append(jnp.zeros((hidden.shape[0], missing_positions), bool))
         if self.mean:
             counts = self._tokens_of_mean(mask)
-            if counted is not None and self.over != "last":
-                counts &= counted
+            if mean_mask is not None and self.over != "last":
+                counts &= mean_mask
             total = jnp.sum(jnp.where(counts[..., None], hidden, 0), axis=1, dtype=jnp.float32)
             mean = total / jnp.maximum(jnp.sum(counts, axis=1, keepdims=True), 1)
             parts.insert(0, mean.astype(hidden.dtype)[:, None])
@@ -71,7 +71,7 @@ class Selection:
 
     def collect(
         self,
-        embedded: Float[jax.Array, "R W H"],
+        embeddings: Float[jax.Array, "R W H"],
         intermediate: Float[jax.Array, "below N K H"] | None,
         last: Float[jax.Array, "R queries H"],
         layout: TokenLayout,
@@ -79,7 +79,7 @@ class Selection:
         """Return an encoder's result.
 
         Args:
-          embedded: output of the embeddings.
+          embeddings: output of the embeddings.
           intermediate: selected states of the layers below the last, as the stack returns them; None: there are none.
           last: output of the last layer, with its final norm.
           layout: of the batch.
@@ -87,6 +87,6 @@ class Selection:
         state, positions = self.select(last, layout)
         if self.layers == "last":
             return HiddenStates(state[None], positions)
-        first, _ = self.select(embedded, layout)
+        first, _ = self.select(embeddings, layout)
         below = [] if intermediate is None else [intermediate]
         return HiddenStates(jnp.concatenate([first[None], *below, state[None]]), positions)

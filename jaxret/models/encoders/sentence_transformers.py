@@ -82,9 +82,9 @@ def read_modules(root: Path) -> list[ModuleEntry]:
                              "one Dense are read")  # fmt: skip
         return entries
     for number, ((type, folder), module) in enumerate(zip(lines, entries, strict=True)):
-        allowed = expected[number : number + 1] if number < 2 else expected[2:]
+        kinds = expected[number : number + 1] if number < 2 else expected[2:]
         ended = number > 2 and entries[number - 1].kind == "Normalize"
-        if module.kind not in allowed or ended or not type.startswith("sentence_transformers."):
+        if module.kind not in kinds or ended or not type.startswith("sentence_transformers."):
             reason = _REASONS.get(
                 module.kind, f"modules are {', '.join(expected)} (any number of Dense; Normalize or not), in this order"
             )
@@ -156,8 +156,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _token(path: Path) -> tuple[str, bool]:
     """Return the head.token of the Pooling, and whether tokens of a prompt count in its mean."""
     raw = _read(path)
-    chosen = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
-    modes = chosen if isinstance(chosen, list) else [chosen]
+    pooling_mode = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
+    modes = pooling_mode if isinstance(pooling_mode, list) else [pooling_mode]
     tokens = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
     if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in tokens:
         names = "'cls', 'mean' or 'lasttoken'"
@@ -171,10 +171,10 @@ def _token(path: Path) -> tuple[str, bool]:
 def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the prompt of each side: the first of its names that has a text."""
     prompts = settings.get("prompts") or {}
-    allowed = [name for names in PROMPTS.values() for name in names]
-    if (name := settings.get("default_prompt_name")) not in (None, *allowed):
+    prompt_names = [name for names in PROMPTS.values() for name in names]
+    if (name := settings.get("default_prompt_name")) not in (None, *prompt_names):
         raise ValueError(f"{path}: default_prompt_name is {name!r}, which is neither for queries nor for passages")
-    if not isinstance(prompts, dict) or not all(isinstance(prompts.get(n) or "", str) for n in allowed):
+    if not isinstance(prompts, dict) or not all(isinstance(prompts.get(n) or "", str) for n in prompt_names):
         raise ValueError(f"{path}: prompts is {prompts!r}; texts by name are needed")
     return {key: next((prompts[n] for n in names if prompts.get(n)), "") for key, names in PROMPTS.items()}
 
@@ -185,17 +185,17 @@ def _lengths(folder: Path) -> dict[str, int]:
     paths = [folder / f"sentence_{name}_config.json" for name in _TRANSFORMER]
     path = next((path for path in paths if path.is_file()), paths[0])
     raw = _read(path)
-    for key, allowed in _PLAIN.items():
-        if raw.get(key) not in (None, *allowed):
-            right = " or ".join(map(repr, allowed)) or "null"
+    for key, values in _PLAIN.items():
+        if raw.get(key) not in (None, *values):
+            right = " or ".join(map(repr, values)) or "null"
             raise ValueError(f"{path}: {key} is {raw[key]!r}; only {right} is implemented")
     if (modality := raw.get("modality_config", {"text": _TEXT})) != {"text": _TEXT}:
         raise ValueError(f"{path}: modality_config is {modality!r}; only text, as its last hidden state, is read")
     own = folder / "tokenizer_config.json"
     limit = raw.get("max_seq_length") or _read(own).get("model_max_length") or sys.maxsize
-    stated = {f"max_seq_length, or model_max_length of {own.name}": limit}
-    stated |= {key: raw.get(key) or limit for key in (f"{side}_length" for side in LENGTHS)}
-    for key, value in stated.items():
+    limits = {f"max_seq_length, or model_max_length of {own.name}": limit}
+    limits |= {key: raw.get(key) or limit for key in (f"{side}_length" for side in LENGTHS)}
+    for key, value in limits.items():
         if type(value) not in (int, float):
             raise ValueError(f"{path}: {key} is {value!r}; a number of tokens is needed")
     longest = min(limit, read_config(folder).longest)

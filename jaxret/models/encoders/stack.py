@@ -46,20 +46,24 @@ class Stack(nn.Module):
             )
 
     def __call__(
-        self, hidden: Float[jax.Array, "B T H"], *shared: Any, per_layer: Tree = None, first: int | None = None
+        self,
+        hidden: Float[jax.Array, "B T H"],
+        *common_arguments: Any,
+        per_layer: Tree = None,
+        first: int | None = None,
     ) -> tuple[Float[jax.Array, "B queries H"], Tree]:
         """Return the output of the last layer, and the selected states of all layers below it on a leading axis.
 
         Args:
           hidden: input of the first layer.
-          *shared: arguments that all layers get.
+          *common_arguments: arguments that all layers get.
           per_layer: arrays with a row for each layer.
           first: number of positions to compute in the last layer, which gets it as `first=`; None: all.
         """
         if self.is_initializing():
-            return self._initialize(hidden, per_layer, shared, first)
+            return self._initialize(hidden, per_layer, common_arguments, first)
         if _FIRST in self.variables["params"]:
-            return self._apart(hidden, per_layer, shared, first)
+            return self._apart(hidden, per_layer, common_arguments, first)
         # The gradient of the stack goes backward through the layers as one carry, into which each layer writes its row.
         # The loop can end before the last layer, and neither the stack nor its gradient is copied to be sliced.
         stack, gradient = jax.lax.stop_gradient(self.variables["params"]), _gradient(self.variables["params"])
@@ -70,28 +74,28 @@ class Stack(nn.Module):
             if self.compute.read is not None:
                 params = self.compute.read.gather_layer(params)
             params = self._without_other_adapters(params, index)
-            return self._apply(params, rngs, hidden, per_layer, shared, first)
+            return self._apply(params, rngs, hidden, per_layer, common_arguments, first)
 
         def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
             row, gradient = _row(gradient, inputs[0])
-            computed = self._recomputed(partial(compute, first=first), in_loop=first is None)
-            hidden, states = computed(hidden, row, inputs)
+            run_layer = self._recomputed(partial(compute, first=first), in_loop=first is None)
+            hidden, states = run_layer(hidden, row, inputs)
             return (hidden, gradient), states
 
         inputs = jnp.arange(self.length), per_layer, self._keys("dropout")
         carry, states = (hidden, gradient), None
-        looped = self.length if first is None else self.length - 1
-        if looped:
+        loop_length = self.length if first is None else self.length - 1
+        if loop_length:
             loop = _one_by_one if self.compute.unrolled else jax.lax.scan
-            carry, states = loop(layer, carry, jax.tree.map(lambda x: x[:looped], inputs))
+            carry, states = loop(layer, carry, jax.tree.map(lambda x: x[:loop_length], inputs))
         if first is None:
             return carry[0], jax.tree.map(lambda x: x[:-1], states)
         (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], inputs), first)
         return hidden, states
 
     def _apart(
-        self, hidden: jax.Array, per_layer: Tree, shared: tuple[Any, ...], first: int | None
+        self, hidden: jax.Array, per_layer: Tree, common_arguments: tuple[Any, ...], first: int | None
     ) -> tuple[jax.Array, Tree]:
         """Return what `__call__` returns, for parameters of `split_layers`: no loop, and no layer is copied."""
         inputs, states = (per_layer, self._keys("dropout")), []
@@ -101,11 +105,11 @@ class Stack(nn.Module):
                 params = self.compute.read.gather_layer(params)
             row, rngs = jax.tree.map(itemgetter(index), inputs)
             last = first if index == self.length - 1 else None
-            hidden, state = self._apply(params, rngs, hidden, row, shared, last)
+            hidden, state = self._apply(params, rngs, hidden, row, common_arguments, last)
             states.append(state)
         below = states if first is None else states[:-1]
-        stacked = jax.tree.map(lambda *each: jnp.stack(each), *below) if below else None
-        return hidden, stacked if first is not None else jax.tree.map(lambda x: x[:-1], stacked)
+        stack = jax.tree.map(lambda *each: jnp.stack(each), *below) if below else None
+        return hidden, stack if first is not None else jax.tree.map(lambda x: x[:-1], stack)
 
     def _without_other_adapters(self, params: Tree, index: jax.Array) -> Tree:
         """Return a layer's parameters; of one whose adapters do not count, these are 0, and so are their gradients."""
@@ -124,9 +128,9 @@ class Stack(nn.Module):
         return jax.checkpoint(function, prevent_cse=not in_loop, policy=policy)
 
     def _apply(
-        self, params: Tree, rngs: Tree, hidden: jax.Array, per_layer: Tree, shared: Tree, first: int | None
+        self, params: Tree, rngs: Tree, hidden: jax.Array, per_layer: Tree, common_arguments: Tree, first: int | None
     ) -> tuple[jax.Array, Tree]:
-        arguments = shared if per_layer is None else (per_layer, *shared)
+        arguments = common_arguments if per_layer is None else (per_layer, *common_arguments)
         last = {} if first is None else {"first": first}
         return self.layer(parent=None).apply({"params": params}, hidden, *arguments, rngs=rngs, **last)
 
@@ -135,12 +139,12 @@ class Stack(nn.Module):
         return {name: jax.random.split(self.make_rng(name), self.length)} if self.has_rng(name) else {}
 
     def _initialize(
-        self, hidden: jax.Array, per_layer: Tree, shared: Tree, first: int | None
+        self, hidden: jax.Array, per_layer: Tree, common_arguments: Tree, first: int | None
     ) -> tuple[jax.Array, Tree]:
         """Make the parameters. Returns what `__call__` returns, but for the values, which initialising does not read:
         every layer has the same input."""
         row = jax.tree.map(lambda x: x[0], per_layer)
-        arguments = shared if per_layer is None else (row, *shared)
+        arguments = common_arguments if per_layer is None else (row, *common_arguments)
         layers = jax.vmap(lambda rngs: self.layer(parent=None).init_with_output(rngs, hidden, *arguments))
         (outputs, states), variables = layers(self._keys("params") | self._keys("dropout"))
         for name, value in variables["params"].items():

@@ -115,9 +115,9 @@ class Architecture:
             if raw.get(option) is not None and raw[option] != only:
                 raise ValueError(f"{option} is {raw[option]!r}; only {only!r} is implemented for {self.model_type}")
         raw = self.translate(raw)
-        missing = [key.name for key in self.keys.values() if key.default is REQUIRED and key.name not in raw]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} missing; found {', '.join(sorted(raw))}")
+        missing_keys = [key.name for key in self.keys.values() if key.default is REQUIRED and key.name not in raw]
+        if missing_keys:
+            raise ValueError(f"{', '.join(missing_keys)} missing; found {', '.join(sorted(raw))}")
         fields = {}
         for ours, key in self.keys.items():
             value = raw.get(key.name, key.default)

@@ -93,8 +93,8 @@ def distance_buckets(far: Int[jax.Array, "Q T"], buckets: int, max_distance: int
     """Return the bucket of each distance in one direction; half of the buckets are for a single distance."""
     exact = buckets // 2
     scale = (buckets - exact) / math.log(max_distance / exact)
-    shared = exact + (jnp.log(jnp.maximum(far, 1).astype(jnp.float32) / exact) * scale).astype(jnp.int32)
-    return jnp.where(far < exact, far, jnp.minimum(shared, buckets - 1))
+    far_buckets = exact + (jnp.log(jnp.maximum(far, 1).astype(jnp.float32) / exact) * scale).astype(jnp.int32)
+    return jnp.where(far < exact, far, jnp.minimum(far_buckets, buckets - 1))
 
 
 class T5Layer(nn.Module):
@@ -120,18 +120,18 @@ class T5Layer(nn.Module):
             return Dense(features, self.compute, init, use_bias=False, layout=layout, name=name)
 
         def heads(name: str, deviation: float) -> Float[jax.Array, "R W heads width"]:
-            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(normed), c.num_heads)
+            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(inputs), c.num_heads)
 
-        normed = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
+        inputs = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", (c.hidden_size * c.head_size) ** -0.5)  # scores are not divided by sqrt(head size)
         key, value = (heads(name, c.hidden_size**-0.5) for name in ("key", "value"))
-        mixed = attend(query, key, value, layout.attention_mask, drop, position_bias, self.compute)
-        hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(mixed))
+        context = attend(query, key, value, layout.attention_mask, drop, position_bias, self.compute)
+        hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(context))
 
-        normed = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(normed))
+        inputs = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(inputs))
         if c.gated:
-            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(normed)
+            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(inputs)
         hidden = hidden + drop(dense(c.hidden_size, "narrow", c.intermediate_size**-0.5)(drop(wide)))
         if self.selection.layers == "last":
             return hidden, None
@@ -175,15 +175,15 @@ class T5(nn.Module):
             raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
         c, layout = self.config, TokenLayout.of(tokens, train)
         drop = Dropout(c.dropout, layout, name="drop")
-        embedded = drop(layout.embed(self.word, tokens.ids, None))
+        embeddings = drop(layout.embed(self.word, tokens.ids, None))
         # Distances between tokens of a text are those in its row, packed or not.
-        buckets = relative_buckets(embedded.shape[1], c.buckets, c.max_distance)
+        buckets = relative_buckets(embeddings.shape[1], c.buckets, c.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,W,W], the same in every layer
         layers = Stack(partial(T5Layer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
         # There is no [CLS]: heads select the mean or every token, so the last layer computes all positions.
-        last, intermediate = layers(embedded, layout, bias, self.final_norm)
+        last, intermediate = layers(embeddings, layout, bias, self.final_norm)
         last = drop(scaled_norm(last, self.final_norm, c.layer_norm_eps))
-        return selection.collect(embedded, intermediate, last, layout)
+        return selection.collect(embeddings, intermediate, last, layout)
 
 
 KEYS = {

@@ -21,15 +21,15 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 class StoredWeights:
     """The opened weights of a directory, by tensor name."""
 
-    def __init__(self, path: Path, files: dict[str, Path], opened: dict[Path, Any]) -> None:
-        self.path, self.files, self._opened = path, files, opened  # path: for messages
+    def __init__(self, path: Path, files: dict[str, Path], handles: dict[Path, Any]) -> None:
+        self.path, self.files, self._handles = path, files, handles  # path: for messages
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._opened[self.files[name]].get_slice(name).get_shape())
+        return tuple(self._handles[self.files[name]].get_slice(name).get_shape())
 
     def array(self, name: str) -> np.ndarray:
         """Return a tensor as float32. Raises ValueError if it holds NaN or infinity."""
-        array = np.asarray(self._opened[self.files[name]].get_tensor(name), np.float32)
+        array = np.asarray(self._handles[self.files[name]].get_tensor(name), np.float32)
         if not np.isfinite(array).all():
             raise ValueError(f"{self.files[name]}: {name} holds NaN or infinity; all weights must be finite")
         return array
@@ -41,16 +41,16 @@ def open_weights(directory: str | Path) -> Iterator[StoredWeights]:
     files = weight_files(directory)
     with ExitStack() as stack:
         paths = sorted(set(files.values()))
-        opened = {path: stack.enter_context(open_tensors(path)) for path in paths}
+        handles = {path: stack.enter_context(open_tensors(path)) for path in paths}
         for name, path in files.items():
-            if name not in opened[path].keys():  # noqa: SIM118 (not a dict)
+            if name not in handles[path].keys():  # noqa: SIM118 (not a dict)
                 raise ValueError(
                     f"{Path(directory) / INDEX} says that {name} is in {path.name}, which does not have it"
                 )
         for path in paths:
-            if unlisted := sorted(set(opened[path].keys()) - files.keys()):
-                raise ValueError(f"{path} has {unlisted[0]}, which {INDEX} does not list")
-        yield StoredWeights(paths[0] if len(paths) == 1 else Path(directory) / INDEX, files, opened)
+            if unlisted_names := sorted(set(handles[path].keys()) - files.keys()):
+                raise ValueError(f"{path} has {unlisted_names[0]}, which {INDEX} does not list")
+        yield StoredWeights(paths[0] if len(paths) == 1 else Path(directory) / INDEX, files, handles)
 
 
 def weight_files(directory: str | Path) -> dict[str, Path]:

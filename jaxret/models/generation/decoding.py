@@ -95,9 +95,9 @@ def decode_tokens(
     def body(state: _Samples) -> _Samples:
         logits, cache = _decode(generator, params, state.last, state.cache, state.step, source)
         step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
-        chosen = jnp.where(state.done, config.pad_id, jax.vmap(choose)(logits, step_keys))
-        ids = jax.lax.dynamic_update_index_in_dim(state.ids, chosen, state.step, 1)
-        return _Samples(state.step + 1, ids, chosen[:, None], state.done | (chosen == config.end_id), cache)
+        next_ids = jnp.where(state.done, config.pad_id, jax.vmap(choose)(logits, step_keys))
+        ids = jax.lax.dynamic_update_index_in_dim(state.ids, next_ids, state.step, 1)
+        return _Samples(state.step + 1, ids, next_ids[:, None], state.done | (next_ids == config.end_id), cache)
 
     state = _Samples(
         jnp.int32(0),
@@ -150,30 +150,30 @@ def beam_search(
         scores = jax.nn.log_softmax(logits).reshape(texts, beams, -1) + state.scores[..., None]
         words = scores.shape[-1]
         best, index = jax.lax.top_k(scores.reshape(texts, -1), 2 * beams)  # [B,2n]
-        parents, chosen = index // words, (index % words).astype(jnp.int32)
+        parents, next_ids = index // words, (index % words).astype(jnp.int32)
         ids = _take(state.ids, parents)
-        ids = jax.lax.dynamic_update_index_in_dim(ids, chosen, state.step, 2)
-        ends = (chosen == config.end_id) | (state.step + 1 == length)
+        ids = jax.lax.dynamic_update_index_in_dim(ids, next_ids, state.step, 2)
+        ends = (next_ids == config.end_id) | (state.step + 1 == length)
 
-        running, order = jax.lax.top_k(jnp.where(ends, best + IMPOSSIBLE, best), beams)
+        running_scores, order = jax.lax.top_k(jnp.where(ends, best + IMPOSSIBLE, best), beams)
         rows = (first_rows + _take(parents, order)).reshape(-1)
 
         divisor = (state.step + 1).astype(jnp.float32) ** options.length_penalty
         joins = ends & (jnp.arange(2 * beams) < beams)
-        allowed = joins & state.open[:, None]
-        candidates = jnp.where(allowed, best / divisor, best / divisor + IMPOSSIBLE)
-        whole_scores, kept = jax.lax.top_k(jnp.concatenate([state.whole_scores, candidates], axis=1), beams)
-        whole_ids = _take(jnp.concatenate([state.whole_ids, ids], axis=1), kept)
-        ended = _take(jnp.concatenate([state.ended, allowed], axis=1), kept)
+        may_join = joins & state.open[:, None]
+        candidates = jnp.where(may_join, best / divisor, best / divisor + IMPOSSIBLE)
+        whole_scores, whole_order = jax.lax.top_k(jnp.concatenate([state.whole_scores, candidates], axis=1), beams)
+        whole_ids = _take(jnp.concatenate([state.whole_ids, ids], axis=1), whole_order)
+        ended = _take(jnp.concatenate([state.ended, may_join], axis=1), whole_order)
 
         worst = jnp.where(ended, jnp.min(whole_scores, axis=1, keepdims=True), IMPOSSIBLE)
-        improvable = jnp.any(running[:, :1] / divisor > worst, axis=1)
+        improvable = jnp.any(running_scores[:, :1] / divisor > worst, axis=1)
         full = jnp.all(ended, axis=1) if options.early_stopping else jnp.zeros(texts, bool)
         return _Beams(
             state.step + 1,
             _take(ids, order),
-            _take(chosen, order).reshape(-1, 1),
-            running,
+            _take(next_ids, order).reshape(-1, 1),
+            running_scores,
             whole_ids,
             whole_scores,
             ended,
@@ -181,15 +181,15 @@ def beam_search(
             jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache),
         )
 
-    nothing = jnp.full((texts, beams, length), config.pad_id, jnp.int32)
+    blank_ids = jnp.full((texts, beams, length), config.pad_id, jnp.int32)
     # Of equal beams at the start one counts, else all would stay equal.
     scores = jnp.where(jnp.arange(beams) == 0, 0.0, IMPOSSIBLE) * jnp.ones((texts, 1))
     state = _Beams(
         jnp.int32(0),
-        nothing,
+        blank_ids,
         jnp.full((texts * beams, 1), config.start_id, jnp.int32),
         scores,
-        nothing,
+        blank_ids,
         jnp.full((texts, beams), IMPOSSIBLE),
         jnp.zeros((texts, beams), bool),
         jnp.any(tokens.mask, axis=1),

@@ -114,18 +114,18 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
         for part in (config.encoder, config.decoder):
             require_stored_sizes(part, t5.ARCHITECTURE, directory / "config.json", shapes)
         tensors = generator_tensors(config)
-        needed = {name for stored in tensors.values() for name in stored.names}
-        problems = [f"missing {name}" for name in sorted(needed - files.keys())]
-        problems += [f"unused {name}" for name in sorted(files.keys() - needed - {*copies, UNUSED})]
+        required_names = {name for entry in tensors.values() for name in entry.names}
+        problems = [f"missing {name}" for name in sorted(required_names - files.keys())]
+        problems += [f"unused {name}" for name in sorted(files.keys() - required_names - {*copies, UNUSED})]
         problems += [f"{name} differs from {WORDS}" for name in sorted(other - {OUTPUT})]
-        for stored in tensors.values():
-            for name in set(stored.names) & files.keys():
-                if shapes[name] != stored.shape:
-                    problems.append(f"{name} has shape {shapes[name]}, config.json asks for {stored.shape}")
+        for entry in tensors.values():
+            for name in set(entry.names) & files.keys():
+                if shapes[name] != entry.shape:
+                    problems.append(f"{name} has shape {shapes[name]}, config.json asks for {entry.shape}")
         if problems:
             raise ValueError(f"{directory}: the weights do not fit config.json: {'; '.join(problems)}")
         flat = {}
-        for path, stored in tensors.items():
-            arrays = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in stored.names]
-            flat[path] = np.stack(arrays) if stored.stacked else arrays[0]
+        for path, entry in tensors.items():
+            arrays = [tensor(name).T if path.endswith("kernel") else tensor(name) for name in entry.names]
+            flat[path] = np.stack(arrays) if entry.stacked else arrays[0]
     return config, traverse_util.unflatten_dict(flat, sep="/")

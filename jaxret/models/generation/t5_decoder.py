@@ -112,10 +112,10 @@ class T5DecoderLayer(nn.Module):
             return Dense(features, self.compute, init, use_bias=False, name=name)
 
         def heads(name: str, deviation: float) -> Float[jax.Array, "R Q heads width"]:
-            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(normed), c.num_heads)
+            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(inputs), c.num_heads)
 
         query_deviation, width = (c.hidden_size * c.head_size) ** -0.5, c.num_heads * c.head_size
-        normed = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
+        inputs = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", query_deviation)
         cache = KeysValues(
             *(
@@ -128,21 +128,21 @@ class T5DecoderLayer(nn.Module):
         )
         key, value = (jax.lax.dynamic_index_in_dim(whole, index, keepdims=False) for whole in cache)
         mask = jnp.broadcast_to(step.mask[None], (rows, *step.mask.shape))
-        attended = attend(query, key, value, mask, _keep, step.bias, self.compute)
-        hidden = hidden + dense(c.hidden_size, "output", width**-0.5)(attended)
+        context = attend(query, key, value, mask, _keep, step.bias, self.compute)
+        hidden = hidden + dense(c.hidden_size, "output", width**-0.5)(context)
 
-        normed = ScaledNorm(c.layer_norm_eps, name="cross_norm")(hidden)
+        inputs = ScaledNorm(c.layer_norm_eps, name="cross_norm")(hidden)
         query = heads("cross_query", query_deviation)
         # The rows of one source text are queries of one product: its keys and values are neither copied nor read again.
         query = query.reshape(texts, -1, *query.shape[2:])
-        attended = attend(query, cross.keys, cross.values, step.source_mask, _keep, None, self.compute)
-        attended = attended.reshape(rows, positions, -1)
-        hidden = hidden + dense(c.hidden_size, "cross_output", width**-0.5)(attended)
+        context = attend(query, cross.keys, cross.values, step.source_mask, _keep, None, self.compute)
+        context = context.reshape(rows, positions, -1)
+        hidden = hidden + dense(c.hidden_size, "cross_output", width**-0.5)(context)
 
-        normed = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(normed))
+        inputs = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
+        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(inputs))
         if c.gated:
-            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(normed)
+            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(inputs)
         hidden = hidden + dense(c.hidden_size, "narrow", c.intermediate_size**-0.5)(wide)
         return (hidden, cache), None
 
@@ -165,14 +165,14 @@ class T5Decoder(nn.Module):
         self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
         if self.config.own_output:
             self.vocabulary = self.param("vocabulary", normal(c.initializer_factor), (c.vocab_size, c.hidden_size))
-        scanned: dict[str, Any] = {
+        scan_options: dict[str, Any] = {
             "variable_axes": {"params": 0},
             "split_rngs": {"params": True},
             "length": c.num_layers,
         }
-        layers = nn.scan(T5DecoderLayer, in_axes=(0, 0, nn.broadcast), **scanned)
+        layers = nn.scan(T5DecoderLayer, in_axes=(0, 0, nn.broadcast), **scan_options)
         self.layers = layers(c, self.compute)
-        self.source_layers = nn.scan(CrossProjection, in_axes=nn.broadcast, **scanned)(c, self.compute)
+        self.source_layers = nn.scan(CrossProjection, in_axes=nn.broadcast, **scan_options)(c, self.compute)
 
     def read(self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]) -> Source:
         """Return the source of the encoder's last states, for all steps of decoding."""
@@ -181,7 +181,7 @@ class T5Decoder(nn.Module):
 
     def __call__(
         self,
-        embedded: Float[jax.Array, "R Q H"],
+        embeddings: Float[jax.Array, "R Q H"],
         table: Float[jax.Array, "vocabulary H"],
         cache: KeysValues,
         position: Int[jax.Array, ""],
@@ -190,7 +190,7 @@ class T5Decoder(nn.Module):
         """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
 
         Args:
-          embedded: word embeddings of the new tokens. R is a multiple of B: consecutive rows have one source text.
+          embeddings: word embeddings of the new tokens. R is a multiple of B: consecutive rows have one source text.
           table: word table.
           cache: of the tokens before `position`.
           position: of the first new token.
@@ -198,11 +198,11 @@ class T5Decoder(nn.Module):
         """
         c = self.config.decoder
         slots = jnp.arange(cache.keys.shape[2])
-        behind = position + jnp.arange(embedded.shape[1])[:, None] - slots[None]  # [Q,U]
+        behind = position + jnp.arange(embeddings.shape[1])[:, None] - slots[None]  # [Q,U]
         buckets = distance_buckets(jnp.maximum(behind, 0), c.buckets, c.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))
         step = DecodingStep(position, behind >= 0, bias, source.mask)
-        (hidden, cache), _ = self.layers((embedded, cache), jnp.arange(c.num_layers), source.cross, step)
+        (hidden, cache), _ = self.layers((embeddings, cache), jnp.arange(c.num_layers), source.cross, step)
         hidden = scaled_norm(hidden, self.final_norm, c.layer_norm_eps)
         if self.config.scaled_output:
             hidden = hidden * c.hidden_size**-0.5

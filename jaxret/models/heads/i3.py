@@ -44,9 +44,9 @@ class ReconstructorLayer(PostNormLayer):
           mask: real tokens of the passage.
         """
         drop = Dropout(self.config.hidden_dropout, layout)
-        attended = self.attention_block(hidden, hidden, layout.mask, drop)
-        crossed = self.attention_block(attended, states, mask, drop, "cross_attention")
-        return self.feed_forward_block(crossed, drop), None
+        context = self.attention_block(hidden, hidden, layout.mask, drop)
+        cross_context = self.attention_block(context, states, mask, drop, "cross_attention")
+        return self.feed_forward_block(cross_context, drop), None
 
 
 class I3Head(VectorHead):
@@ -119,24 +119,24 @@ class I3Head(VectorHead):
         else:
             shape = self.pseudo_length, self.hidden_size
             inputs = self.param("pseudo_inputs", nn.initializers.normal(c.initializer_range), shape)
-            repeated = jnp.broadcast_to(inputs, (len(pseudo_tokens.ids), *shape))
-            pseudo = Dropout(c.hidden_dropout, layout)(repeated)
+            pseudo_inputs = jnp.broadcast_to(inputs, (len(pseudo_tokens.ids), *shape))
+            pseudo = Dropout(c.hidden_dropout, layout)(pseudo_inputs)
 
         reader = partial(ReconstructorLayer, c, compute)
         read = Stack(reader, self.reconstructor_layers, compute, name="reconstructor_layers")
-        imagined, _ = read(pseudo, layout, states, mask)  # Z [B,U,H]
-        summary = jnp.mean(imagined, axis=1, keepdims=True) if self.variant == "released" else imagined
+        interaction, _ = read(pseudo, layout, states, mask)  # Z [B,U,H]
+        summary = jnp.mean(interaction, axis=1, keepdims=True) if self.variant == "released" else interaction
         joint = jnp.concatenate([states, summary], axis=1)
         joint_mask = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
         layer = partial(BertLayer, c, compute, Selection(1, layers="last"))
         interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
         vectors, _ = interact(joint, TokenLayout(joint_mask, layout.batch_rows), first=1)
         if self.is_mutable_collection("intermediates"):  # RetrieverModel.word_values reads them
-            self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(imagined, c, compute)))
+            self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(interaction, c, compute)))
         auxiliary_loss = None
         if text.labels is not None or self.is_initializing():
-            labels = text.labels if text.labels is not None else jnp.zeros(imagined.shape[:2], jnp.int32)
-            auxiliary_loss = self.reconstruction(imagined, labels, c, compute)
+            labels = text.labels if text.labels is not None else jnp.zeros(interaction.shape[:2], jnp.int32)
+            auxiliary_loss = self.reconstruction(interaction, labels, c, compute)
         return Embeddings(vectors[:, :1], mask[:, :1], auxiliary_loss if text.labels is not None else None)
 
     def initial_parameters(self, encoder: Any, weights: Params) -> Params:
@@ -158,26 +158,26 @@ class I3Head(VectorHead):
 
     @nn.nowrap
     def reconstruction(
-        self, imagined: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, compute: Compute
+        self, interaction: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, compute: Compute
     ) -> Float[jax.Array, "B 2"]:
         """Return (sum of cross-entropies, number of tokens) of each text.
 
         Args:
-          imagined: Z.
+          interaction: Z.
           labels: token ids of the pseudo-query; -1: none.
           c: of the encoder.
           compute: of the encoder.
         """
-        logits = self.vocabulary(imagined, c, compute)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        logits = self.vocabulary(interaction, c, compute)
+        scores = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
         real = labels >= 0
-        return jnp.stack([-jnp.sum(jnp.where(real, chosen, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)
+        return jnp.stack([-jnp.sum(jnp.where(real, scores, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)
 
     @nn.nowrap
     def vocabulary(
-        self, imagined: Float[jax.Array, "B U H"], c: BertConfig, compute: Compute
+        self, interaction: Float[jax.Array, "B U H"], c: BertConfig, compute: Compute
     ) -> Float[jax.Array, "B U vocabulary"]:
         """Return logits of Z, by a new MLM head with an output matrix of its own instead of the word table."""
-        transformed = ACTIVATIONS[c.hidden_act](bert_dense(c.hidden_size, c, compute, "vocabulary_dense")(imagined))
-        transformed = bert_norm(c, "vocabulary_norm")(transformed)
-        return bert_dense(c.vocab_size, c, compute, "vocabulary")(transformed).astype(jnp.float32)
+        features = ACTIVATIONS[c.hidden_act](bert_dense(c.hidden_size, c, compute, "vocabulary_dense")(interaction))
+        features = bert_norm(c, "vocabulary_norm")(features)
+        return bert_dense(c.vocab_size, c, compute, "vocabulary")(features).astype(jnp.float32)

@@ -44,6 +44,6 @@ class MlrHead(VectorHead):
     def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
         if text.side == "query":
             return Embeddings(hidden.states[-1], hidden.mask)
-        chosen = hidden.states[jnp.array(sorted(self.chosen, reverse=True)), :, 0]  # [V,B,H]
+        states = hidden.states[jnp.array(sorted(self.chosen, reverse=True)), :, 0]  # [V,B,H]
         mask = jnp.broadcast_to(hidden.mask, (hidden.mask.shape[0], len(self.chosen)))
-        return Embeddings(jnp.moveaxis(chosen, 0, 1), mask)
+        return Embeddings(jnp.moveaxis(states, 0, 1), mask)

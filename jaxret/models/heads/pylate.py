@@ -70,14 +70,14 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
             raise ValueError(f"{root}: queries are filled with [MASK], which the tokenizer does not have")
     unknown = backend.token_to_id(_unknown(root))
     words = {backend.token_to_id(word) for word in settings["skiplist_words"]}
-    skipped = {unknown if id is None else id for id in words} - {None}
+    skip_ids = {unknown if id is None else id for id in words} - {None}
     head_keys = {
         "projection": int(read_projection(root).shape[1]),
         "late": True,
         "query_marker": _marker(root, backend, settings["query_prefix"]),
         "passage_marker": _marker(root, backend, settings["document_prefix"]),
         "expansion": expansion,
-        "skiplist": tuple(sorted(skipped)),
+        "skiplist": tuple(sorted(skip_ids)),
         **({} if expansion == "none" else {"mask_id": special["mask"]}),
     }
     return {
@@ -92,7 +92,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
 def read_projection(root: Path) -> np.ndarray:
     """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module is more than a product."""
     folder = read_modules(root)[1].folder
-    return read_dense(folder, {key: (allowed[0], allowed) for key, allowed in _DENSE.items()})
+    return read_dense(folder, {key: (values[0], values) for key, values in _DENSE.items()})
 
 
 def stored_pylate_head(root: Path) -> Params:
@@ -127,7 +127,7 @@ def pylate_settings(head: Any, lengths: Mapping[str, int], words: Mapping[int, s
 def dense_module(kernel: np.ndarray) -> tuple[str, dict[str, Any]]:
     """Return (type, config.json) of PyLate's Dense module with `kernel` [H,D]."""
     sizes = {"in_features": kernel.shape[0], "out_features": kernel.shape[1]}
-    return DENSE, {**sizes, **{key: allowed[0] for key, allowed in _DENSE.items()}}
+    return DENSE, {**sizes, **{key: values[0] for key, values in _DENSE.items()}}
 
 
 def _settings(root: Path) -> dict[str, Any]:

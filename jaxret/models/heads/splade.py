@@ -49,9 +49,9 @@ class SpladeHead(VectorHead):
         if self.expansion and self.queries == "encoded":
             return  # every token counts
         ids = {id for id in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) if id is not None}
-        if missing := sorted(ids - set(self.special_ids)):
+        if missing_ids := sorted(ids - set(self.special_ids)):
             raise ValueError(
-                f"head.splade.special_ids is {self.special_ids}, without the markers {missing} of this tokenizer, "
+                f"head.splade.special_ids is {self.special_ids}, without the markers {missing_ids} of this tokenizer, "
                 f"which are not words of a text; set it to {tuple(sorted(ids))}"
             )
 

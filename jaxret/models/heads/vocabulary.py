@@ -77,8 +77,8 @@ def strongest(
 
     vocabulary = jax.eval_shape(probabilities, parts[0][0]).shape[-1]
     # Made from the texts, so that inside `jax.shard_map` it varies over devices, as the carry of the scan does.
-    nothing = jnp.where(mask[:, :1], 0.0, jnp.zeros(vocabulary))
-    (best, winner), _ = jax.lax.scan(find, (nothing, nothing.astype(jnp.int32) - 1), parts)
+    zeros = jnp.where(mask[:, :1], 0.0, jnp.zeros(vocabulary))
+    (best, winner), _ = jax.lax.scan(find, (zeros, zeros.astype(jnp.int32) - 1), parts)
     if not train:
         return best
 
@@ -88,7 +88,7 @@ def strongest(
         wins = (i * chunk + jnp.arange(chunk))[None, :, None] == winner[:, None]
         return total + jnp.sum(jnp.where(wins, values(h, w, m), 0.0), axis=1), None
 
-    total, _ = jax.lax.scan(gather, nothing, parts)
+    total, _ = jax.lax.scan(gather, zeros, parts)
     return total
 
 

@@ -89,8 +89,8 @@ class CandidateGenerator:
         """
         if not corpus.ragged and next(iter(corpus))[1].shape[1] == 1:
             raise ValueError(f"candidates={spec} is for passages of several vectors; here each has one: leave it out")
-        seen = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
-        return cls(spec, seen, hold_in_memory(seen) if many else seen, backend)
+        proxies = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
+        return cls(spec, proxies, hold_in_memory(proxies) if many else proxies, backend)
 
     @property
     def count(self) -> int:
@@ -108,19 +108,19 @@ class CandidateGenerator:
         count = self.count
         at_once = max(1, PASS_CANDIDATES // count)
         starts = range(0, len(vectors), at_once)
-        ranked = [
+        results = [
             self._search_part(vectors.part(start, min(start + at_once, len(vectors))), corpus, count, progress)
             for start in starts
         ]
-        scores, rows = (np.concatenate(parts)[:, :k] for parts in zip(*ranked, strict=True))
+        scores, rows = (np.concatenate(parts)[:, :k] for parts in zip(*results, strict=True))
         return SearchResult(scores, rows, self.description, (len(vectors),), len(vectors) * count)
 
     def _search_part(
         self, vectors: Ragged, corpus: StoredCorpus, count: int, progress: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         query_lists = query_vectors(vectors, corpus)
-        proposed = SingleVectors(query_proxies(self.corpus.proxy, vectors))
-        candidates, _ = find_candidates(proposed, self.proxies, count, self.backend, progress)
+        proxy_queries = SingleVectors(query_proxies(self.corpus.proxy, vectors))
+        candidates, _ = find_candidates(proxy_queries, self.proxies, count, self.backend, progress)
         return score_candidates(query_lists, candidates.rows, corpus, count, self.corpus.largest_norm)
 
 
@@ -145,10 +145,10 @@ def compare_with_exact(
     return {"candidates": str(spec), "recall_of_exact": recalls, "queries_compared": len(some)}
 
 
-def describe_recall(missed: Mapping[str, Any]) -> str:
+def describe_recall(comparison: Mapping[str, Any]) -> str:
     """Return a line on the recall of an approximate search."""
-    recalls = ", ".join(f"R@{depth} {value:.4f}" for depth, value in missed["recall_of_exact"].items())
+    recalls = ", ".join(f"R@{depth} {value:.4f}" for depth, value in comparison["recall_of_exact"].items())
     return (
-        f"approximate ({missed['candidates']}): of what exact search finds, {recalls} was found, "
-        f"by {missed['queries_compared']:,} of the queries"
+        f"approximate ({comparison['candidates']}): of what exact search finds, {recalls} was found, "
+        f"by {comparison['queries_compared']:,} of the queries"
     )

@@ -57,7 +57,7 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
     width, start_time = require_one_query_vector(corpus), time.perf_counter()
     index = make_index(options.factory, corpus.dimension, options.seed)
     total, largest = corpus.total_rows * width, 0.0
-    trained = 0 if index.is_trained else _train(index, corpus, options, log)
+    training_rows = 0 if index.is_trained else _train(index, corpus, options, log)
     ready = time.perf_counter()
     with Progress("index", total, "vector", shown=progress) as bar:
         for rows, block in _blocks(corpus):
@@ -66,7 +66,7 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
             index.add(block)
             largest = max(largest, float(norms.max()))
             bar.update(len(block))
-    made = {
+    build_record = {
         "faiss": faiss_library().__version__,
         "train_seconds": round(ready - start_time, 2),
         "add_seconds": round(time.perf_counter() - ready, 2),
@@ -76,18 +76,18 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
     _write(index, path)
     manifest = {
         "factory": options.factory,
-        "training": {"vectors": trained, "sample": options.train_vectors, "seed": options.seed},
+        "training": {"vectors": training_rows, "sample": options.train_vectors, "seed": options.seed},
         "corpus": identity_of(corpus),
         "vectors": total,
         "dimension": corpus.dimension,
         "vectors_per_passage": width,
         "largest_norm": largest,
-        "made": made | {"peak_memory_bytes": peak_memory()},
+        "made": build_record | {"peak_memory_bytes": peak_memory()},
         "index": index_entry(path),
     }
     write_json(folder / "manifest.json", with_digest(manifest))
     log(
-        f"trained in {made['train_seconds']:,.1f} s, added in {made['add_seconds']:,.1f} s; "
+        f"trained in {build_record['train_seconds']:,.1f} s, added in {build_record['add_seconds']:,.1f} s; "
         f"{path.stat().st_size / 2**20:,.1f} MiB on disk, {path.stat().st_size / total:,.0f} bytes a vector; "
         f"this process held {peak_memory() / 2**20:,.0f} MiB at most"
     )
@@ -98,8 +98,8 @@ def _train(index: Any, corpus: EncodedCorpus, options: IndexOptions, log: Log) -
     lists = int(getattr(innermost(index), "nlist", 0))
     sample = options.train_vectors or max(LEAST_SAMPLE, POINTS * lists)
     rows = min(-(-sample // corpus.shards[0].vectors_per_row), corpus.total_rows)
-    drawn = np.random.default_rng(options.seed).choice(corpus.total_rows, rows, replace=False, shuffle=False)
-    vectors = take_rows(corpus, np.sort(drawn)).reshape(-1, corpus.dimension)
+    sample_rows = np.random.default_rng(options.seed).choice(corpus.total_rows, rows, replace=False, shuffle=False)
+    vectors = take_rows(corpus, np.sort(sample_rows)).reshape(-1, corpus.dimension)
     log(f"training on {len(vectors):,} vectors, drawn with seed {options.seed}")
     try:
         index.train(vectors)
@@ -168,9 +168,9 @@ def measure_recall(
         progress: show a bar of the exact search.
     """
     index = load_faiss_index(folder, read_index_manifest(folder))
-    texts, mapped = parameters or default_parameters(index.index), MappedCorpus(corpus)
+    texts, mapped_corpus = parameters or default_parameters(index.index), MappedCorpus(corpus)
     vectors = queries.vectors
-    trials = {text: partial(replace(index, parameters=text).search, vectors, mapped) for text in texts}
+    trials = {text: partial(replace(index, parameters=text).search, vectors, mapped_corpus) for text in texts}
     return record_recall(
         folder,
         queries,

@@ -55,10 +55,10 @@ def make_index(factory: str, dimension: int, seed: int = 0) -> Any:
         raise ValueError(f"--factory={factory}: FAISS has no {kinds[0]} for inner products; take one of {EXAMPLES}")
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes for a Hamming search that nothing here does
-    for trained in (inner, *([inner.pq] if hasattr(inner, "pq") else [])):
-        if hasattr(trained, "cp"):
+    for part in (inner, *([inner.pq] if hasattr(inner, "pq") else [])):
+        if hasattr(part, "cp"):
             # Small samples are reported by `build_faiss_index`, not by a line of FAISS for each k-means.
-            trained.cp.seed, trained.cp.min_points_per_centroid = seed, 1
+            part.cp.seed, part.cp.min_points_per_centroid = seed, 1
     return index
 
 

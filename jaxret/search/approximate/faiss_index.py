@@ -33,7 +33,7 @@ class FaissIndex(MeasuredIndex):
     vectors_per_passage: int
     largest_norm: float  # of the vectors, an upper bound
     parameters: str = ""  # FAISS's search parameters, in its notation
-    measured: Mapping[str, Any] | None = None  # the recall of its manifest
+    recall_record: Mapping[str, Any] | None = None  # the recall of its manifest
     file: Path | None = None  # that is mapped into memory
     state: FileState = MISSING  # of the file, when it was opened
 
@@ -54,8 +54,8 @@ class FaissIndex(MeasuredIndex):
         assert isinstance(vectors, SingleVectors), "there are no indexes of lists"
         rows = self._rows(vectors.vectors, count)
         corpus.require_unwritten(rows[rows >= 0])
-        scored = score_candidates(vectors, rows, corpus, count, self.largest_norm)
-        return SearchResult(*scored, self.description, (len(vectors),), int((rows >= 0).sum()))
+        best = score_candidates(vectors, rows, corpus, count, self.largest_norm)
+        return SearchResult(*best, self.description, (len(vectors),), int((rows >= 0).sum()))
 
     def _require_unwritten(self) -> None:
         """Raise ShardError if the file was written to: to read what was cut off ends the process. A file in its place
@@ -134,7 +134,7 @@ def open_faiss_index(corpus: EncodedCorpus, name: str, parameters: str = "") -> 
         parse_parameters(index.index, parameters)
     except ValueError as error:
         raise ValueError(f"index_parameters={error}") from error
-    return replace(index, parameters=parameters or manifest["recall"]["parameters"], measured=manifest["recall"])
+    return replace(index, parameters=parameters or manifest["recall"]["parameters"], recall_record=manifest["recall"])
 
 
 def load_faiss_index(folder: Path, manifest: Mapping[str, Any]) -> FaissIndex:

@@ -48,11 +48,11 @@ def read_index_manifest(folder: Path) -> dict[str, Any]:
 
 def check_index_file(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Raise ShardError if the file of an index is not the one that was written."""
-    written = manifest["index"]
-    path = folder / written["file"]
+    entry = manifest["index"]
+    path = folder / entry["file"]
     if not path.is_file():
         raise ShardError(f"{path} does not exist; {BUILD}")
-    if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+    if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
         raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); {BUILD}")
 
 

@@ -22,7 +22,7 @@ class MeasuredIndex:
 
     factory: str
     parameters: str
-    measured: Mapping[str, Any] | None
+    recall_record: Mapping[str, Any] | None
 
     def candidates(self, k: int) -> int:
         """Return how many vectors the index returns for each query of a search for k passages, at least."""
@@ -33,7 +33,7 @@ class MeasuredIndex:
         """Return the recall that was measured with these parameters, by depth; None if it was not measured."""
         if self.candidates(k) > CANDIDATES and FACTOR not in self.parameters:
             return None
-        rows = (self.measured or {}).get("measured", [])
+        rows = (self.recall_record or {}).get("measured", [])
         return next((dict(row["recall"]) for row in rows if row["parameters"] == self.parameters), None)
 
     def to_json(self, k: int) -> dict[str, Any]:
@@ -52,5 +52,5 @@ class MeasuredIndex:
         if (recall := self.recall(k)) is None:
             return f"{line}; its recall with these settings was not measured"
         depths = ", ".join(f"@{depth} {value:.3f}" for depth, value in recall.items())
-        questions = (self.measured or {})["questions"]
+        questions = (self.recall_record or {})["questions"]
         return f"{line}; recall of exact search {depths}, measured with {questions['count']:,} {questions['source']}"

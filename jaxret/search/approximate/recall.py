@@ -59,7 +59,7 @@ def record_recall(
     more = int(queries.rows is not None)
     result = exact(max(depths) + more)
     best = _without_own_row(result.scores, result.rows, queries.rows)
-    measured = list[dict[str, Any]]()
+    measurements = list[dict[str, Any]]()
     for text, trial in trials.items():
         recall = dict[str, float]()
         for depth in depths:  # each of a search for so many: for more, an index may look harder
@@ -68,12 +68,12 @@ def record_recall(
             milliseconds = 1000 * (time.perf_counter() - start) / len(queries.vectors)
             scores = _without_own_row(result.scores, result.rows, queries.rows)
             recall[str(depth)] = round(recall_at(scores, best, depth), 4)
-        measured.append({"parameters": text, "recall": recall, "ms": round(milliseconds, 3)})
-    deciding = "10" if 10 in depths else "1"
-    good = next((row for row in measured if row["recall"][deciding] >= GOOD), measured[-1])
+        measurements.append({"parameters": text, "recall": recall, "ms": round(milliseconds, 3)})
+    criterion = "10" if 10 in depths else "1"
+    good = next((row for row in measurements if row["recall"][criterion] >= GOOD), measurements[-1])
     recalls = {
         "questions": {"count": len(queries.vectors), "source": queries.source, "sha256": queries.digest()},
-        "measured": measured,
+        "measured": measurements,
         "parameters": good["parameters"],
     }
     write_json(folder / "manifest.json", with_digest(read_index_manifest(folder) | {"recall": recalls}))

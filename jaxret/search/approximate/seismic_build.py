@@ -75,9 +75,9 @@ def build_seismic_index(
     with quiet_output():
         index = library.SeismicIndex.build_from_dataset(passages, **settings)
         index.save(str(folder / "building"))
-    building = folder / f"building{ENDING}"
-    sync(building)
-    os.replace(building, path)
+    temporary = folder / f"building{ENDING}"
+    sync(temporary)
+    os.replace(temporary, path)
     seconds = round(time.perf_counter() - start, 2)
     manifest = {
         "factory": options.factory,
@@ -97,13 +97,13 @@ def build_seismic_index(
 def quiet_output() -> Iterator[None]:
     """Discard what a library writes to standard output past Python."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(nowhere)
 
 
@@ -119,9 +119,9 @@ def measure_seismic_recall(
         parameters: search parameters to measure with; empty for PARAMETERS.
         progress: show a bar of the exact search.
     """
-    index, mapped = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(corpus)
+    index, mapped_corpus = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(corpus)
     texts = parameters or PARAMETERS
-    trials = {text: partial(replace(index, parameters=text).search, queries.vectors, mapped) for text in texts}
+    trials = {text: partial(replace(index, parameters=text).search, queries.vectors, mapped_corpus) for text in texts}
     lists = InvertedLists(corpus)
     exact = partial(lists.search, queries.vectors, progress=progress)
     return record_recall(folder, queries, corpus.total_rows, exact, trials)

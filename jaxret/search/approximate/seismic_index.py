@@ -78,7 +78,7 @@ class SeismicIndex(MeasuredIndex):
     factory: str
     largest_norm: float  # of the passages, an upper bound
     parameters: str = ""
-    measured: Mapping[str, Any] | None = None
+    recall_record: Mapping[str, Any] | None = None
 
     @property
     def description(self) -> str:
@@ -99,8 +99,8 @@ class SeismicIndex(MeasuredIndex):
         count = min(k, corpus.total_rows)
         rows = self._rows(queries, count, corpus.total_rows)
         corpus.require_unwritten(rows[rows >= 0])
-        scored = score_candidates(SparseQueries(queries), rows, corpus, count, self.largest_norm)
-        return SearchResult(*scored, self.description, (len(queries),), int((rows >= 0).sum()))
+        best = score_candidates(SparseQueries(queries), rows, corpus, count, self.largest_norm)
+        return SearchResult(*best, self.description, (len(queries),), int((rows >= 0).sum()))
 
     def _rows(self, queries: SparseRows, count: int, total_rows: int) -> np.ndarray:
         """Return at least `count` rows for each query, int64 [Q,C], -1 where there are no more."""
@@ -142,7 +142,7 @@ def open_seismic_index(corpus: EncodedCorpus, name: str, parameters: str = "") -
         raise ValueError(f"index_parameters={error}") from error
     recall = manifest["recall"]
     index = load_seismic_index(folder, manifest)
-    return replace(index, parameters=parameters or recall["parameters"], measured=recall)
+    return replace(index, parameters=parameters or recall["parameters"], recall_record=recall)
 
 
 def load_seismic_index(folder: Path, manifest: Mapping[str, Any]) -> SeismicIndex:

@@ -102,13 +102,15 @@ class DeviceVectors:
         count, k = len(queries), min(k, self.rows)
         by_maxima = _by_maxima(self.vectors, self.layout, self.mesh)
         size = gpu_kernel.whole_tiles(count) if by_maxima else power_of_two(count)
-        padded = np.pad(queries, ((0, size - count), (0, 0)))
+        padded_queries = np.pad(queries, ((0, size - count), (0, 0)))
         computed_k = min(rounded_size(k), self.rows)
-        compressed = compress(padded, self.precision)
+        compressed_queries = compress(padded_queries, self.precision)
         if platform_of(self.mesh) == "cpu" and self.mesh.size == 1:
-            best_hits = cpu.search_cells_on_cpu(compressed, self.vectors, self.rows, self.layout.size, computed_k)
+            best_hits = cpu.search_cells_on_cpu(
+                compressed_queries, self.vectors, self.rows, self.layout.size, computed_k
+            )
         else:
-            best_hits = search_cells(compressed, self.vectors, self.rows, self.layout, computed_k, self.mesh)
+            best_hits = search_cells(compressed_queries, self.vectors, self.rows, self.layout, computed_k, self.mesh)
         scores, rows, bound = (np.asarray(x)[:count] for x in best_hits)
         if k < computed_k:
             bound = np.maximum(bound, scores[:, k])
@@ -131,12 +133,12 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
         places = layout.chunk(dimension)
         whole = np.pad(chunk, ((0, places * layout.cells - len(chunk)), (0, 0), (0, 0)))
         some = compress(whole.reshape(-1, dimension), precision)
-        dealt = jax.device_put(jax.tree.map(partial(_deal, layout=layout, places=places), some), where)
+        cells = jax.device_put(jax.tree.map(partial(_deal, layout=layout, places=places), some), where)
         if places == layout.size:
-            vectors = dealt
+            vectors = cells
         else:
-            vectors = _empty(dealt, layout, where) if vectors is None else vectors
-            vectors = _fill(vectors, dealt, rows // layout.cells * layout.width)
+            vectors = _empty(cells, layout, where) if vectors is None else vectors
+            vectors = _fill(vectors, cells, rows // layout.cells * layout.width)
         rows += len(chunk)
     assert vectors is not None, "there are no rows"
     return DeviceVectors(mesh, layout, rows, precision, vectors)
@@ -186,9 +188,9 @@ def search_cells(
         queries: Compressed, rows: jax.Array, cells: jax.Array, vectors: Compressed
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         def one(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            number, held = cell
+            number, cell_vectors = cell
             rows_of_cell = jnp.arange(layout.size) * layout.cells + number
-            top, places, bound = best_of_cell(queries, held, rows_of_cell < rows, per_cell)
+            top, places, bound = best_of_cell(queries, cell_vectors, rows_of_cell < rows, per_cell)
             return top, rows_of_cell[places], bound
 
         def one_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -208,8 +210,8 @@ def search_cells(
 
     specs = (P(), P(), P(ROWS), P(ROWS))
     # A kernel does not say over which devices its results vary.
-    mapped = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROWS), check_vma=not by_maxima)
-    per_device_hits = mapped(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
+    sharded_search = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROWS), check_vma=not by_maxima)
+    per_device_hits = sharded_search(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
     tops, places, bounds = jax.lax.with_sharding_constraint(per_device_hits, NamedSharding(mesh, P()))
     return merge(tops, places, bounds.max(axis=0), k)
 

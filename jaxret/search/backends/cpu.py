@@ -33,13 +33,13 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
         size: positions of a cell.
         k: rows to return for each query.
     """
-    held = jax.tree.map(np.asarray, vectors)  # where they are: a cell of these is not a copy
-    count, cells = len(queries.numbers), len(held.numbers)
-    threads = max(1, min(os.cpu_count() or 1, cells, SCORES // (count * held.numbers.shape[1])))
+    host_vectors = jax.tree.map(np.asarray, vectors)  # where they are: a cell of these is not a copy
+    count, cells = len(queries.numbers), len(host_vectors.numbers)
+    threads = max(1, min(os.cpu_count() or 1, cells, SCORES // (count * host_vectors.numbers.shape[1])))
     per_cell = share(k, cells, size)
 
     def one(number: int) -> Three:
-        cell = jax.tree.map(lambda x: x[number], held)
+        cell = jax.tree.map(lambda x: x[number], host_vectors)
         return jax.block_until_ready(_search_cell(queries, cell, number, rows, cells, size, per_cell))
 
     def some(part: slice) -> Three:
@@ -50,8 +50,8 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
         at_once: Callable[[Any, Iterable[Any]], Iterable[Three]] = pool.map if threads > 1 else map
         cell_hits = list(at_once(one, range(cells)))
         step = -(-count // threads)
-        merged = list(at_once(some, [slice(start, start + step) for start in range(0, count, step)]))
-    tops, places, bounds = (np.concatenate(each) for each in zip(*merged, strict=True))
+        results = list(at_once(some, [slice(start, start + step) for start in range(0, count, step)]))
+    tops, places, bounds = (np.concatenate(each) for each in zip(*results, strict=True))
     return tops, places, bounds
 
 

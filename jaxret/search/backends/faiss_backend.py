@@ -75,13 +75,13 @@ class FaissCpu:
         self.faiss.cvar.distance_compute_blas_threshold = 20
         shape = block.shape[:2]
         rows = block.reshape(-1, block.shape[-1])
-        quantized = cache(partial(Quantized, self.faiss, rows))
+        quantize = cache(partial(Quantized, self.faiss, rows))
         alone = self.many and rows.shape[1] <= LONGEST_INT8
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
             count = min(k * shape[1], len(rows))  # k x V vectors hold at least k documents
             if alone and len(queries) == 1 and count <= MOST // OVER:
-                scores, vector_rows, left_out = quantized().best(queries, count)
+                scores, vector_rows, left_out = quantize().best(queries, count)
                 best = from_rows(scores, vector_rows, shape, k)
                 return best._replace(bound=np.maximum(best.bound, left_out))
             if len(queries) <= FEW_QUERIES:

@@ -65,19 +65,19 @@ def group_maxima(
         shape = (rows, *x.shape[1:])
         return pl.BlockSpec(shape, lambda query, place: (query, *(0,) * (len(shape) - 1)))
 
-    query_leaves, held = (jax.tree.leaves(x) for x in (queries, vectors))
+    query_leaves, vector_leaves = (jax.tree.leaves(x) for x in (queries, vectors))
     everywhere = pl.BlockSpec(memory_space=pl.ANY)
     cost = {
         "flops": 2 * count * size * dimension,
         "bytes": sum(map(_bytes, [*query_leaves, mask])) + 4 * count * size // GROUP,
     }
-    cost["bytes"] += sum(_bytes(x) // len(x) for x in held)  # of one cell
+    cost["bytes"] += sum(_bytes(x) // len(x) for x in vector_leaves)  # of one cell
     call = pl.pallas_call(
         partial(_tile, jax.tree.structure(queries), dimension),
         grid=(count // rows, size // PLACES),  # the first runs fastest: places come from memory once, for all queries
         in_specs=[
             *map(of_queries, query_leaves),
-            *[everywhere] * len(held),
+            *[everywhere] * len(vector_leaves),
             pl.BlockSpec((PLACES,), lambda query, place: (place,)),
             everywhere,
         ],
@@ -88,7 +88,7 @@ def group_maxima(
         name="_".join(["group_maxima", *(f"{what}_{number}" for what, number in cost.items())]),
         interpret=interpret,
     )
-    return call(*query_leaves, *held, mask, cell[None])
+    return call(*query_leaves, *vector_leaves, mask, cell[None])
 
 
 def _bytes(x: jax.Array) -> int:
@@ -100,7 +100,7 @@ def _tile(tree: Any, dimension: int, *refs: Any) -> None:
     from jax.experimental import pallas as pl
 
     leaves = tree.num_leaves
-    queries, held = jax.tree.unflatten(tree, refs[:leaves]), jax.tree.unflatten(tree, refs[leaves : 2 * leaves])
+    queries, vectors = jax.tree.unflatten(tree, refs[:leaves]), jax.tree.unflatten(tree, refs[leaves : 2 * leaves])
     mask, cell, out = refs[2 * leaves :]
     number, places = cell[0], pl.ds(pl.program_id(1) * PLACES, PLACES)
     rows = out.shape[0]
@@ -108,11 +108,13 @@ def _tile(tree: Any, dimension: int, *refs: Any) -> None:
 
     def add(step: jax.Array, products: jax.Array) -> jax.Array:
         some = pl.ds(step * NUMBERS, NUMBERS)
-        ours, theirs = queries.numbers[:, some], held.numbers[number, places, some]
+        ours, theirs = queries.numbers[:, some], vectors.numbers[number, places, some]
         return products + jax.lax.dot_general(ours, theirs, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
     products = jax.lax.fori_loop(0, dimension // NUMBERS, add, jnp.zeros((rows, PLACES), kind))
-    part = Compressed(*(None if x is None else x[number, places] for x in (None, held.scale, held.norm, held.error)))
+    part = Compressed(
+        *(None if x is None else x[number, places] for x in (None, vectors.scale, vectors.norm, vectors.error))
+    )
     of_queries = Compressed(
         *(None if x is None else x[...] for x in (None, queries.scale, queries.norm, queries.error))
     )
@@ -136,7 +138,7 @@ def at_most(products: jax.Array, queries: Compressed, vectors: Compressed, mask:
 
 
 def best_of_groups(
-    queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, chosen: jax.Array
+    queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, groups: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return scores and positions in the cell [Q, k * GROUP] of the members of groups.
 
@@ -145,11 +147,11 @@ def best_of_groups(
         vectors: of all cells [cells,n,D].
         cell: number of the cell.
         mask: [n]: 0 where a position has a vector, else -inf.
-        chosen: groups [Q,k] of `group_maxima`.
+        groups: [Q,k] of `group_maxima`.
     """
     apart = PLACES // GROUP
-    first = chosen // apart * PLACES + chosen % apart
-    places = (first[:, :, None] + apart * jnp.arange(GROUP)).reshape(len(chosen), -1)
+    first = groups // apart * PLACES + groups % apart
+    places = (first[:, :, None] + apart * jnp.arange(GROUP)).reshape(len(groups), -1)
     numbers = vectors.numbers[cell, places]  # [Q, k * GROUP, D]; not in memory: it is multiplied as it is read
     kind = jnp.int32 if numbers.dtype == jnp.int8 else jnp.float32
     products = (queries.numbers[:, None].astype(kind) * numbers.astype(kind)).sum(axis=-1)

@@ -39,23 +39,23 @@ class Quantized:
         kind = faiss.ScalarQuantizer.QT_8bit_direct_signed  # a number is its code: there is nothing to learn
         self.index = faiss.IndexScalarQuantizer(dimension, kind, faiss.METRIC_INNER_PRODUCT)
         self.index.is_trained = True
-        self.lost = self.longest = self.longest_code = 0.0  # the largest |e|, |d'|, |z|
+        self.max_error = self.longest = self.longest_code = 0.0  # the largest |e|, |d'|, |z|
         for start in parts:
             some = vectors[start : start + ROWS]
             codes = np.rint(some / divisors)
             self.index.add(codes)
             short, norms = codes * self.scale, upper_norms(some)
             # codes * scale is rounded, and so is the difference, each by at most a unit of numbers like the vector's.
-            self.lost = max(self.lost, float((upper_norms(some - short) + 4 * UNIT * norms).max()))
+            self.max_error = max(self.max_error, float((upper_norms(some - short) + 4 * UNIT * norms).max()))
             self.longest = max(self.longest, float(upper_norms(short).max()) * (1 + 2 * UNIT))
             self.longest_code = max(self.longest_code, float(upper_norms(codes).max()))
 
     def best(self, query: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the float32 products of a query [1,D] with its `count` best vectors and their rows [1,count],
         descending, and an upper bound on its products with all others [1]."""
-        folded = query.astype(np.float64) * self.scale
-        step = np.abs(folded).max() / INT8
-        codes = np.rint(folded / (step or np.inf))
+        scaled_query = query.astype(np.float64) * self.scale
+        step = np.abs(scaled_query).max() / INT8
+        codes = np.rint(scaled_query / (step or np.inf))
         scores, rows = self._nearest(codes.astype(np.float32), min(OVER * count, len(self.vectors)))
         products = np.vecdot(self.vectors[rows[0]], query)[None]  # BLAS's threads would still spin during the next step
         order = np.argsort(-products, axis=1)
@@ -63,10 +63,10 @@ class Quantized:
         bound = sorted_products[:, count:].max(axis=1, initial=-np.inf)
         if rows.shape[1] < len(self.vectors):
             norm, dimension = upper_norms(query), query.shape[1]
-            lost = norm * self.lost + np.linalg.norm(folded - step * codes) * self.longest_code
-            above = step * scores[:, -1].astype(np.float64) + lost
+            loss = norm * self.max_error + np.linalg.norm(scaled_query - step * codes) * self.longest_code
+            above = step * scores[:, -1].astype(np.float64) + loss
             # Where FAISS adds up in float32, and for the float64 here.
-            above += rounding_error(dimension, norm, self.longest) + 2 * dimension * UNIT * lost
+            above += rounding_error(dimension, norm, self.longest) + 2 * dimension * UNIT * loss
             bound = np.maximum(bound, rounded_up(above))
         return sorted_products[:, :count], np.take_along_axis(rows, order, axis=1)[:, :count], bound
 

@@ -101,8 +101,8 @@ def search_lists(
     exists = owner < count
 
     def tile(documents: tuple[Compressed, jax.Array]) -> jax.Array:
-        held, mask_of_tile = documents
-        products = upper_bounds(held, queries, exists)  # [documents * V, W]: a bound has no order of its two sides
+        part, mask_of_tile = documents
+        products = upper_bounds(part, queries, exists)  # [documents * V, W]: a bound has no order of its two sides
         products = jnp.where(mask_of_tile[:, None], products, -jnp.inf)
         best = products.reshape(at_once, length, -1).max(axis=1)
         return jnp.where(exists, best, 0.0)

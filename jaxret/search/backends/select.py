@@ -71,15 +71,15 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     """
     numbers = find_precision(precision)
     if name == "auto":
-        passed: list[tuple[str, str]] = []
+        reasons: list[tuple[str, str]] = []
         for choice in AUTO_ON_CPU if jax.default_backend() == "cpu" else AUTO_ON_ACCELERATOR:
             kind = BACKENDS[choice]
             problem = _lacks(kind, lists, numbers) or kind.available()
             if problem is None:
-                why = "".join(f", not {other}: {reason}" for other, reason in passed)
+                why = "".join(f", not {other}: {reason}" for other, reason in reasons)
                 return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, many, lists)
-            passed.append((choice, problem))
-        raise ValueError("no search backend does this: " + "; ".join(f"{other}: {reason}" for other, reason in passed))
+            reasons.append((choice, problem))
+        raise ValueError("no search backend does this: " + "; ".join(f"{other}: {reason}" for other, reason in reasons))
     if name not in BACKENDS:
         raise ValueError(f"unknown search backend {name!r}; it must be one of auto, {', '.join(BACKENDS)}")
     kind = BACKENDS[name]

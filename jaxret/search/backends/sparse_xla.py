@@ -121,11 +121,11 @@ def products_of(table: jax.Array, words: jax.Array, weights: jax.Array) -> jax.A
     def of_tile(tile: tuple[jax.Array, jax.Array]) -> jax.Array:
         words, weights = tile
         weight = weights[..., None]
-        shared = table[words]  # [rows,W,Q]
+        query_weights = table[words]  # [rows,W,Q]
         # A word of both texts counts, however small the product is.
-        products = jnp.where((shared > 0) & (weight > 0), jnp.maximum(shared * weight, TINY), 0.0)
+        products = jnp.where((query_weights > 0) & (weight > 0), jnp.maximum(query_weights * weight, TINY), 0.0)
         return products.sum(axis=1)
 
-    tiled = tuple(jnp.pad(x, spare).reshape(tiles, rows, width) for x in (words, weights))
-    scores = jax.lax.map(of_tile, tiled).reshape(rows * tiles, -1)[:n].T
+    tile_arrays = tuple(jnp.pad(x, spare).reshape(tiles, rows, width) for x in (words, weights))
+    scores = jax.lax.map(of_tile, tile_arrays).reshape(rows * tiles, -1)[:n].T
     return jnp.where(scores > 0, scores, -jnp.inf)

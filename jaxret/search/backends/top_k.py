@@ -89,16 +89,16 @@ def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array
         top, places = highest(scores, count)
     else:
         # Column c is in group c % groups: so maxima are taken of whole rows of numbers that lie together.
-        grouped = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, group, -1)
-        maxima, chosen = highest(grouped.max(axis=1), count)
-        inside = jnp.take_along_axis(grouped, chosen[:, None], axis=2)
+        grid = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, group, -1)
+        maxima, best_groups = highest(grid.max(axis=1), count)
+        inside = jnp.take_along_axis(grid, best_groups[:, None], axis=2)
         # The maxima first: little of the rest is above the lowest of them, which a CPU's partial sort sees at once.
         at = inside.argmax(axis=1)
         others = jnp.where(jnp.arange(group)[:, None] == at[:, None], -jnp.inf, inside).reshape(n_queries, -1)
         top, columns = highest(jnp.concatenate([maxima, others], axis=1), count)
         of, member = columns % count, columns // count - 1
         member = jnp.where(member < 0, jnp.take_along_axis(at, of, axis=1), member)
-        places = jnp.take_along_axis(chosen, of, axis=1) + member * grouped.shape[2]
+        places = jnp.take_along_axis(best_groups, of, axis=1) + member * grid.shape[2]
     return top, places, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
 
 

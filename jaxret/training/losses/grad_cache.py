@@ -25,9 +25,9 @@ def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
         chunk_size: queries to encode at a time; 0: all.
         devices: that share a pass.
     """
-    requested = min(chunk_size or queries, queries)
-    fitting = (n for n in range(requested, queries) if queries % n == 0 and n % devices == 0)
-    return queries // next(fitting, queries)
+    size = min(chunk_size or queries, queries)
+    divisors = (n for n in range(size, queries) if queries % n == 0 and n % devices == 0)
+    return queries // next(divisors, queries)
 
 
 def describe_rounding(queries: int, chunk_size: int, devices: int) -> str:
@@ -35,9 +35,9 @@ def describe_rounding(queries: int, chunk_size: int, devices: int) -> str:
     size = queries // count_chunks(queries, chunk_size, devices)
     if not 0 < chunk_size < size:
         return ""
-    shared = f" and gives each of {devices} devices as many" if devices > 1 else ""
+    shares = f" and gives each of {devices} devices as many" if devices > 1 else ""
     fact = f"{size} of {queries} queries are encoded at a time"
-    return f"train.chunk_size is {chunk_size}; {fact}, the next number that divides them{shared}"
+    return f"train.chunk_size is {chunk_size}; {fact}, the next number that divides them{shares}"
 
 
 def split_chunks(tree: Tree, chunks: int) -> Tree:

@@ -125,11 +125,11 @@ def competing_documents(batch: Batch, in_batch_negatives: bool = True) -> Bool[j
     relevant = jnp.any(batch.document_ids[None, :, None] == batch.known_positives[:, None, :], axis=-1)
     exists = batch.document_ids >= 0
     positive = jnp.arange(batch.document_ids.shape[0])[None] == batch.positives[:, None]
-    competing = positive | (exists[None] & ~relevant)
+    mask = positive | (exists[None] & ~relevant)
     if in_batch_negatives:
-        return competing
+        return mask
     place = jnp.arange(batch.document_ids.shape[0])[None] - batch.positives[:, None]
-    return competing & (place >= 0) & (place < batch.document_ids.shape[0] // batch.positives.shape[0])
+    return mask & (place >= 0) & (place < batch.document_ids.shape[0] // batch.positives.shape[0])
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Scores:
     Attributes:
         similarities: S, in float32; MASKED_SCORE where a vector does not exist.
         positives: index into N of each query's positive; -1 marks an empty row, which counts for nothing.
-        competing: which documents the softmax of each query runs over.
+        softmax_mask: which documents the softmax of each query runs over.
         settings: of the loss.
         annealing: factor of both temperatures.
         epoch: from 0.
@@ -155,7 +155,7 @@ class Scores:
 
     similarities: Float[jax.Array, "B N V"]
     positives: Int[jax.Array, " B"]
-    competing: Bool[jax.Array, "B N"]
+    softmax_mask: Bool[jax.Array, "B N"]
     settings: LossSettings
     annealing: Scalar | float = 1.0
     epoch: Scalar | float = 0.0
@@ -201,7 +201,7 @@ class Scores:
     ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
         """Return `of_documents`, with MASKED_SCORE for documents that do not compete."""
         positive, scores = self.of_documents(similarities)
-        return positive, jnp.where(self.competing, scores, MASKED_SCORE)
+        return positive, jnp.where(self.softmax_mask, scores, MASKED_SCORE)
 
     @cached_property
     def whole(self) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
@@ -216,9 +216,9 @@ class Scores:
 
     def group(self) -> tuple[Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
         """Return the scores of each query with the documents of its own group, the positive first, and their mask."""
-        size = self.group_size or self.competing.shape[1] // len(self.positives)
+        size = self.group_size or self.softmax_mask.shape[1] // len(self.positives)
         columns = self.positive_columns[:, None] + jnp.arange(size)
-        mask = jnp.take_along_axis(self.competing, columns, axis=1) & self.query_exists[:, None]
+        mask = jnp.take_along_axis(self.softmax_mask, columns, axis=1) & self.query_exists[:, None]
         return jnp.take_along_axis(self.whole[1], columns, axis=1), mask
 
     def teacher_group(self) -> tuple[Float[jax.Array, "B G"], Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
@@ -235,8 +235,8 @@ class Scores:
         negatives: those above score[i,i+] + margin (Qwen3-Embedding)."""
         if self.settings.false_negatives.masked:
             is_positive = jnp.arange(scores.shape[1])[None] == self.positive_columns[:, None]
-            kept = is_positive | (scores <= positive[:, None] + self.settings.false_negatives.margin)
-            scores = jnp.where(kept, scores, MASKED_SCORE)
+            keep_mask = is_positive | (scores <= positive[:, None] + self.settings.false_negatives.margin)
+            scores = jnp.where(keep_mask, scores, MASKED_SCORE)
         temperature = self.settings.temperature * self.annealing
         return self.mean(jax.nn.logsumexp(scores / temperature, axis=-1) - positive / temperature)
 

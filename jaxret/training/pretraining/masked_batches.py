@@ -84,16 +84,16 @@ class MaskedBatches:
     def __call__(self, number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
         """Return the rows of a batch that belong to process `part[0]` of `part[1]`, as host arrays."""
         index, count = part
-        chosen = self.spans_of(number)
-        rows = range(index * len(chosen) // count, (index + 1) * len(chosen) // count)
+        spans = self.spans_of(number)
+        rows = range(index * len(spans) // count, (index + 1) * len(spans) // count)
         return stack_rows(
-            [self._row(int(chosen[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows]
+            [self._row(int(spans[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows]
         )
 
     def describe_batch(self, data: Any, number: int) -> str:
         """Return the documents that a batch begins with, for an error."""
-        chosen = self.spans_of(number)
-        documents = np.searchsorted(self.spans.first, chosen[chosen >= 0][:8], side="right")
+        spans = self.spans_of(number)
+        documents = np.searchsorted(self.spans.first, spans[spans >= 0][:8], side="right")
         return f"documents {', '.join(map(str, documents))} of the corpus (from 1)"
 
     def _row(self, span: int, random: np.random.Generator) -> MaskedTexts:
@@ -104,18 +104,18 @@ class MaskedBatches:
         real, most = np.arange(self.length) < length, masking_budget(self.rate, self.length)
         words = self.vocabulary.word_numbers(text[:length])
         hidden = np.zeros(self.length, bool)
-        counted = (
+        token_count = (
             length if self.decoder else int((words >= 0).sum())
         )  # RetroMAE's rate counts markers, though they are never hidden
-        hidden[:length] = draw_hidden(words, masking_budget(self.rate, counted), random)[0]
+        hidden[:length] = draw_hidden(words, masking_budget(self.rate, token_count), random)[0]
         positions, labels = np.zeros(most, np.int32), np.full(most, -1, np.int32)
         count = int(hidden.sum())
         positions[:count], labels[:count] = np.flatnonzero(hidden), text[hidden]
-        masked = MaskedTexts(Tokens(corrupt(text, hidden, self.vocabulary, random), real), positions, labels)
-        return masked if self.decoder is None else self._decoded(masked, text, words, random)
+        texts = MaskedTexts(Tokens(corrupt(text, hidden, self.vocabulary, random), real), positions, labels)
+        return texts if self.decoder is None else self._decoded(texts, text, words, random)
 
     def _decoded(
-        self, masked: MaskedTexts, text: np.ndarray, words: np.ndarray, random: np.random.Generator
+        self, texts: MaskedTexts, text: np.ndarray, words: np.ndarray, random: np.random.Generator
     ) -> MaskedTexts:
         assert self.decoder is not None
         visible, length = np.zeros((self.length, self.length), bool), len(words)
@@ -123,7 +123,7 @@ class MaskedBatches:
             visible[:length, :length] = decoder_mask(words, *self.decoder, random)
         targets = np.full(self.length, -1, np.int32)
         targets[:length] = np.where(words >= 0, text[:length], -1)
-        return replace(masked, original_ids=text, attention_mask=visible, targets=targets)
+        return replace(texts, original_ids=text, attention_mask=visible, targets=targets)
 
 
 def stack_rows(trees: Sequence[MaskedTexts]) -> MaskedTexts:

@@ -55,10 +55,10 @@ def _continues(tokens: list[str]) -> Bool[np.ndarray, " V"]:
 
     WordPiece marks tokens that continue one; byte-pair encodings and SentencePiece mark those that begin one. The mark
     is the one that most tokens begin with: in texts with Markdown headings "##" is a word too."""
-    marked = {mark: np.array([token.startswith(mark) for token in tokens]) for mark in ("##", "Ġ", "▁")}
-    mark = max(marked, key=lambda prefix: int(marked[prefix].sum()))
-    if marked[mark].any():
-        return marked[mark] if mark == "##" else ~marked[mark]
+    marks = {mark: np.array([token.startswith(mark) for token in tokens]) for mark in ("##", "Ġ", "▁")}
+    mark = max(marks, key=lambda prefix: int(marks[prefix].sum()))
+    if marks[mark].any():
+        return marks[mark] if mark == "##" else ~marks[mark]
     raise ValueError("none of the tokenizer's tokens begins with '##', 'Ġ' or '▁': where words begin cannot be seen")
 
 
@@ -80,28 +80,28 @@ def draw_hidden(
     """
     sizes = np.bincount(words[words >= 0])
     order = np.argsort(random.random((count, len(sizes))), axis=1)
-    chosen = np.zeros(order.shape, bool)
-    np.put_along_axis(chosen, order, _fitting(sizes[order], most), axis=1)
-    return chosen[:, words] & (words >= 0) if len(sizes) else np.zeros((count, len(words)), bool)
+    choice = np.zeros(order.shape, bool)
+    np.put_along_axis(choice, order, _fitting(sizes[order], most), axis=1)
+    return choice[:, words] & (words >= 0) if len(sizes) else np.zeros((count, len(words)), bool)
 
 
 def _fitting(sizes: Int[np.ndarray, "count W"], most: int) -> Bool[np.ndarray, "count W"]:
     """Return which words of each row are chosen, from left to right, skipping words that do not fit any more."""
-    chosen = sizes <= most
+    choice = sizes <= most
     while True:
-        reached = np.cumsum(np.where(chosen, sizes, 0), axis=1)
-        over = chosen & (reached > most)
+        totals = np.cumsum(np.where(choice, sizes, 0), axis=1)
+        over = choice & (totals > most)
         if not np.any(over):
-            return chosen
+            return choice
         first = np.argmax(over, axis=1)[:, None]  # up to this word nothing changes any more
-        left = most - np.take_along_axis(reached - sizes, first, axis=1)
+        left = most - np.take_along_axis(totals - sizes, first, axis=1)
         after = np.arange(sizes.shape[1]) >= first
-        chosen &= ~(np.any(over, axis=1, keepdims=True) & after & (sizes > left))
+        choice &= ~(np.any(over, axis=1, keepdims=True) & after & (sizes > left))
 
 
 def corrupt(
     ids: Int[np.ndarray, " T"],
-    chosen: Bool[np.ndarray, " T"],
+    mask: Bool[np.ndarray, " T"],
     vocabulary: MaskingVocabulary,
     random: np.random.Generator,
 ) -> Int[np.ndarray, " T"]:
@@ -109,13 +109,13 @@ def corrupt(
 
     Args:
         ids: of the text.
-        chosen: tokens to hide.
+        mask: tokens to hide.
         vocabulary: of the tokenizer.
         random: generator.
     """
     draw, others = random.random(len(ids)), random.integers(len(vocabulary.special), size=len(ids))
     replacement = np.where(draw < 0.8, vocabulary.mask_id, np.where(draw < 0.9, others, ids))
-    return np.where(chosen, replacement, ids).astype(np.int32)
+    return np.where(mask, replacement, ids).astype(np.int32)
 
 
 def decoder_mask(

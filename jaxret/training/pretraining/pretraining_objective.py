@@ -55,8 +55,8 @@ def pretraining_loss(output: PretrainingOutput, exists: Bool[jax.Array, " B"], m
     """Return the sum of the losses of all texts. exists: which rows are texts."""
     terms = {}
     for name, pairs in output.losses.items():
-        lost, count = jnp.sum(pairs, axis=0)
-        terms[name] = lost / jnp.maximum(count, 1)
+        total, count = jnp.sum(pairs, axis=0)
+        terms[name] = total / jnp.maximum(count, 1)
     loss = sum(terms.values(), jnp.zeros(()))
     if not method.pairs:
         return LossTerms(loss, terms)
@@ -75,5 +75,5 @@ def span_contrast(
     partner = jnp.minimum(rows ^ 1, len(rows) - 1)  # of an odd number of rows the last is empty
     partner_scores = jnp.take_along_axis(scores, partner[:, None], axis=1)[:, 0]
     count = jnp.maximum(jnp.sum(exists), 1)
-    lost = jnp.sum(jnp.where(exists, jax.nn.logsumexp(scores, axis=1) - partner_scores, 0.0)) / count
-    return lost, jnp.sum(exists & (partner_scores >= jnp.max(scores, axis=1))) / count
+    loss = jnp.sum(jnp.where(exists, jax.nn.logsumexp(scores, axis=1) - partner_scores, 0.0)) / count
+    return loss, jnp.sum(exists & (partner_scores >= jnp.max(scores, axis=1))) / count

@@ -79,8 +79,8 @@ def check_pretraining_config(config: ConfigDict) -> None:
         raise ValueError(f"pretraining.length is {c.length}; it must be 3 or more")
     if c.shortest > c.length - 2:
         raise ValueError(f"pretraining.shortest is {c.shortest}, but spans have at most {c.length - 2} tokens of text")
-    unused = {"data.dev": "", "data.subset": 0, "tokens.packing": False, "train.start_from": "", "train.rounds": 1}
-    for key, empty in unused.items():
+    defaults = {"data.dev": "", "data.subset": 0, "tokens.packing": False, "train.start_from": "", "train.rounds": 1}
+    for key, empty in defaults.items():
         group, name = key.split(".")
         if config[group][name] != empty:
             raise ValueError(f"{key} is {config[group][name]!r}, which pre-training has no use for; leave it {empty!r}")
@@ -119,10 +119,10 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
         raise ValueError(f"{config.data.train} has {lack} of at least pretraining.shortest={c.shortest} tokens")
     job.log(describe_corpus(corpus))
     if not job.has_begun and (method.condenses or method.decodes):
-        stored = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
+        head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
         job.log(
             f"the head of {method.name} goes on from {PRETRAINING_HEAD} beside the encoder"
-            if stored
+            if head
             else "the pre-training head starts from random weights"
         )
     if documents.report:

@@ -68,7 +68,7 @@ class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
             Scores(
                 similarities=scores[..., None],
                 positives=jnp.where(batch.positives >= 0, 0, -1),
-                competing=batch.document_ids >= 0,
+                softmax_mask=batch.document_ids >= 0,
                 settings=self.settings,
                 teacher_scores=batch.teacher_scores,
                 group_size=scores.shape[1],
@@ -145,10 +145,10 @@ def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
             raise ValueError(f"validation.{key} is {name!r}; of a reranker it is one of {', '.join(RERANKING_METRICS)}")
     if config.validation.corpus:
         raise ValueError("validation.corpus is set, but a reranker retrieves nothing: leave it empty")
-    unused: dict[str, Any] = {"pooling": "none", "normalize": False, "loss.local_weight": 0, "loss.annealing_rate": 0}
-    unused |= {"data.pseudo_queries": "", "loss.in_batch_kl.weight": 0, "encode.dimension": 0}
-    unused |= {"loss.matryoshka.sizes": (), "loss.matryoshka.weights": ()}
-    for key, value in unused.items():
+    defaults: dict[str, Any] = {"pooling": "none", "normalize": False, "loss.local_weight": 0, "loss.annealing_rate": 0}
+    defaults |= {"data.pseudo_queries": "", "loss.in_batch_kl.weight": 0, "encode.dimension": 0}
+    defaults |= {"loss.matryoshka.sizes": (), "loss.matryoshka.weights": ()}
+    for key, value in defaults.items():
         group, _, name = key.rpartition(".")
         if (setting := (config[group] if group else config)[name]) != value:
             raise ValueError(f"{key} is {setting!r}, but a reranker has none: use {value!r}")
@@ -163,8 +163,8 @@ def _read_data(job: RerankingJob) -> RerankingData:
     if not job.has_begun and not job.config.train.start_from:
         directory = find_model(job.config.encoder.checkpoint, job.config.encoder.download)
         parts = dict.fromkeys(path.partition("/")[0] for path in score_head_names(job.model.module.config))
-        if missing := [part for part in parts if part not in job.model.stored_head(directory)]:
-            job.log(f"{directory} has no {' and '.join(missing)} layer of a cross-encoder: drawn from seed.init")
+        if missing_parts := [part for part in parts if part not in job.model.stored_head(directory)]:
+            job.log(f"{directory} has no {' and '.join(missing_parts)} layer of a cross-encoder: drawn from seed.init")
     if data.dev and not data.dev.negatives.lengths.any():
         raise ValueError(
             f"{job.config.data.dev} has no negatives, so there is nothing to rank the positives among: give a dev set "

@@ -75,7 +75,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
             Scores(
                 similarities=self.similarities(q, d),
                 positives=batch.positives,
-                competing=competing_documents(batch, settings.in_batch_negatives),
+                softmax_mask=competing_documents(batch, settings.in_batch_negatives),
                 settings=settings,
                 annealing=settings.annealing(step) if step is not None else 1.0,
                 epoch=settings.epoch(0 if step is None else step),

@@ -65,7 +65,7 @@ def test_candidates_of_proxies_are_ranked_by_exact_scores(name: str, many: bool)
         np.testing.assert_array_equal(result.rows[query], ranking[query][kept][:K])
         assert result.scores[query].tobytes() == scores[query][kept][:K].tobytes()
     assert (result.rows != ranking[:, :K]).any(), "control: something is missed"
-    assert result.scored == 4 * 20
+    assert result.scored_pairs == 4 * 20
 
 
 def test_all_passages_as_candidates_are_the_exact_result() -> None:

@@ -88,7 +88,7 @@ def test_results_equal_faiss_in_every_precision(
     backend = select_backend("xla", precision=name)
     result = search(queries, [documents[:333], documents[333:]], K, backend)
     assert_same_bits(result, expected)
-    assert len(queries) * K <= result.scored < sum(result.rounds) * 6 * K
+    assert len(queries) * K <= result.scored_pairs < sum(result.rounds) * 6 * K
     assert ("candidates in" in result.backend) == (name != "float32")
 
 

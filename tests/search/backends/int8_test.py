@@ -64,7 +64,7 @@ def test_vectors_left_out_are_below_the_bound(kind: str, dimension: int, monkeyp
     short = codes * held.scale
     lost = np.linalg.norm(numbers - short, axis=1).max()
     assert np.linalg.norm(codes, axis=1).max() <= held.longest_code
-    assert lost <= held.lost <= lost * 1.001 + 1e-5 * np.linalg.norm(numbers, axis=1).max() + 1e-17
+    assert lost <= held.max_error <= lost * 1.001 + 1e-5 * np.linalg.norm(numbers, axis=1).max() + 1e-17
     assert np.linalg.norm(short, axis=1).max() <= held.longest
 
 
@@ -72,7 +72,7 @@ def test_control_without_rounding_losses_the_bound_fails() -> None:
     numbers = vectors("near ties")
     exact = numbers.astype(np.float64) @ QUERY[0].astype(np.float64)
     held = Quantized(faiss, numbers)
-    held.lost = held.longest_code = 0
+    held.max_error = held.longest_code = 0
     _, rows, bound = held.best(QUERY, 1)
     assert np.delete(exact, rows[0]).max() > float(bound[0]), "of what is so much alike int8 finds others"
 
