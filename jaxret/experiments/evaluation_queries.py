@@ -70,7 +70,7 @@ class EvaluationQueries:
             match: how answers are read, "string" or "regex".
         """
         queries, qrels = shown_message(queries), shown_message(qrels)
-        values: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skipped), "sha256": self.digests()}
+        values: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skip_counts), "sha256": self.digests()}
         values |= {"self_matches": "removed" if removed else "kept"}
         values |= {"match": match} if match != "string" else {}
         return values | ({"qrels": qrels, "split": self.split} if qrels else {})
