@@ -288,13 +288,13 @@ def _dangling(
     check: DataCheck, split: str, judgements: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
 ) -> None:
     in_corpus = np.isin(np.array([hash_id(j.passage_id) for j in judgements], np.uint64), passages)
-    for subject, dangling_ones in (
+    for subject, entries in (
         ("passages that are not in the corpus", [j for j, is_there in zip(judgements, in_corpus) if not is_there]),
         ("queries that there are not", [j for j in judgements if j.query_id not in queries]),
     ):
-        if dangling_ones:
-            first = dangling_ones[0].passage_id if "corpus" in subject else dangling_ones[0].query_id
-            check.log(f"  {len(dangling_ones):,} judgements of {split} are for {subject}, as {first!r}")
+        if entries:
+            first = entries[0].passage_id if "corpus" in subject else entries[0].query_id
+            check.log(f"  {len(entries):,} judgements of {split} are for {subject}, as {first!r}")
 
 
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:

@@ -36,7 +36,7 @@ class TeacherScorer(Protocol):
     @property
     def cut(self) -> tuple[Truncation, ...]: ...
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray: ...
+    def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray: ...
 
 
 @runtime_checkable
@@ -59,9 +59,9 @@ class RetrieverTeacher:
     ) -> RetrieverScorer:
         """Return the scorer. Raises ValueError for passages that are not in the corpus."""
         pool = RunPool(self.workdir, self.corpus, set(passages))
-        if missing := pool.missing(passages):
+        if ids := pool.missing(passages):
             raise ValueError(
-                f"{self.workdir} cannot score passage {missing[0]!r}, one of {len(missing):,} that are not in the "
+                f"{self.workdir} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the "
                 "corpus that it encoded; encode the one that the training data are of"
             )
         return RetrieverScorer(pool, queries)
@@ -75,7 +75,7 @@ class RetrieverScorer:
     queries: Mapping[str, Query]
     cut: tuple[Truncation, ...] = ()
 
-    def __call__(self, pairs: Sequence[tuple[str, str]], done: OnProgress = ignore_progress) -> np.ndarray:
+    def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:
         passages_of: dict[str, list[str]] = {}
         for query, passage in pairs:
             passages_of.setdefault(query, []).append(passage)
@@ -85,7 +85,7 @@ class RetrieverScorer:
             block_scores = self.pool.scores(
                 [self.queries[query] for query in block], [passages_of[query] for query in block]
             )
-            done(sum(len(passages_of[query]) for query in block))
+            on_progress(sum(len(passages_of[query]) for query in block))
             for query, passage_scores in zip(block, block_scores, strict=True):
                 scores |= {(query, passage): score for passage, score in passage_scores.items()}
         return np.array([scores[pair] for pair in pairs], np.float32)
@@ -125,10 +125,10 @@ def check_teacher(name: str, corpus: str, texts: str) -> None:
     with open_checkpoints(folder, config) as checkpoints:
         choose_checkpoint(checkpoints, "best", folder)
     if config.task == "retrieval":
-        encoded = open_encoded(corpus_folder(folder, corpus), verify=False)
+        encoded_corpus = open_encoded(corpus_folder(folder, corpus), verify=False)
         if texts:
             remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
-            require_encoded(encoded, texts, Corpus.open(texts).scan().sha256, remedy)
+            require_encoded(encoded_corpus, texts, Corpus.open(texts).scan().sha256, remedy)
 
 
 def teacher_files(name: str, corpus: str) -> list[Path]:

@@ -107,7 +107,7 @@ def parse_context(
     return check_passage(Passage(passage_id, text, title), location, policy)
 
 
-Value = TypeVar("Parsed")
+Value = TypeVar("Value")
 
 
 def read_question_records(
