@@ -15,7 +15,7 @@ from jaxret.index.parts_list import CorpusPart, read_parts
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import (
-    BEGUN,
+    BEGIN_FILE,
     Manifest,
     ShardError,
     file_problems,
@@ -119,7 +119,7 @@ def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]
 
 def _is_corpus(folder: Path) -> bool:
     """Return whether a folder is an encoded corpus, complete or not; a manifest alone is enough."""
-    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGUN, "parts.json")):
+    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGIN_FILE, "parts.json")):
         return True
     return "shards" in (read_entry(folder / "manifest.json") or {})
 
