@@ -51,7 +51,7 @@ class Tokens:
         packing: Positions for packed encoding, which computes the same states in fewer tokens. None: not packed.
         first: For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has
             token types. None: not pairs.
-        counted: True for tokens that a mean is over [B, T]. None: all real tokens.
+        mean_mask: True for tokens that a mean is over [B, T]. None: all real tokens.
     """
 
     ids: Int[Array, "B T"]
@@ -59,7 +59,7 @@ class Tokens:
     rows: Int[Array, " B"] | None = None
     packing: Packing | None = None
     first: Int[Array, " B"] | None = None
-    counted: Bool[Array, "B T"] | None = None
+    mean_mask: Bool[Array, "B T"] | None = None
 
     def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that an encoder computes for these texts, padding included.

@@ -210,10 +210,10 @@ def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> Non
 
 def _examples(check: DataCheck, examples: Sequence[Example], name: str = "examples") -> None:
     positives, negatives = (sum(len(getattr(e, side)) for e in examples) for side in ("positives", "negatives"))
-    with_scores = sum(e.score_count > 0 for e in examples)
+    count = sum(e.score_count > 0 for e in examples)
     without = sum(not e.negatives for e in examples)
     check.log(
-        f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {with_scores:,} with scores"
+        f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {count:,} with scores"
     )
     check.counts["examples"] = len(examples)
     check.counts["examples with those left out"] = len(examples) + check.policy.skip_counts.total()

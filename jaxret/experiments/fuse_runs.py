@@ -220,7 +220,7 @@ def _evaluate(
         job: measures and output.
         parts: the rankings that were fused, by name; printed too.
         rankings: the result.
-        provenance: how it was made, for the provenance.
+        provenance: how they were made.
         queries: queries and judgements.
     """
     measures = [parse_measure(measure).name for measure in job.measures]

@@ -64,8 +64,8 @@ def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[
     empty = write_corpus(encoded_corpus, words, out / "corpus")
     difference = compare_weights(encoded_corpus, words, out / "corpus")
     notes = [
-        f"{encoded_corpus.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts are "
-        f"integers, {UNIT} for a weight of 1.",
+        f"{encoded_corpus.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts "
+        f"are integers, {UNIT} for a weight of 1.",
         f"Index them by {INDEX_COMMAND}",
     ]
     if empty:

@@ -33,7 +33,7 @@ class StoreReader:
         self.texts = texts
 
     def part(self, start: int, stop: int, cancellation: Event | None = None) -> TokenBlock:
-        """Return the passages from row `start` to `stop`. cancelled: not needed, a store takes no time."""
+        """Return the passages from row `start` to `stop`. cancellation: not needed, a store takes no time."""
         return TokenBlock(self.texts.ids[start:stop], self.texts.passages.part(start, stop), self.texts.truncation)
 
     def require_unchanged(self) -> None:

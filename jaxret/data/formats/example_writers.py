@@ -15,8 +15,8 @@ from jaxret.data.records import Example, Passage
 
 
 def count_losses(examples: Iterable[Example], *contents: str) -> Losses:
-    """Count what a file does not hold of examples. `contents` lists what it holds: "query ids", "passage ids", "titles",
-    "answers", "instructions", "scores".
+    """Count what a file does not hold of examples. `contents` lists what it holds: "query ids", "passage ids",
+    "titles", "answers", "instructions", "scores".
     """
     losses: Losses = Counter()
     for number, example in enumerate(examples):

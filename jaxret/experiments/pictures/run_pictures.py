@@ -77,11 +77,11 @@ def training_picture(runs: Runs) -> Figure:
     measures = {_dev_measure(run) for members in runs.values() for run in members}
     names = ["loss", "learning_rate", *sorted(f"validation/{measure}" for measure in measures)]
     curves = {name: _curves(metrics, name) for name in names}
-    titles = [name for name in names if any(curves[name].values())]
-    if not titles:
+    curve_names = [name for name in names if any(curves[name].values())]
+    if not curve_names:
         raise ValueError(f"{', '.join(runs)}: no training step is logged")
-    figure, axes = new_picture(len(titles), share=False)
-    for ax, name in zip(axes, titles, strict=True):
+    figure, axes = new_picture(len(curve_names), share=False)
+    for ax, name in zip(axes, curve_names, strict=True):
         for number, (run, lines) in enumerate(curves[name].items()):
             _draw_curves(ax, lines, number, run)
         ax.set_xlabel("step")

@@ -50,7 +50,7 @@ class Side:
 
 
 def query_section(files: ReportFiles, count: int) -> Html:
-    """Return wins and losses of each system against the first one. shown: queries of each kind."""
+    """Return wins and losses of each system against the first one. count: queries of each kind."""
     parts: list[str] = []
     for set_results in files.sets:
         parts.append(tag("h3", set_results.name))

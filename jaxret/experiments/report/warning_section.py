@@ -101,7 +101,8 @@ def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
         try:
             queries_by_set[set_results.name] = SetTexts(set_results).dataset.queries
         except (OSError, ValueError) as error:
-            yield RunWarning("unread", f"Queries of {set_results.name} could not be compared with training data: {error}")
+            text = f"Queries of {set_results.name} could not be compared with training data: {error}"
+            yield RunWarning("unread", text)
     for (source, split), labels in sources.items():
         if problem := _too_large(source):
             yield RunWarning("unread", problem)

@@ -104,8 +104,8 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
             for index, (measure, number) in enumerate(zip(case.measures, case.numbers, strict=True))
         ]
         is_same = case.source == case.target or resolved(row).verb == "bm25"
-        training = "" if is_same else f" (trained on {case.source.name})"
-        yield f"{case.target.name}{training}: {', '.join(values)}"
+        note = "" if is_same else f" (trained on {case.source.name})"
+        yield f"{case.target.name}{note}: {', '.join(values)}"
     for name, times in row.milliseconds.items():
         yield f"{name}: {', '.join(f'{time:g} ms' for time in times)}"
     if row.gib:

@@ -25,7 +25,7 @@ class MetadataColumns:
     """
 
     def __init__(self, corpus: EncodedCorpus, other_columns: Iterable[str]) -> None:
-        """taken: names of the other columns."""
+        """other_columns: names of the other columns."""
         self._parts = [read_fields(shards) for shards in corpus.shards]
         names = sorted({name for part in self._parts for name in part})
         self.fields = dict(zip(column_names(names, other_columns), names, strict=True))
