@@ -363,7 +363,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
             self.passages = passages
             return self
 
-        def __call__(self, pairs: Any, done: OnProgress = ignore_progress) -> np.ndarray:
+        def __call__(self, pairs: Any, on_progress: OnProgress = ignore_progress) -> np.ndarray:
             blocks.append(len(pairs))
             return np.array([float(len(self.passages[passage].text)) for _, passage in pairs], np.float32)
 
@@ -386,7 +386,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
         score_examples(Lengths(), str(out), out, progress=False)
 
     class Broken(Lengths):
-        def __call__(self, pairs: Any, done: OnProgress = ignore_progress) -> np.ndarray:
+        def __call__(self, pairs: Any, on_progress: OnProgress = ignore_progress) -> np.ndarray:
             scores = super().__call__(pairs)
             scores[-1] = np.nan
             return scores
