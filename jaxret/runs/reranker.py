@@ -103,7 +103,7 @@ class TextScores:
     pair_truncation: Truncation
 
     def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:
-        """Return the scores of pairs of ids, float32 [N]; `done` is called with the size of each finished batch."""
+        """Return the scores of pairs of ids, float32 [N]; `on_progress` gets the size of each finished batch."""
         query_rows = np.array([self.query_numbers[query] for query, _ in pairs], np.int64)
         passage_rows = np.array([self.passage_numbers[passage] for _, passage in pairs], np.int64)
         scores = self.scorer(self.queries, self.passages, query_rows, passage_rows, on_progress)
