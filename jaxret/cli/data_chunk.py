@@ -30,6 +30,12 @@ def main(source: str, destination: str) -> None:
     print(f"{counts.records_read:,} records read, {counts.records_written:,} written: {destination}")
     if counts.without_answer:
         print(f"{counts.without_answer:,} training records are left out: no chunk of a positive has an answer")
-    emit("chunks", file=destination, read=counts.records_read, written=counts.records_written, without_answer=counts.without_answer)
+    emit(
+        "chunks",
+        file=destination,
+        read=counts.records_read,
+        written=counts.records_written,
+        without_answer=counts.without_answer,
+    )
     if policy.report():
         print(policy.report())

@@ -259,7 +259,11 @@ def _has_questions(folder: Path) -> bool:
 
 
 def _split(
-    check: DataCheck, folder: Path, split: str, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]
+    check: DataCheck,
+    folder: Path,
+    split: str,
+    judgements_by_split: dict[str, list[Judgement]],
+    texts: dict[str, dict[str, str]],
 ) -> None:
     file = examples_path(folder, split)
     gives = detect_file(_as(check.source, file)).format.gives if file else lambda role: False
@@ -300,9 +304,13 @@ def _dangling(
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
     """Queries with the same words, and relevant passages, in two splits."""
     queries = {
-        split: {texts[split].get(j.query_id, j.query_id) for j in judgements} for split, judgements in judgements_by_split.items()
+        split: {texts[split].get(j.query_id, j.query_id) for j in judgements}
+        for split, judgements in judgements_by_split.items()
     }
-    relevant = {split: {j.passage_id for j in judgements if j.relevance > 0} for split, judgements in judgements_by_split.items()}
+    relevant = {
+        split: {j.passage_id for j in judgements if j.relevance > 0}
+        for split, judgements in judgements_by_split.items()
+    }
     splits = list(judgements_by_split)
     for i, one in enumerate(splits):
         for two in splits[i + 1 :]:

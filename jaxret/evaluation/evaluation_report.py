@@ -31,7 +31,9 @@ def evaluation_markdown(systems: Systems) -> str:
 def footer(systems: Systems) -> str:
     """Return the number of queries with results: one line if all systems agree, otherwise a line for each. A further
     line counts the queries with answers, where not all have some."""
-    counts = dict.fromkeys(e.answer_counts for e in systems.values() if e.answer_counts and len(set(e.answer_counts)) > 1)
+    counts = dict.fromkeys(
+        e.answer_counts for e in systems.values() if e.answer_counts and len(set(e.answer_counts)) > 1
+    )
     partly = "".join(f"\nAccuracy@k: of the {count} of {total} queries that have answers." for count, total in counts)
     return _coverage(systems) + partly
 

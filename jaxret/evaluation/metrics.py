@@ -190,7 +190,9 @@ def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measur
         for measure in parsed_measures:
             per_query[measure.name][query_id] = measure.score(ranks, relevance.values())
     mean = {name: math.fsum(values.values()) / len(grades_by_query) for name, values in per_query.items()}
-    return Evaluation(mean, per_query, len(grades_by_query), sum(bool(run.get(query_id)) for query_id in grades_by_query))
+    return Evaluation(
+        mean, per_query, len(grades_by_query), sum(bool(run.get(query_id)) for query_id in grades_by_query)
+    )
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:

@@ -77,7 +77,9 @@ def choose_sets(job: BeirJob) -> tuple[SetFolders, dict[str, str]]:
     reasons: dict[str, str] = {}
     for name, members in selection.items():
         if unjudged_names := unjudged_members(members, job.split):
-            reasons[name] = f"no judgements of {job.split}" + (f" in {unjudged_names[0]}" if unjudged_names != [name] else "")
+            reasons[name] = f"no judgements of {job.split}" + (
+                f" in {unjudged_names[0]}" if unjudged_names != [name] else ""
+            )
     if reasons and (job.sets or len(reasons) == len(selection)):
         name, reason = next(iter(reasons.items()))
         raise ValueError(f"{job.folder}: {name} has {reason}; give another --split, or leave it out")

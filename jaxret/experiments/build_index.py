@@ -49,7 +49,9 @@ def index_corpus(
     check_options_of_index(encoded_corpus, options)  # wrong options are an error before anything is built
     if encoded_corpus.total_rows < 2:
         raise ValueError(f"{folder} has {encoded_corpus.total_rows} of its passages left: an index needs two at least")
-    queries = _encoded_queries(run.with_dimension(encoded_corpus.dimension), options) if run and options.queries else None
+    queries = (
+        _encoded_queries(run.with_dimension(encoded_corpus.dimension), options) if run and options.queries else None
+    )
     build, measure, as_queries = build_faiss_index, measure_recall, passages_as_queries
     if encoded_corpus.sparse:
         build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries
@@ -108,7 +110,11 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
     tokens = run.tokenizer.queries([queries[number] for number in numbers])
     query_vectors = run.embedder()(tokens, "query")
-    vectors = query_vectors if isinstance(query_vectors, SparseRows) else np.ascontiguousarray(query_vectors.stacked()[:, 0], np.float32)
+    vectors = (
+        query_vectors
+        if isinstance(query_vectors, SparseRows)
+        else np.ascontiguousarray(query_vectors.stacked()[:, 0], np.float32)
+    )
     return RecallQueries(vectors, f"questions of {options.queries}")
 
 

@@ -121,7 +121,8 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         "corpus": systems[0].corpus,
         "exact": True,
     }
-    return _evaluate(job, {}, rankings, provenance | {"depth": fusion.depth, "weights": list(weights), **tuning_record}, evaluation_queries)
+    provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
+    return _evaluate(job, {}, rankings, provenance, evaluation_queries)
 
 
 def _tuned_on_queries(job: FuseJob, systems: Sequence[ScoringSystem]) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -212,7 +213,11 @@ def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
 
 
 def _evaluate(
-    job: FuseJob, parts: Mapping[str, Rankings], rankings: Rankings, provenance: Mapping[str, Any], queries: EvaluationQueries
+    job: FuseJob,
+    parts: Mapping[str, Rankings],
+    rankings: Rankings,
+    provenance: Mapping[str, Any],
+    queries: EvaluationQueries,
 ) -> Evaluation:
     """Print and write the evaluation of fused rankings.
 

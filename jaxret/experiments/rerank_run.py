@@ -137,7 +137,9 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
         both = before, after
         print(evaluation_text({"before": before, "after": after}))
         emit_table({"before": before, "after": after})
-    answers = answer_accuracies(rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, job.match)
+    answers = answer_accuracies(
+        rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, job.match
+    )
     if both:
         _write_evaluation(reranker, job, inputs, both[1], answers)
     elif answers:
@@ -257,7 +259,9 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
     source = [sha256_file(path) for path in run_files(job.run)]
     search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(job.run)}
     search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
-    dataset = inputs.evaluation_queries.provenance(job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match)
+    dataset = inputs.evaluation_queries.provenance(
+        job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match
+    )
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
     return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}
 

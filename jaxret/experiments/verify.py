@@ -184,7 +184,8 @@ def _shards(folder: Path) -> Iterator[Verification]:
     if not read.problem:
         contents = read_manifest(manifest)
         damaged = False
-        for shard, entry in zip(plan_shards(contents.total_rows, contents.rows_per_shard), contents.shards, strict=True):
+        shards = plan_shards(contents.total_rows, contents.rows_per_shard)
+        for shard, entry in zip(shards, contents.shards, strict=True):
             problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
             damaged |= bool(problems)
             yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]

@@ -40,8 +40,8 @@ def find_larger_vectors(run: Run, corpus: str | Path, folder: Path, dtype: str =
     path, exists = os.fspath(corpus), source_exists(corpus)
     for name in run.workdir.corpora:
         source = run.workdir.embeddings(name)
-        is_same = is_source(encoded_source(source), path) if exists else name == path
-        if is_same and source != folder and _can_be_cut(run, manifest := read_manifest(source / "manifest.json"), dtype):
+        same = is_source(encoded_source(source), path) if exists else name == path
+        if same and source != folder and _can_be_cut(run, manifest := read_manifest(source / "manifest.json"), dtype):
             sizes[source] = manifest.dimension
     largest_first = sorted(sizes, key=lambda source: -sizes[source])
     return next((source for source in largest_first if not exists or _is_unchanged(source)), None)

@@ -143,20 +143,22 @@ def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
     def ragged(name: str) -> Ragged:
         return Ragged(columns[f"{name}.flat"], columns[f"{name}.offsets"])
 
-    return {name: Field(Strings(ragged(f"{n}.values")), ragged(f"{n}.rows")) for n, name in enumerate(manifest["fields"])}
+    return {
+        name: Field(Strings(ragged(f"{n}.values")), ragged(f"{n}.rows")) for n, name in enumerate(manifest["fields"])
+    }
 
 
 def _make(shards: ShardSet, folder: Path, sha256: Any) -> None:
     names: list[str] = []
     writer = ColumnWriter(folder)
     for name, (values, codes, rows) in sorted(_collect(shards).items()):
-        values_in_order = sorted(values)
+        sorted_values = sorted(values)
         new = np.empty(len(values), np.int64)  # of a code -> its place in the order
-        new[[values[value] for value in values_in_order]] = np.arange(len(values))
+        new[[values[value] for value in sorted_values]] = np.arange(len(values))
         places, owners = new[np.asarray(codes)], np.asarray(rows)
         order = np.lexsort((owners, places))
         offsets = np.searchsorted(places[order], np.arange(len(values) + 1))
-        writer.strings(f"{len(names)}.values", StringsBuilder(values_in_order).strings())
+        writer.strings(f"{len(names)}.values", StringsBuilder(sorted_values).strings())
         writer.ragged(f"{len(names)}.rows", [Ragged(owners[order], offsets)], np.int64)
         names.append(name)
     write_json(folder / "manifest.json", with_digest({"corpus": sha256, "fields": names, "columns": writer.columns}))
@@ -168,10 +170,10 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
     ids = StringsBuilder(key for block in blocks for key in shards.ids(block)).strings()
     hashes = np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids))
     order = np.argsort(hashes, kind="stable")
-    hashes_in_order, visited_rows = hashes[order], np.zeros(len(ids), bool)
+    sorted_hashes, visited_rows = hashes[order], np.zeros(len(ids), bool)
     fields: dict[str, tuple[dict[str, int], array[int], array[int]]] = {}
     for key, record in _records(unchanged_corpus(shards.folder)):
-        begin, end = (int(np.searchsorted(hashes_in_order, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
+        begin, end = (int(np.searchsorted(sorted_hashes, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
         row = next((int(row) for row in order[begin:end] if ids[int(row)] == key), -1)
         if row < 0 or visited_rows[row]:
             continue  # a record that was skipped

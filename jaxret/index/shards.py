@@ -270,7 +270,8 @@ class ShardWriter:
         self.require_same()
         missing_shards = self.pending()
         if missing_shards:
-            names = ", ".join(shard.suffix for shard in missing_shards[:5]) + (", ..." if len(missing_shards) > 5 else "")
+            names = ", ".join(shard.suffix for shard in missing_shards[:5])
+            names += ", ..." if len(missing_shards) > 5 else ""
             raise ShardError(
                 f"{self.folder}: {len(missing_shards)} of {len(self.shards)} shards are missing or damaged ({names}): "
                 "run encode again to write them"

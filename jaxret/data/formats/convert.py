@@ -151,7 +151,9 @@ class _Folder:
 
     def write(self, file: str, name: str, role: str, values: Iterable[Any]) -> None:
         items = _Counting(values)
-        self.conversion.losses += next(w.write for w in WRITERS[name] if w.role == role)(self.folder / file, items.values)
+        self.conversion.losses += next(w.write for w in WRITERS[name] if w.role == role)(
+            self.folder / file, items.values
+        )
         self.conversion.records[file] = items.count
 
 
@@ -214,7 +216,9 @@ def _lost_queries(data: FullDataSet, judgements_by_split: Mapping[str, list[Judg
     """Queries that are in no split: a folder with a file of queries for each split cannot hold them."""
     if data.queries_by_split:
         all_queries = [(query.id, split) for split in data.splits for query in data.queries(split)]
-        judged_queries = {(one.query_id, split) for split, judgements in judgements_by_split.items() for one in judgements}
+        judged_queries = {
+            (one.query_id, split) for split, judgements in judgements_by_split.items() for one in judgements
+        }
         return Counter({_UNJUDGED_QUERIES: len(set(all_queries) - judged_queries)})
     judged_ids = {one.query_id for judgements in judgements_by_split.values() for one in judgements}
     return Counter({_UNJUDGED_QUERIES: sum(query.id not in judged_ids for query in data.queries(None))})

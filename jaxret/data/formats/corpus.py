@@ -138,8 +138,8 @@ class Corpus:
 
         `hashes` are those of all ids: only if two agree is the corpus read once more, for the ids themselves.
         """
-        hashes_in_order = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
-        suspects = set(hashes_in_order[1:][hashes_in_order[1:] == hashes_in_order[:-1]].tolist())
+        sorted_hashes = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
+        suspects = set(sorted_hashes[1:][sorted_hashes[1:] == sorted_hashes[:-1]].tolist())
         return self._repeated_ids(suspects, policy) if suspects else {}
 
     def _repeated_ids(self, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:

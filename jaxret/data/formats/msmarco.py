@@ -214,7 +214,9 @@ def _are_scores(sample: FileSample) -> bool:
 def _are_labels(sample: FileSample) -> bool:
     """Whether the third column has a few words again and again: no negative is that of most queries."""
     several = 4  # of fewer lines nothing can be said
-    return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(2, len(sample.rows) // _ENOUGH_ROWS)
+    return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(
+        2, len(sample.rows) // _ENOUGH_ROWS
+    )
 
 
 def _is_triples(sample: FileSample) -> bool:

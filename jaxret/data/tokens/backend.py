@@ -119,7 +119,9 @@ def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
             for name in ("cls", "sep", "pad", "mask", "unk", "eos", "bos")
         }
         others = directory / "special_tokens_map.json"
-        if any(name in settings for name in _NOT_PLAIN) or (others.exists() and read_json(others) != _given(special_tokens)):
+        if any(name in settings for name in _NOT_PLAIN) or (
+            others.exists() and read_json(others) != _given(special_tokens)
+        ):
             return None
         special = {token["content"]: token["id"] for token in rules["added_tokens"] if token["special"]}
         if any(token not in special for token in _given(special_tokens).values()):
@@ -131,7 +133,10 @@ def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
         return None
     if backend.post_processor is None:  # transformers sets this default, and the digest depends on it
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    ids = {name: special[token] if token else None for name, token in ((n.split("_")[0], t) for n, t in special_tokens.items())}
+    ids = {
+        name: special[token] if token else None
+        for name, token in ((n.split("_")[0], t) for n, t in special_tokens.items())
+    }
     return backend, ids
 
 
@@ -139,7 +144,9 @@ def _given(tokens: dict[str, Any]) -> dict[str, Any]:
     return {name: token for name, token in tokens.items() if token is not None}
 
 
-def _is_bert(rules: dict[str, Any], settings: dict[str, Any], special_tokens: dict[str, Any], special: dict[str, int]) -> bool:
+def _is_bert(
+    rules: dict[str, Any], settings: dict[str, Any], special_tokens: dict[str, Any], special: dict[str, int]
+) -> bool:
     """Return whether tokenizer.json equals the tokenizer that transformers builds from vocabulary and settings."""
     tokenizer = Tokenizer(WordPiece({"[UNK]": 0}, unk_token=special_tokens["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(

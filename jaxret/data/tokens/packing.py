@@ -261,7 +261,9 @@ def choose_row_shape(
     first = -(-longest // STEP) * STEP
     widths = range(first, max(256, 2 * first) + 1, max(STEP, first // WIDTHS // STEP * STEP))
     packed_sample = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
-    row_counts = {width: np.array([place_texts(lengths, bins, width).rows for lengths in packed_sample]) for width in widths}
+    row_counts = {
+        width: np.array([place_texts(lengths, bins, width).rows for lengths in packed_sample]) for width in widths
+    }
 
     def work(rows: float, width: int) -> float:
         return rows * width * (1 + width / (6 * hidden_size))
@@ -271,7 +273,9 @@ def choose_row_shape(
 
     rare = min((RowsSize(above(counts), width) for width, counts in row_counts.items()), key=lambda size: work(*size))
     if usual is not None:
-        enough = (RowsSize(int(np.quantile(counts, usual, method="higher")), width) for width, counts in row_counts.items())
+        enough = (
+            RowsSize(int(np.quantile(counts, usual, method="higher")), width) for width, counts in row_counts.items()
+        )
         size = min(enough, key=lambda size: work(*size))
         sizes = [*(size for _ in range(count)), rare]
     else:

@@ -93,8 +93,10 @@ def training_picture(runs: Runs) -> Figure:
 
 def metric_picture(runs: Runs, name: str) -> Figure | None:
     """Return the curves of one metric of metrics.jsonl over training steps; None if no run has logged it."""
-    runs_with_metrics = {run: [member for member in members if member.metrics.exists()] for run, members in runs.items()}
-    curves = _curves({run: [read_metrics(member) for member in members] for run, members in runs_with_metrics.items()}, name)
+    metrics = {
+        run: [read_metrics(member) for member in members if member.metrics.exists()] for run, members in runs.items()
+    }
+    curves = _curves(metrics, name)
     if not any(curves.values()):
         return None
     figure, (ax,) = new_picture()

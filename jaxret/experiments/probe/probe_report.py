@@ -219,7 +219,7 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     """Return the weights of the mixture, and the command that trains the best pair of layers."""
     mixture = probe.findings[-1].quality.choice
     weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
-    weight_list = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
+    large = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
     pair = max((one for one in probe.pairs if one.choice.token in HEAD_TOKENS), key=Quality.mean)
     layers = [one for one in probe.alone if one.choice.layers[0] and one.choice.token in HEAD_TOKENS]
     single, choice = max(layers, key=Quality.mean), pair.choice
@@ -228,7 +228,7 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     score = "maximum" if choice.pooling == "none" else choice.pooling
     step = run.checkpoint["step"]
     return [
-        f"weights of the mixture: {weight_list}",
+        f"weights of the mixture: {large}",
         f"These numbers are of the encoder after {step:,} steps of training, which change the layers that it reads."
         if step
         else "These numbers say what the layers contain before training, not what they learn.",

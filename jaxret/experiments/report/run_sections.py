@@ -104,7 +104,8 @@ def config_section(files: ReportFiles) -> Html:
     header = ["key", *(run.label for run in runs)]
     parts: list[str] = []
     if different_keys:
-        parts.append(data_table(f"{len(different_keys)} keys differ", header, [[key, *values[key]] for key in different_keys]))
+        rows = [[key, *values[key]] for key in different_keys]
+        parts.append(data_table(f"{len(different_keys)} keys differ", header, rows))
         if all(key.startswith("seed.") for key in without_results(runs, different_keys)):
             parts.append(paragraph("Beside seeds, no key differs that results depend on."))
     else:

@@ -121,7 +121,8 @@ def winning_vectors(
     if full_run.checkpoint["digest"] != checkpoint["digest"]:
         raise ContractError(f"checkpoint {checkpoint['step']} of {run.workdir} is no longer that of the results")
     passages = {one.id: one for of_query in hits.values() for one in of_query}
-    query_vectors = full_run.embedder()(full_run.tokenizer.queries(one.text for one in queries), "query").stacked()[:, 0]
+    tokens = full_run.tokenizer.queries(one.text for one in queries)
+    query_vectors = full_run.embedder()(tokens, "query").stacked()[:, 0]
     tokens = full_run.tokenizer.passages(list(passages.values()))
     vectors = full_run.embedder(unpooled=True)(tokens, "passage").stacked()
     row = {key: place for place, key in enumerate(passages)}

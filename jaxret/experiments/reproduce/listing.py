@@ -49,7 +49,8 @@ def list_rows(
             )
         (row,) = rows
         measurements = run_row(row, places, run_on)
-        print(comparison_table(measurements) if measurements else "\n".join(["the paper's numbers:", *row_numbers(row)]))
+        numbers = "\n".join(["the paper's numbers:", *row_numbers(row)])
+        print(comparison_table(measurements) if measurements else numbers)
         emit(
             "reproduction",
             row=row.id,

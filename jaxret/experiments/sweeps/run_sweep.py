@@ -163,7 +163,9 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
     runs_of_others: Sequence[SweepRun] = part_runs
     for _ in range(2):  # again, because the other job may have completed a point while this one was at the rest
-        runs_of_others = [run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)]
+        runs_of_others = [
+            run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
+        ]
     for run in (run for run in part_runs if run not in runs_of_others):
         if run.report and not run.report.exists():
             text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
