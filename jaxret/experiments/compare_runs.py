@@ -366,9 +366,7 @@ def _describe_weights(start: Mapping[str, Any] | None) -> str:
 def training_data_note(systems: Mapping[str, Sequence[RunResult]]) -> str:
     """Return a sentence on systems whose runs were trained on different data; "" if there are none."""
     several = {name: len({sha256_json(one.training_data) for one in results}) for name, results in systems.items()}
-    parts = [
-        f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1
-    ]
+    parts = [f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1]
     if not parts:
         return ""
     return f"Training data differ between the runs {', '.join(parts)}: deviations include this difference."

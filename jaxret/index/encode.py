@@ -142,9 +142,7 @@ def _cut(run: Run, source: Path, folder: Path, options: EncodeOptions, progress:
     )
     count = cut_corpus(run, source, folder, options.dtype, progress)
     manifest = read_manifest(folder / "manifest.json")
-    return _emitted(
-        EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None), manifest
-    )
+    return _emitted(EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None), manifest)
 
 
 def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:

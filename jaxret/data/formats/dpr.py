@@ -118,9 +118,7 @@ def read_question_records(
         try:
             question = normalise_question(require_key(record, "question", str, location))
             answers = require_strings(record.get("answers", []), "the value of 'answers'", location)
-            value = parse(
-                record, location, check_query(Query(id_from_location(location), question, answers), location)
-            )
+            value = parse(record, location, check_query(Query(id_from_location(location), question, answers), location))
         except DataError as error:
             policy.reject(error)
             continue
