@@ -49,10 +49,10 @@ def split_verb(arguments: Sequence[str]) -> tuple[str, list[str]]:
     if not arguments:
         raise ValueError(f"a verb is missing: jaxret VERB, one of {', '.join(VERBS)} (-h explains them)")
     group = [verb for verb in VERBS if verb.startswith(f"{arguments[0]} ")]
-    requested = " ".join(arguments[: 2 if group else 1])
+    name = " ".join(arguments[: 2 if group else 1])
     choices = f": it is {' or '.join(group)}" if group else ""
-    hint = suggest_name(requested, group or VERBS) or choices
-    raise ValueError(f"{requested!r} is not a verb{hint} (jaxret -h lists them)")
+    hint = suggest_name(name, group or VERBS) or choices
+    raise ValueError(f"{name!r} is not a verb{hint} (jaxret -h lists them)")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Tokens:
         packing: Positions for packed encoding, which computes the same states in fewer tokens. None: not packed.
         first: For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has
             token types. None: not pairs.
-        counted: True for tokens that a mean is over [B, T]. None: all real tokens.
+        mean_mask: True for tokens that a mean is over [B, T]. None: all real tokens.
     """
 
     ids: Int[Array, "B T"]
@@ -59,7 +59,7 @@ class Tokens:
     rows: Int[Array, " B"] | None = None
     packing: Packing | None = None
     first: Int[Array, " B"] | None = None
-    counted: Bool[Array, "B T"] | None = None
+    mean_mask: Bool[Array, "B T"] | None = None
 
     def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that an encoder computes for these texts, padding included.
@@ -69,8 +69,8 @@ class Tokens:
         """
         if self.packing is None:
             return self.ids.size
-        stacked = math.prod(self.packing.starts.shape[:-1])
-        return stacked * bins * self.packing.rows * self.packing.width
+        batches = math.prod(self.packing.starts.shape[:-1])
+        return batches * bins * self.packing.rows * self.packing.width
 
 
 @struct.dataclass
@@ -315,11 +315,11 @@ class SparseRows:
     def from_dense(cls, vectors: np.ndarray, most: int = 0) -> SparseRows:
         """Return the words of `vectors` [rows, D] with a weight above 0 (or a NaN); only the `most` heaviest of a row,
         of equal ones the lower ids, if that is not 0."""
-        chosen = ~(vectors <= 0)
+        mask = ~(vectors <= 0)
         if most:
-            for row in np.flatnonzero(chosen.sum(axis=1) > most):
-                chosen[row, np.argsort(-vectors[row], kind="stable")[most:]] = False
-        rows, words = np.nonzero(chosen)
+            for row in np.flatnonzero(mask.sum(axis=1) > most):
+                mask[row, np.argsort(-vectors[row], kind="stable")[most:]] = False
+        rows, words = np.nonzero(mask)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(vectors)))]).astype(np.int64)
         return cls(words.astype(word_dtype(vectors.shape[1])), vectors[rows, words], offsets, vectors.shape[1])
 

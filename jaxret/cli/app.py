@@ -42,9 +42,9 @@ _PROMETHEUS = flags.DEFINE_string(
 )
 
 # Exit statuses
-INTERRUPTED = 130  # the status that shells use for Ctrl-C
+INTERRUPT_STATUS = 130  # the status that shells use for Ctrl-C
 NO_READER = 141  # the status that shells use for a closed pipe
-UNEXPECTED = 70  # EX_SOFTWARE: a fault of the program, not of its input
+FAULT_STATUS = 70  # EX_SOFTWARE: a fault of the program, not of its input
 
 # Loggers that write dozens of lines for a save, or a list of the accelerators that were not found.
 _VERBOSE_LOGGERS = ("absl", "asyncio", "faiss", "faiss.loader", "orbax", "tensorboardX", "transformers")
@@ -62,8 +62,8 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         if _debugging():
             raise
-        _report("interrupted", "interrupted", INTERRUPTED)
-        raise SystemExit(INTERRUPTED) from error
+        _report("interrupted", "interrupted", INTERRUPT_STATUS)
+        raise SystemExit(INTERRUPT_STATUS) from error
     except BrokenPipeError as error:  # `jaxret search ... | head`
         # Else Python reports a second error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,8 +78,8 @@ def report_errors() -> Iterator[None]:
                 _end_at_once()
             raise SystemExit(1) from error
         first = f"{type(error).__name__}: {_first_line(error)}"
-        _report(f"unexpected error: {first} (JAXRET_DEBUG=1 shows where; please report it)", first, UNEXPECTED)
-        raise SystemExit(UNEXPECTED) from error
+        _report(f"unexpected error: {first} (JAXRET_DEBUG=1 shows where; please report it)", first, FAULT_STATUS)
+        raise SystemExit(FAULT_STATUS) from error
 
 
 def _report(line: str, message: str, status: int) -> None:
@@ -250,8 +250,8 @@ def require_utf8(arguments: Iterable[str]) -> None:
     for argument in arguments:
         byte = next((ord(character) - 0xDC00 for character in argument if "\udc80" <= character <= "\udcff"), 0)
         if byte and not argument.startswith(("--query=", "--passage=")):
-            shown = os.fsencode(argument).decode(errors="backslashreplace")
-            raise ValueError(f"{shown} holds byte 0x{byte:02x}, which is not UTF-8; rename the file or folder")
+            text = os.fsencode(argument).decode(errors="backslashreplace")
+            raise ValueError(f"{text} holds byte 0x{byte:02x}, which is not UTF-8; rename the file or folder")
 
 
 class _AddressStream:
@@ -354,9 +354,9 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
         example = "" if first.startswith("-") else f"; every argument is a flag, as --NAME={first}"
         raise ValueError(f"{_wrong_value(str(error))}{example} (--help lists the flags)") from error
     positional = list(_arguments(module))
-    missing = [name for name in positional[len(values) :] if not name.startswith("[")]
-    if missing:
-        raise ValueError(f"{' and '.join(missing)} must be given (--help explains it)")
+    missing_arguments = [name for name in positional[len(values) :] if not name.startswith("[")]
+    if missing_arguments:
+        raise ValueError(f"{' and '.join(missing_arguments)} must be given (--help explains it)")
     if len(values) > len(positional) and not (positional and positional[-1].endswith("...")):
         others = f"besides {' and '.join(positional)} " if positional else ""
         extra = " ".join(values[len(positional) :])
@@ -367,21 +367,21 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
 def _with_config(arguments: list[str]) -> list[str]:
     """Replace the name of a config by the path of its file. Raises ValueError for a file that is not a config and for
     unknown keys, where ml_collections would show a traceback."""
-    joined: list[str] = []
+    words: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] in ("-config", "--config"):  # its value is the next argument
-            joined[-1] = f"--config={argument}"
+        if words and words[-1] in ("-config", "--config"):  # its value is the next argument
+            words[-1] = f"--config={argument}"
         else:
-            joined.append(argument)
-    config_arguments = [argument for argument in joined if re.match(r"--?config(=|$)", argument)]
-    keys = config_keys(joined)
+            words.append(argument)
+    config_arguments = [argument for argument in words if re.match(r"--?config(=|$)", argument)]
+    keys = config_keys(words)
     if not config_arguments:
         if keys:
             raise ValueError(f"--config.{keys[0]} needs a config to change: --config=NAME or --config=FILE.py")
         return arguments
     config = config_arguments[-1].partition("=")[2]
     require_keys(load_config(config), keys, config, "--config.")
-    return [f"--config={locate_config(config)}", *(argument for argument in joined if argument not in config_arguments)]
+    return [f"--config={locate_config(config)}", *(argument for argument in words if argument not in config_arguments)]
 
 
 def config_keys(arguments: Iterable[str]) -> list[str]:
@@ -397,8 +397,8 @@ def config_overrides(config: Mapping[str, Any], arguments: Iterable[str]) -> dic
 
 def _wrong_value(message: str) -> str:
     """Return absl's message, or a clearer one for a missing value and a value of the wrong type."""
-    if missing := re.findall(r"Flag (--\w+) must have a value", message):
-        return f"{' and '.join(missing)} must be given"
+    if flag_names := re.findall(r"Flag (--\w+) must have a value", message):
+        return f"{' and '.join(flag_names)} must be given"
     message = re.sub(r"^flag --out=.*?: (?=--out=)", "", message)  # the message of the validator is a sentence
     match = re.match(r"flag (--([\w.]+)=.*?): ", message, re.DOTALL)
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -439,8 +439,8 @@ def help_text(module: ModuleType) -> str:
     for holder in (*_verb_flags(module), _QUIET, _JSON, _PROMETHEUS):
         flag = flags.FLAGS[holder.name]
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
-        required = any("must have a value" in validator.message for validator in flag.validators)
-        default = " [required]" if required else "" if value in (None, "") else f" [{value}]"
+        is_required = any("must have a value" in validator.message for validator in flag.validators)
+        default = " [required]" if is_required else "" if value in (None, "") else f" [{value}]"
         lines.append(f"  --{flag.name + '=':<14} {flag.help}{default}")
         if flag.name == "config":
             lines.append(f"  {'--config.KEY=':<16} a key of the config; configs/base.py explains all keys")

@@ -22,8 +22,8 @@ def main() -> None:
 
     for kind, title in KINDS.items():
         if _CLEAR.value in (kind, "all"):
-            deleted = clear_cache(kind)
-            print(f"deleted {len(deleted):,} {title}, {sum(entry.size for entry in deleted) / 1e6:,.1f} MB")
+            deletions = clear_cache(kind)
+            print(f"deleted {len(deletions):,} {title}, {sum(entry.size for entry in deletions) / 1e6:,.1f} MB")
         entries, limit = cache_entries(cache_folder(kind)), cache_limit(kind)
         size = sum(entry.size for entry in entries)
         print(f"{cache_folder(kind)}: {len(entries):,} {title}, {size / 1e6:,.1f} MB of at most {limit / 1e9:,.1f} GB")
@@ -33,5 +33,5 @@ def main() -> None:
         emit("cache", kind=kind, folder=cache_folder(kind), entries=len(entries), bytes=size, limit=limit)
         if kind == "tokens":
             for entry in reversed(entries):
-                used = datetime.fromtimestamp(entry.last_use)
-                print(f"  {entry.size / 1e6:10,.1f} MB  used {used:%Y-%m-%d %H:%M}  {entry.path.name}")
+                last_use = datetime.fromtimestamp(entry.last_use)
+                print(f"  {entry.size / 1e6:10,.1f} MB  used {last_use:%Y-%m-%d %H:%M}  {entry.path.name}")

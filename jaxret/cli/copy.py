@@ -27,9 +27,9 @@ def main(source: str, destination: str) -> None:
     from jaxret.storage.copy_folder import copy_folder
 
     with Progress("copy", 0, "byte", 0, True) as bar:
-        done = copy_folder(source, destination, _VERIFY.value, bar.update)
+        copy = copy_folder(source, destination, _VERIFY.value, bar.update)
     print(
-        f"{done.files:,} files, {done.bytes / 1e6:,.1f} MB in {done.destination}: {done.new_files:,} copied, "
+        f"{copy.files:,} files, {copy.bytes / 1e6:,.1f} MB in {copy.destination}: {copy.new_files:,} copied, "
         "the others were there; all digests are those of the source"
     )
-    emit("copy", source=source, destination=destination, files=done.files, bytes=done.bytes, copied=done.new_files)
+    emit("copy", source=source, destination=destination, files=copy.files, bytes=copy.bytes, copied=copy.new_files)

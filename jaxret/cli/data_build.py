@@ -25,8 +25,8 @@ def main(source: str, folder: str) -> None:
     from jaxret.parallel.events import emit
 
     policy = Policy(_ON_ERROR.value)
-    done = build_data_set(source, folder, _VERSION.value, _SPLIT.value, policy)
-    print(done)
-    emit("conversion", source=done.source, records=done.written, lost=done.lost)
+    conversion = build_data_set(source, folder, _VERSION.value, _SPLIT.value, policy)
+    print(conversion)
+    emit("conversion", source=conversion.source, records=conversion.records, lost=conversion.losses)
     if policy.report():
         print(policy.report())

@@ -27,9 +27,15 @@ def main(source: str, destination: str) -> None:
     options, policy = _OPTIONS(), Policy(_ON_ERROR.value)
     require_parent(destination, "DST")
     counts = chunk_data(source, destination, options, policy)
-    print(f"{counts.read:,} records read, {counts.written:,} written: {destination}")
+    print(f"{counts.records_read:,} records read, {counts.records_written:,} written: {destination}")
     if counts.without_answer:
         print(f"{counts.without_answer:,} training records are left out: no chunk of a positive has an answer")
-    emit("chunks", file=destination, read=counts.read, written=counts.written, without_answer=counts.without_answer)
+    emit(
+        "chunks",
+        file=destination,
+        read=counts.records_read,
+        written=counts.records_written,
+        without_answer=counts.without_answer,
+    )
     if policy.report():
         print(policy.report())

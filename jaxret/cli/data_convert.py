@@ -28,8 +28,8 @@ def main(source: str, destination: str) -> None:
 
     require_parent(destination, "DST")
     policy = Policy(_ON_ERROR.value)
-    done = convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy)
-    print(done)
-    emit("conversion", source=done.source, records=done.written, lost=done.lost)
+    conversion = convert_data(source, destination, _TO.value, _SPLIT.value, _ROLE.value, policy)
+    print(conversion)
+    emit("conversion", source=conversion.source, records=conversion.records, lost=conversion.losses)
     if policy.report():
         print(policy.report())

@@ -66,8 +66,8 @@ def main() -> None:
         )
     if _DELETE.value:
         folder = corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name")
-        deleted, left = delete_passages(folder, _DELETE.value)
-        print(f"{deleted:,} passages deleted from {folder}; {left:,} are left")
+        deletions, passages_left = delete_passages(folder, _DELETE.value)
+        print(f"{deletions:,} passages deleted from {folder}; {passages_left:,} are left")
         return
     keep_freed_memory()
     together.join()
@@ -76,15 +76,15 @@ def main() -> None:
     length = _PASSAGE_LENGTH.value
     if _APPEND.value and length is None:
         length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
-    opening: dict[str, Any] = {
+    open_options: dict[str, Any] = {
         "passage_length": length,
         "tokens_per_batch": _TOKENS_PER_BATCH.value,
         "attention": _ATTENTION.value,
     }
     if engine.engine:
-        opened = RunOpening(_WORKDIR.value, _CHECKPOINT.value, _PLATFORM.value, opening)
-        encode_by_ray(EncodeJob(opened, _CORPUS.value, _NAME.value, options), engine)
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value, **opening)
+        opening = RunOpening(_WORKDIR.value, _CHECKPOINT.value, _PLATFORM.value, open_options)
+        encode_by_ray(EncodeJob(opening, _CORPUS.value, _NAME.value, options), engine)
+    run = open_run(_WORKDIR.value, _CHECKPOINT.value, **open_options)
     print_line(describe_attention(run.config.encoder.attention))
     if _APPEND.value:
         folder = corpus_folder(run.workdir, _NAME.value, "--name")

@@ -35,7 +35,7 @@ def main() -> None:
     passage = Passage("passage", _PASSAGE.value, _TITLE.value) if _PASSAGE.value else None
     if _RANK.value and not (_QUERY.value and _PASSAGE_ID.value):
         raise ValueError("--rank is the rank of a --passage_id for a --query: give both")
-    stored = StoredPassage(_PASSAGE_ID.value, _CORPUS.value, _RANK.value)
-    text = explain_in_run(_WORKDIR.value, _CHECKPOINT.value, _QUERY.value, passage, stored, _TOP.value)
+    stored_passage = StoredPassage(_PASSAGE_ID.value, _CORPUS.value, _RANK.value)
+    text = explain_in_run(_WORKDIR.value, _CHECKPOINT.value, _QUERY.value, passage, stored_passage, _TOP.value)
     print(text)
     emit("listing", lines=text.splitlines())

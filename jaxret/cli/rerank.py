@@ -48,9 +48,9 @@ def main() -> None:
     if bool(_RUN.value) == bool(_TRAIN.value):
         raise ValueError("give either --run (what to rerank) or --train (what to score)")
     of_runs = (_QUERIES, _CORPUS, _QRELS, _MEASURES, _SELF_MATCHES, _K, _TAIL, _MATCH, _LATENCY)
-    ignored = [flag.name for flag in of_runs if flag.present]
-    if _TRAIN.value and ignored:
-        raise ValueError(f"--{ignored[0]} needs --run (a run to rerank); with --train all passages are scored")
+    extra_flags = [flag.name for flag in of_runs if flag.present]
+    if _TRAIN.value and extra_flags:
+        raise ValueError(f"--{extra_flags[0]} needs --run (a run to rerank); with --train all passages are scored")
     if _RUN.value and _NEGATIVES_RUN.present:
         raise ValueError("--negatives_run needs --train (training data); leave it out")
     if _RUN.value and not (_QUERIES.value and _CORPUS.value):

@@ -25,8 +25,8 @@ def main(*workdirs: str) -> None:
 
     from jaxret.parallel.processes import require_platform
 
-    if missing := [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]:
-        raise ValueError(f"jaxret serve needs {missing[0]}, which is not installed: pip install 'jaxret[serve]'")
+    if packages := [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]:
+        raise ValueError(f"jaxret serve needs {packages[0]}, which is not installed: pip install 'jaxret[serve]'")
     require_platform(_PLATFORM.value, "--platform")
 
     from jaxret.serving.server import serve

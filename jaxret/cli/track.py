@@ -21,6 +21,6 @@ def main(run: str) -> None:
     from jaxret.experiments.track_run import track_run
     from jaxret.parallel.events import emit
 
-    for name, sent in track_run(run, _TO.value, _PROJECT.value).items():
-        emit("tracker", run=run, name=name, lines=sent.lines, evaluations=sent.evaluations)
-        print(f"{name}: sent {sent.lines:,} lines of metrics and {sent.evaluations} evaluations of {run}")
+    for name, counts in track_run(run, _TO.value, _PROJECT.value).items():
+        emit("tracker", run=run, name=name, lines=counts.lines, evaluations=counts.evaluations)
+        print(f"{name}: sent {counts.lines:,} lines of metrics and {counts.evaluations} evaluations of {run}")

@@ -54,7 +54,7 @@ def load_config(config: str) -> ConfigDict:
     """Return the config that `locate_config` locates, locked: an unknown key is an error. Raises ValueError for any
     error in the file."""
     path, colon, suffix = locate_config(config).partition(":")
-    shown = config.partition(":")[0]
+    name = config.partition(":")[0]
     try:
         with warnings.catch_warnings():
             # ml_collections loads the file so; where warnings are errors it would be one of the file.
@@ -63,8 +63,8 @@ def load_config(config: str) -> ConfigDict:
     except Exception as error:  # the file may raise anything
         message = re.sub(r"^[A-Za-z]+Error: ", "", str(error).strip().splitlines()[-1])
         if re.search(r"get_config\(\) takes 0 positional arguments", message):
-            message = f"{shown} takes no suffix: leave {colon + suffix!r} out"
-        raise ValueError(message if path in message or shown in message else f"--config={config}: {message}") from error
+            message = f"{name} takes no suffix: leave {colon + suffix!r} out"
+        raise ValueError(message if path in message or name in message else f"--config={config}: {message}") from error
 
 
 def load_stages(config: str) -> list[Any]:

@@ -9,10 +9,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 
-def require_suffix(file: str, suffix: str, allowed: Iterable[str]) -> None:
-    """Raise ValueError unless the suffix of --config=configs/FILE:SUFFIX is one of `allowed`."""
-    if suffix not in allowed:
-        raise ValueError(f"configs/{file}:{suffix}: the suffix must be one of {', '.join(allowed)}")
+def require_suffix(file: str, suffix: str, suffixes: Iterable[str]) -> None:
+    """Raise ValueError unless the suffix of --config=configs/FILE:SUFFIX is one of `suffixes`."""
+    if suffix not in suffixes:
+        raise ValueError(f"configs/{file}:{suffix}: the suffix must be one of {', '.join(suffixes)}")
 
 
 def one_stage(suffix: str = "") -> tuple[dict[str, Any], ...]:

@@ -43,20 +43,20 @@ def read_blocks(path: Path, size: int) -> Iterator[bytes]:
     DamagedError."""
     kind = detect_compression(path)
     opener: Any = gzip.open if kind == ".gz" else zstandard_module().open if kind == ".zst" else open
-    damaged = (EOFError, gzip.BadGzipFile, zlib.error, *([zstandard_module().ZstdError] if kind == ".zst" else []))
+    errors = (EOFError, gzip.BadGzipFile, zlib.error, *([zstandard_module().ZstdError] if kind == ".zst" else []))
     with opener(path, "rb") as file:
         try:
             while block := file.read1(size):
                 yield block
-        except damaged as error:
+        except errors as error:
             raise DamagedFileError(str(error)) from error
 
 
 def open_compressed_text(raw: Any, suffix: str) -> io.TextIOWrapper:
     """A writer of UTF-8 text into `raw`, compressed by `suffix`: equal texts give equal bytes."""
-    packed: Any
+    file: Any
     if suffix == ".zst":
-        packed = zstandard_module().ZstdFile(raw, "wb")
+        file = zstandard_module().ZstdFile(raw, "wb")
     else:
-        packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
-    return io.TextIOWrapper(packed, encoding="utf-8", newline="\n")
+        file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
+    return io.TextIOWrapper(file, encoding="utf-8", newline="\n")

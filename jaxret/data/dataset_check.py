@@ -43,7 +43,7 @@ from jaxret.types import Ragged
 
 LENGTHS = (32, 64, 128, 256, 512)
 _WHOLE = 2**20  # tokens: no text is cut
-_SHOWN = 60  # characters of the first passage's title, and of its text
+_EXCERPT = 60  # characters of the first passage's title, and of its text
 
 
 @dataclass
@@ -54,9 +54,9 @@ class ListingPolicy(Policy):
     errors: list[DataError] = field(default_factory=list, init=False)
 
     def _count(self, error: DataError, reason: str) -> None:
-        before = self.skipped.total()
+        before = self.skip_counts.total()
         super()._count(error, reason)
-        if self.skipped.total() > before:
+        if self.skip_counts.total() > before:
             self.errors.append(error)
 
 
@@ -153,17 +153,17 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
 def cut_for_display(passage: Passage) -> Passage:
     """Return a passage with the end of its title and the beginning of its text, between which models differ."""
     title, text = passage.title.strip(), passage.text
-    title = title if len(title) <= _SHOWN else f"...{title[-_SHOWN:]}"
-    return replace(passage, title=title, text=text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    title = title if len(title) <= _EXCERPT else f"...{title[-_EXCERPT:]}"
+    return replace(passage, title=title, text=text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
 
 
 def _describe_first(check: DataCheck, passage: Passage) -> str:
     """Return a line on a passage."""
-    shown = cut_for_display(passage)
+    excerpt = cut_for_display(passage)
     if check.tokenizer is None:
-        parts = f"title {shown.title!r}, text {shown.text!r} (--tokenizer=MODEL joins them as the model does)"
-        return f"  the first, {passage.id!r}: {parts if shown.title else f'text {shown.text!r}'}"
-    return f"  the first, {passage.id!r}, as the model reads it: {check.tokenizer.passage_as_read(shown)!r}"
+        parts = f"title {excerpt.title!r}, text {excerpt.text!r} (--tokenizer=MODEL joins them as the model does)"
+        return f"  the first, {passage.id!r}: {parts if excerpt.title else f'text {excerpt.text!r}'}"
+    return f"  the first, {passage.id!r}, as the model reads it: {check.tokenizer.passage_as_read(excerpt)!r}"
 
 
 def _by_line(error: DataError) -> tuple[int, str]:
@@ -174,9 +174,9 @@ def _by_line(error: DataError) -> tuple[int, str]:
 def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     queries = read_queries(source, check.policy)
     check.counts["queries"] = len(queries)
-    answered = sum(bool(query.answers) for query in queries)
+    with_answers = sum(bool(query.answers) for query in queries)
     texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
-    answers = f", {answered:,} with answers" if answered else ""
+    answers = f", {with_answers:,} with answers" if with_answers else ""
     check.log(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
     question_texts = [query.text for query in queries]
     lengths = _lengths(queries) if check.tokenizer is None else _tokens(check.tokenizer.queries, question_texts)
@@ -210,13 +210,13 @@ def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> Non
 
 def _examples(check: DataCheck, examples: Sequence[Example], name: str = "examples") -> None:
     positives, negatives = (sum(len(getattr(e, side)) for e in examples) for side in ("positives", "negatives"))
-    scored = sum(e.score_count > 0 for e in examples)
+    count = sum(e.score_count > 0 for e in examples)
     without = sum(not e.negatives for e in examples)
     check.log(
-        f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {scored:,} with scores"
+        f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {count:,} with scores"
     )
     check.counts["examples"] = len(examples)
-    check.counts["examples with those left out"] = len(examples) + check.policy.skipped.total()
+    check.counts["examples with those left out"] = len(examples) + check.policy.skip_counts.total()
     if targets := len({e.positives[0].id for e in examples if e.positives}):
         check.counts["examples per first positive"] = len(examples) / targets
         check.log(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
@@ -242,13 +242,13 @@ def _folder(check: DataCheck, folder: Path) -> None:
         check.log(f"{source}: {describe_source(source, 'queries')}; no passages")
     for path in query_paths(folder):
         check.attempt("queries", lambda path=path: _queries(check, _as(source, path), _shown(path)))  # type: ignore[misc]
-    judged: dict[str, list[Judgement]] = {}
+    judgements_by_split: dict[str, list[Judgement]] = {}
     texts: dict[str, dict[str, str]] = {}
     for split in splits:
-        check.attempt(f"split {split}", lambda split=split: _split(check, folder, split, judged, texts))  # type: ignore[misc]
-    for split, judgements in judged.items():
+        check.attempt(f"split {split}", lambda split=split: _split(check, folder, split, judgements_by_split, texts))  # type: ignore[misc]
+    for split, judgements in judgements_by_split.items():
         _dangling(check, split, judgements, ids[-1], texts[split].keys())
-    _leaks(check, judged, texts)
+    _leaks(check, judgements_by_split, texts)
 
 
 def _has_questions(folder: Path) -> bool:
@@ -259,7 +259,11 @@ def _has_questions(folder: Path) -> bool:
 
 
 def _split(
-    check: DataCheck, folder: Path, split: str, judged: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]
+    check: DataCheck,
+    folder: Path,
+    split: str,
+    judgements_by_split: dict[str, list[Judgement]],
+    texts: dict[str, dict[str, str]],
 ) -> None:
     file = examples_path(folder, split)
     gives = detect_file(_as(check.source, file)).format.gives if file else lambda role: False
@@ -268,10 +272,10 @@ def _split(
     if file and gives("examples"):
         examples = read_examples(check.source, split, check.policy, targets=False)
         _examples(check, examples, f"examples of {split} ({file.name})")
-    queries, located = read_judged_queries(check.source, check.source, split, check.policy, judged=False)
+    queries, records = read_judged_queries(check.source, check.source, split, check.policy, judged=False)
     texts[split] = {query.id: question_key(query.text) for query in queries}
-    judged[split] = [judgement for _, judgement in located]
-    _log_judgements(check, judged[split], f"judgements of {split}")
+    judgements_by_split[split] = [judgement for _, judgement in records]
+    _log_judgements(check, judgements_by_split[split], f"judgements of {split}")
 
 
 def _shown(path: Path) -> str:
@@ -288,29 +292,33 @@ def _dangling(
     check: DataCheck, split: str, judgements: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
 ) -> None:
     in_corpus = np.isin(np.array([hash_id(j.passage_id) for j in judgements], np.uint64), passages)
-    for subject, missing in (
+    for subject, entries in (
         ("passages that are not in the corpus", [j for j, is_there in zip(judgements, in_corpus) if not is_there]),
         ("queries that there are not", [j for j in judgements if j.query_id not in queries]),
     ):
-        if missing:
-            first = missing[0].passage_id if "corpus" in subject else missing[0].query_id
-            check.log(f"  {len(missing):,} judgements of {split} are for {subject}, as {first!r}")
+        if entries:
+            first = entries[0].passage_id if "corpus" in subject else entries[0].query_id
+            check.log(f"  {len(entries):,} judgements of {split} are for {subject}, as {first!r}")
 
 
-def _leaks(check: DataCheck, judged: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
+def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
     """Queries with the same words, and relevant passages, in two splits."""
     queries = {
-        split: {texts[split].get(j.query_id, j.query_id) for j in judgements} for split, judgements in judged.items()
+        split: {texts[split].get(j.query_id, j.query_id) for j in judgements}
+        for split, judgements in judgements_by_split.items()
     }
-    relevant = {split: {j.passage_id for j in judgements if j.relevance > 0} for split, judgements in judged.items()}
-    splits = list(judged)
+    relevant = {
+        split: {j.passage_id for j in judgements if j.relevance > 0}
+        for split, judgements in judgements_by_split.items()
+    }
+    splits = list(judgements_by_split)
     for i, one in enumerate(splits):
         for two in splits[i + 1 :]:
-            both, shared = queries[one] & queries[two], relevant[one] & relevant[two]
+            both, passages = queries[one] & queries[two], relevant[one] & relevant[two]
             if both:
                 check.log(f"leak: {len(both):,} queries of {two} are in {one} too, as {min(both)!r}")
-            if shared:
-                check.log(f"{len(shared):,} relevant passages of {two} are relevant in {one} too")
+            if passages:
+                check.log(f"{len(passages):,} relevant passages of {two} are relevant in {one} too")
 
 
 # Lengths

@@ -45,13 +45,13 @@ class Policy:
     Attributes:
         on_error: "error", "skip" or "keep".
         examples_per_reason: Locations that the report lists for each reason.
-        skipped: Reason -> records left out (under "keep": kept).
+        skip_counts: Reason -> records left out (under "keep": kept).
         notes: Kind of note -> its locations.
     """
 
     on_error: str = "error"
     examples_per_reason: int = 3
-    skipped: Counter[str] = field(default_factory=Counter, init=False)  # or kept, under "keep"
+    skip_counts: Counter[str] = field(default_factory=Counter, init=False)  # or kept, under "keep"
     notes: dict[str, set[Location]] = field(default_factory=dict, init=False)
     _locations: dict[str, set[Location]] = field(default_factory=dict, init=False, repr=False)
     _examples: dict[str, list[Location]] = field(default_factory=dict, init=False, repr=False)
@@ -77,8 +77,8 @@ class Policy:
         if error.location in locations:
             return
         locations.add(error.location)
-        self.skipped[reason] += 1
-        if self.skipped[reason] <= self.examples_per_reason:
+        self.skip_counts[reason] += 1
+        if self.skip_counts[reason] <= self.examples_per_reason:
             self._examples.setdefault(reason, []).append(error.location)
 
     def note(self, kind: str, location: Location) -> None:
@@ -87,8 +87,8 @@ class Policy:
 
     def report(self) -> str:
         """Return "skipped 2 records: 1 empty passage (corpus.jsonl:7), ...; noted: ...", or "" if all was read."""
-        noted = "; ".join(self.describe_notes())
-        return "; ".join(part for part in (self._skipped(), noted and f"noted: {noted}") if part)
+        notes = "; ".join(self.describe_notes())
+        return "; ".join(part for part in (self._skipped(), notes and f"noted: {notes}") if part)
 
     def describe_notes(self) -> list[str]:
         """Return a phrase for each kind of note: how often it occurred, and the first location."""
@@ -102,11 +102,11 @@ class Policy:
         ]
 
     def _skipped(self) -> str:
-        if not self.skipped:
+        if not self.skip_counts:
             return ""
-        total = self.skipped.total()
+        total = self.skip_counts.total()
         parts = []
-        for reason, count in self.skipped.most_common():
+        for reason, count in self.skip_counts.most_common():
             examples = [str(location._replace(path=Path(location.path.name))) for location in self._examples[reason]]
             plural = "s" * (self.on_error == "keep" and count > 1)
             parts.append(f"{count} {reason}{plural} ({', '.join(examples + ['...'] * (count > len(examples)))})")

@@ -59,11 +59,11 @@ def missing_file_error(path: Path, variant: str = "") -> DataError:
         remedy = f"there is no {first} on this machine" if first != path else "give another path"
         return Location(path).error("missing file", problem, remedy)
     names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
-    shown = ", ".join([*names[:12], "..."] if len(names) > 12 else names) or "nothing"  # 12: one line on a screen
+    contents = ", ".join([*names[:12], "..."] if len(names) > 12 else names) or "nothing"  # 12: one line on a screen
     near = get_close_matches(path.name, names, 1) if folder == path.parent else []
     place = "this folder" if folder == Path() else folder
     return Location(path).error(
-        "missing file", problem, f"{f'did you mean {folder / near[0]}? ' if near else ''}{place} holds {shown}"
+        "missing file", problem, f"{f'did you mean {folder / near[0]}? ' if near else ''}{place} holds {contents}"
     )
 
 
@@ -153,9 +153,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) == len(pairs):
         return record
-    repeated = ObjectWithRepeatedKey(record)
-    repeated.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
-    return repeated
+    value = ObjectWithRepeatedKey(record)
+    value.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+    return value
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_object)
@@ -205,13 +205,13 @@ def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
         DataError: The file is not JSON (when that place is reached), or a value is above `LINE_LIMIT`.
     """
     text = _JsonText(Path(path))
-    opening, closing = "{}" if keyed else "[]"
-    if text.peek() != opening:
+    start, end = "{}" if keyed else "[]"
+    if text.peek() != start:
         problem = f"the file holds {describe_kind(text.value())} at its top"
         expected = 'an object of records {"0": {...}, ...}' if keyed else "a list of records [{...}, ...]"
         raise Location(text.path).error("wrong type", problem, f"{expected} is expected")
-    text.skip(opening)
-    closed = text.peek() == closing
+    text.skip(start)
+    closed = text.peek() == end
     while not closed:
         if keyed:
             key = text.value()
@@ -219,10 +219,10 @@ def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
             yield key, text.value()
         else:
             yield text.value()
-        closed = text.peek() == closing
+        closed = text.peek() == end
         if not closed:
-            text.skip(",", f"Expecting ',' or '{closing}'")
-    text.skip(closing)
+            text.skip(",", f"Expecting ',' or '{end}'")
+    text.skip(end)
     if text.peek():
         raise text.error("Extra data")
 
@@ -255,8 +255,8 @@ class _JsonText:
             start, error = self._at, None
             try:
                 value, end = _JSON.raw_decode(self._text, start)
-            except (ValueError, RecursionError) as caught:
-                error = caught
+            except (ValueError, RecursionError) as failure:
+                error = failure
             if error is None and end < len(self._text):  # a number at the end of the held text may go on
                 self._at = end
                 return value

@@ -21,22 +21,22 @@ class JudgementSets(NamedTuple):
 
     set0: list[Judgement]
     set1: list[Judgement]
-    mixed: list[Judgement]
+    remainder: list[Judgement]
 
 
-def split_by_training(judgements: Iterable[Judgement], trained: set[str]) -> JudgementSets:
+def split_by_training(judgements: Iterable[Judgement], training_passages: set[str]) -> JudgementSets:
     """Return the judgements of each set of queries, in their order. Queries without a relevant passage are in none.
 
     Args:
         judgements: of the queries to split.
-        trained: ids of passages that are relevant to a training query.
+        training_passages: ids of passages that are relevant to a training query.
     """
     by_query: dict[str, list[Judgement]] = {}
     for judgement in judgements:
         by_query.setdefault(judgement.query_id, []).append(judgement)
     sets = JudgementSets([], [], [])
     for entries in by_query.values():
-        has_training = {entry.passage_id in trained for entry in entries if entry.relevance > 0}
+        has_training = {entry.passage_id in training_passages for entry in entries if entry.relevance > 0}
         if has_training:
             sets[2 if len(has_training) > 1 else int(has_training.pop())].extend(entries)
     return sets
@@ -64,10 +64,10 @@ def write_judgement_sets(
     for path in paths:
         for source, split in zip((train, qrels), splits, strict=True):
             require_other_file(path, [detect_judgements(source, split).path], f"the judgements ({source})")
-    trained = {j.passage_id for j in read_judgements(train, splits[0], policy) if j.relevance > 0}
-    if not trained:
+    training_passages = {j.passage_id for j in read_judgements(train, splits[0], policy) if j.relevance > 0}
+    if not training_passages:
         raise ValueError(f"{train} has no relevant passage; give training data with judgements")
-    sets = split_by_training(read_judgements(qrels, splits[1], policy), trained)
+    sets = split_by_training(read_judgements(qrels, splits[1], policy), training_passages)
     for name, entries in zip(SETS, sets):
         if not entries:
             which = "no passage with a" if name == "set1" else "only passages with a"

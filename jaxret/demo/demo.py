@@ -83,7 +83,7 @@ MEASURE = "nDCG@10"  # by which a row is compared with the one above
 LEVEL = 0.05  # p-values below it are called significant
 SIDES = ("train", "dev")
 REPORT = "report.html"
-SHOWN = 5  # questions whose answers are printed
+ANSWERS = 5  # questions whose answers are printed
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def write_demo_report(workdir: Path, data: DemoData) -> None:
 def demo_config(name: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
     """configs/demo.py:NAME with the path of the data; an untrained system stays so and needs no validation."""
     config = load_config(f"demo:{name}")
-    untrained = {"train.steps": 0, "data.dev": ""} if config.train.steps == 0 else {}
-    config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **untrained})
+    no_training = {"train.steps": 0, "data.dev": ""} if config.train.steps == 0 else {}
+    config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **no_training})
     return config
 
 
@@ -142,9 +142,9 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
     passages, pairs = load_docstrings()
     questions, judgements = load_questions()
     if max_passages:
-        judged = {judgement.passage_id for judgement in judgements}
-        others = [passage for passage in passages if passage.id not in judged]
-        rest = {passage.id for passage in others[max(max_passages - len(judged), 0) :]}
+        judged_ids = {judgement.passage_id for judgement in judgements}
+        others = [passage for passage in passages if passage.id not in judged_ids]
+        rest = {passage.id for passage in others[max(max_passages - len(judged_ids), 0) :]}
         passages = [passage for passage in passages if passage.id not in rest]
     sides: dict[str, list[SummaryPair]] = {side: [pair for pair in pairs if pair.split == side] for side in SIDES}
     if max_passages:
@@ -190,7 +190,7 @@ def change_table(
     """
     values = [evaluation.per_query[MEASURE] for evaluation in table.values()]
     differences = [paired_comparison(above, row, seed=0) for above, row in itertools.pairwise(values)]
-    corrected = holm([difference.p_permutation for difference in differences])
+    p_values = holm([difference.p_permutation for difference in differences])
     header = ["against the row above", "what changed", MEASURE, "95 %", "p", "significant"]
     rows = [
         [
@@ -201,7 +201,7 @@ def change_table(
             format_p_value(p),
             _verdict(p),
         ]
-        for title, change, difference, p in zip(list(table)[1:], changes, differences, corrected, strict=True)
+        for title, change, difference, p in zip(list(table)[1:], changes, differences, p_values, strict=True)
     ]
     note = (
         f"p: paired randomisation test over {differences[0].queries} questions, two-sided, Holm's correction for "
@@ -230,7 +230,7 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
     emit_table(table, workdir / "results.md")
     best = max(SYSTEMS, key=lambda system: table[system.title].mean[MEASURE])
     print(f"\nThe first three passages of the best of them, {best.title}:")
-    show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // SHOWN, 1)][:SHOWN])
+    show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // ANSWERS, 1)][:ANSWERS])
 
 
 def print_commands(workdir: Path) -> None:

@@ -43,13 +43,13 @@ class AnswerMatcher:
 
     def __init__(self, match: str = "string") -> None:
         self.match = match
-        self._prepared = lru_cache(_CACHED_PASSAGES)(lambda text: _prepared(text, match))
+        self._prepare = lru_cache(_CACHED_PASSAGES)(lambda text: _prepared(text, match))
 
     def __call__(self, texts: Iterable[str], query: Query) -> list[bool]:
         """Return for each text whether it has any of the query's answers. Raises ValueError for an answer that is not
         a regular expression."""
         right = _matcher(query.answers, self.match, f"query {query.id!r}: ")
-        return [right(self._prepared(text)) for text in texts]
+        return [right(self._prepare(text)) for text in texts]
 
 
 def _joined(text: str) -> str:
@@ -100,8 +100,8 @@ def _prepared(text: str, match: str) -> str:
 def _matcher(answers: Iterable[str], match: str, error_prefix: str = "") -> Callable[[str], bool]:
     """Return a function of a `_prepared` text: whether it has any of the answers."""
     if match == "string":
-        joined = [_joined(answer) for answer in answers]
-        return lambda text: _occurs(text, joined)
+        token_lists = [_joined(answer) for answer in answers]
+        return lambda text: _occurs(text, token_lists)
     patterns = []
     for answer in filter(str.strip, answers):  # an empty one occurs nowhere, as above
         try:

@@ -207,21 +207,21 @@ def compare_systems(
 def with_holm(tests: Sequence[SystemTest]) -> list[SystemTest]:
     """Return the tests with p-values that are corrected for their number. Where all values are equal there is nothing
     to test, and such a pair is not counted."""
-    counted = [one for one in tests if not one.comparison.equal]
+    unequal_tests = [one for one in tests if not one.comparison.equal]
     # An undefined t-test counts as a test with p = 1, so that the correction is the same for both columns.
-    holm_t = holm([1.0 if one.comparison.p_t is None else one.comparison.p_t for one in counted])
-    holm_permutation = holm([one.comparison.p_permutation for one in counted])
-    corrected = {
+    holm_t = holm([1.0 if one.comparison.p_t is None else one.comparison.p_t for one in unequal_tests])
+    holm_permutation = holm([one.comparison.p_permutation for one in unequal_tests])
+    replacements = {
         id(one): replace(one, holm_t=None if one.comparison.p_t is None else t, holm_permutation=permutation)
-        for one, t, permutation in zip(counted, holm_t, holm_permutation, strict=True)
+        for one, t, permutation in zip(unequal_tests, holm_t, holm_permutation, strict=True)
     }
-    return [corrected.get(id(one), one) for one in tests]
+    return [replacements.get(id(one), one) for one in tests]
 
 
 def correct_together(sets: Mapping[str, SystemComparison]) -> dict[str, SystemComparison]:
     """Return comparisons on several data sets with p-values that are corrected for the tests of all sets."""
-    corrected = iter(with_holm([test for one in sets.values() for test in one.tests]))
-    return {name: replace(one, tests=tuple(islice(corrected, len(one.tests)))) for name, one in sets.items()}
+    all_tests = iter(with_holm([test for one in sets.values() for test in one.tests]))
+    return {name: replace(one, tests=tuple(islice(all_tests, len(one.tests)))) for name, one in sets.items()}
 
 
 def score_systems(systems: Mapping[str, Sequence[Values]], measures: Sequence[str]) -> list[Score]:
@@ -238,8 +238,8 @@ def require_same_queries(systems: Mapping[str, Sequence[Values]], measure: str) 
     every = {f"run {n} of {name}": run[measure] for name, runs in systems.items() for n, run in enumerate(runs, 1)}
     (first, baseline_values), *others = every.items()
     for name, values in others:
-        if unmatched := baseline_values.keys() ^ values.keys():
-            query = min(unmatched)
+        if other_queries := baseline_values.keys() ^ values.keys():
+            query = min(other_queries)
             present_in, missing_in = (first, name) if query in baseline_values else (name, first)
             raise ValueError(
                 f"query {query!r} has a {measure} in {present_in}, but none in {missing_in}; "

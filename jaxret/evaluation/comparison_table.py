@@ -45,8 +45,8 @@ def sets_table(sets: Sets, table: Callable[[Row, Sequence[Row], int], str]) -> s
         header = ["data", "system", "measure", "difference", "95 %", "t-test", "Holm", "randomisation", "Holm"]
         parts.append(f"Minus {first.systems[0]}, query by query:")
         parts.append(table(header, [_test_cells(name, test) for name, test in tests], 3))
-        counted = sum(not test.comparison.equal for _, test in tests)
-        parts.append(f"p-values are two-sided; Holm corrects the column on its left for all {counted} tests.")
+        test_count = sum(not test.comparison.equal for _, test in tests)
+        parts.append(f"p-values are two-sided; Holm corrects the column on its left for all {test_count} tests.")
     return "\n\n".join(parts)
 
 
@@ -95,24 +95,24 @@ def latex_table(sets: Sets) -> str:
     of systems and data sets with their mean. The best of a column is bold."""
     comparisons = list(sets.values())
     first, several = comparisons[0], len(sets) > 1
-    counted = sum(not test.comparison.equal for one in comparisons for test in one.tests)
-    mark = f"% bold: the best. dagger: not {first.systems[0]}'s, p < {LEVEL} (randomisation, Holm, {counted} tests)"
+    test_count = sum(not test.comparison.equal for one in comparisons for test in one.tests)
+    mark = f"% bold: the best. dagger: not {first.systems[0]}'s, p < {LEVEL} (randomisation, Holm, {test_count} tests)"
     if not several:
         (name,) = sets
         columns = {measure: [first.score(system, measure) for system in first.systems] for measure in first.measures}
-        marked = {(test.measure, test.system) for test in first.tests if _is_marked(test)}
-        return "\n".join([f"% {name}", mark, _tabular(first.systems, columns, marked)])
+        daggers = {(test.measure, test.system) for test in first.tests if _is_marked(test)}
+        return "\n".join([f"% {name}", mark, _tabular(first.systems, columns, daggers)])
     parts = [mark]
     for measure in first.measures:
         by_system = [dict(_scores(sets, system, measure)) for system in first.systems]
         columns = {name: [scores[name] for scores in by_system] for name in (*sets, MEAN)}
-        marked = {
+        daggers = {
             (name, test.system)
             for name, one in sets.items()
             for test in one.tests
             if test.measure == measure and _is_marked(test)
         }
-        parts += [f"% {measure}", _tabular(first.systems, columns, marked)]
+        parts += [f"% {measure}", _tabular(first.systems, columns, daggers)]
     return "\n".join(parts)
 
 
@@ -120,14 +120,14 @@ def _is_marked(test: SystemTest) -> bool:
     return test.holm_permutation is not None and test.holm_permutation < LEVEL
 
 
-def _tabular(systems: Sequence[str], columns: Mapping[str, Sequence[Score]], marked: set[tuple[str, str]]) -> str:
+def _tabular(systems: Sequence[str], columns: Mapping[str, Sequence[Score]], daggers: set[tuple[str, str]]) -> str:
     rows = [[_tex(system)] for system in systems]
     for name, scores in columns.items():
         best = max(round(score.mean, MEAN_DECIMALS) for score in scores)
         for row, system, score in zip(rows, systems, scores, strict=True):
             mean = f"{score.mean:.{MEAN_DECIMALS}f}"
             cell = rf"\textbf{{{mean}}}" if round(score.mean, MEAN_DECIMALS) == best else mean
-            cell += r"$^\dagger$" if (name, system) in marked else ""
+            cell += r"$^\dagger$" if (name, system) in daggers else ""
             cell += "" if score.deviation is None else rf" $\pm$ {score.deviation:.{MEAN_DECIMALS}f}"
             row.append(cell)
     lines = [rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]

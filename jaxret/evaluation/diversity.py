@@ -81,9 +81,9 @@ def perplexity(winners: np.ndarray, passages: np.ndarray) -> tuple[float | None,
     """
     perplexities = []
     for passage in np.unique(passages):
-        chosen = winners[passages == passage]
-        if len(chosen) >= 2:
-            shares = np.unique(chosen, return_counts=True)[1] / len(chosen)
+        wins = winners[passages == passage]
+        if len(wins) >= 2:
+            shares = np.unique(wins, return_counts=True)[1] / len(wins)
             perplexities.append(float(np.exp(-(shares * np.log(shares)).sum())))
     return (float(np.mean(perplexities)) if perplexities else None), len(perplexities)
 
@@ -101,10 +101,10 @@ def diversity(
             f"{len(queries)} pairs with {vectors.shape[1]} vectors: at least 1 pair and 2 vectors are needed"
         )
     winners = np.einsum("pd,pvd->pv", queries.astype(np.float64), vectors.astype(np.float64)).argmax(axis=1)
-    mean, counted = perplexity(winners, passages)
+    mean, count = perplexity(winners, passages)
     return Diversity(
         pairs=len(queries),
-        passages=counted,
+        passages=count,
         distance=mean_distance(vectors),
         local_variation={norm: local_variation(normalized_scores(queries, vectors, norm)) for norm in NORMS},
         perplexity=mean,

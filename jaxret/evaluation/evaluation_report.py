@@ -31,7 +31,9 @@ def evaluation_markdown(systems: Systems) -> str:
 def footer(systems: Systems) -> str:
     """Return the number of queries with results: one line if all systems agree, otherwise a line for each. A further
     line counts the queries with answers, where not all have some."""
-    counts = dict.fromkeys(e.answered for e in systems.values() if e.answered and len(set(e.answered)) > 1)
+    counts = dict.fromkeys(
+        e.answer_counts for e in systems.values() if e.answer_counts and len(set(e.answer_counts)) > 1
+    )
     partly = "".join(f"\nAccuracy@k: of the {count} of {total} queries that have answers." for count, total in counts)
     return _coverage(systems) + partly
 
@@ -140,17 +142,17 @@ def _rounded(evaluation: Evaluation) -> dict[str, float]:
 
 def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
     """Read a file of `write_evaluation`. Accuracies by answer strings follow the measures by judgements."""
-    stored = read_json(path)
+    report = read_json(path)
     try:
-        answers = stored.get("answers", {"mean": {}, "per_query": {}})
-        of_answers = answers if "answers" in stored else stored  # alone in the file without judgements
+        answers = report.get("answers", {"mean": {}, "per_query": {}})
+        of_answers = answers if "answers" in report else report  # alone in the file without judgements
         all_queries = of_answers.get("queries_asked")
         return Evaluation(
-            mean=stored["mean"] | answers["mean"],
-            per_query=stored["per_query"] | answers["per_query"],
-            queries_expected=stored["queries_expected"],
-            queries_found=stored["queries_found"],
-            answered=(of_answers["queries_expected"], all_queries) if all_queries else None,
+            mean=report["mean"] | answers["mean"],
+            per_query=report["per_query"] | answers["per_query"],
+            queries_expected=report["queries_expected"],
+            queries_found=report["queries_found"],
+            answer_counts=(of_answers["queries_expected"], all_queries) if all_queries else None,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not an evaluation that jaxret wrote: {error!r} is missing") from error

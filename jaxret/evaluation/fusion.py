@@ -26,12 +26,12 @@ class FusionMethod:
     Attributes:
         name: of the method.
         transform: the scores of a ranking, best first, [K] float64 -> numbers to sum, [K].
-        missing: these numbers -> the number of a passage that the ranking lacks.
+        fill_value: these numbers -> the number of a passage that the ranking lacks.
     """
 
     name: str
     transform: Callable[[np.ndarray], np.ndarray]
-    missing: Callable[[np.ndarray], float]
+    fill_value: Callable[[np.ndarray], float]
 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
@@ -101,13 +101,13 @@ def _fuse_query(
         if not ranking:
             continue
         rows = [row_of[passage] for passage, _ in ranking]
-        transformed = method.transform(np.array([score for _, score in ranking], np.float64))
-        numbers[index] = method.missing(transformed)
-        numbers[index, rows] = transformed
+        values = method.transform(np.array([score for _, score in ranking], np.float64))
+        numbers[index] = method.fill_value(values)
+        numbers[index, rows] = values
         ranks[index, rows] = np.arange(len(ranking))
-    fused = np.asarray(weights, np.float64) @ numbers
-    order = np.lexsort([*ranks[::-1], -fused])[:k]
-    return [(passages[row], float(fused[row])) for row in order]
+    sums = np.asarray(weights, np.float64) @ numbers
+    order = np.lexsort([*ranks[::-1], -sums])[:k]
+    return [(passages[row], float(sums[row])) for row in order]
 
 
 def tune_weights(

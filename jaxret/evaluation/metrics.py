@@ -68,7 +68,7 @@ _FORMULAS: dict[str, Callable[[_Hits, int | None], float]] = {
 }
 KINDS = tuple(_FORMULAS)
 _NEEDS_CUTOFF = ("R", "Success")
-_UNTHRESHOLDED = ("nDCG",)  # graded gains: ir-measures knows no rel= here
+_WITHOUT_REL = ("nDCG",)  # graded gains: ir-measures knows no rel= here
 _NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]{0,8})\))?(@(?P<cutoff>[1-9][0-9]{0,8}))?")
 KNOWN_MEASURES = (
     "nDCG@k, RR@k, R@k, Success@k, AP@k, and whole rankings' nDCG, RR, AP, with k from 1, as in nDCG@10; "
@@ -92,14 +92,14 @@ class Measure:
     cutoff: int | None
     min_relevance: int
 
-    def score(self, relevances: Sequence[tuple[int, int]], judged: Iterable[int]) -> float:
+    def score(self, relevances: Sequence[tuple[int, int]], grades: Iterable[int]) -> float:
         """Return the measure for one query.
 
         Args:
             relevances: (rank from 1, relevance) of the judged passages retrieved, by rank.
-            judged: relevance of every judged passage of the query.
+            grades: relevance of every judged passage of the query.
         """
-        ideal = sorted((relevance for relevance in judged if relevance >= self.min_relevance), reverse=True)
+        ideal = sorted((relevance for relevance in grades if relevance >= self.min_relevance), reverse=True)
         if not ideal:
             return 0.0
         hits = [(rank, relevance) for rank, relevance in relevances if relevance >= self.min_relevance]
@@ -115,7 +115,7 @@ def parse_measure(name: str) -> Measure:
     kind, relevance, cutoff = match["kind"], match["relevance"], match["cutoff"]
     if cutoff is None and kind in _NEEDS_CUTOFF:
         raise ValueError(f"measure {name!r} needs a cut-off, as in '{name}@100'; known are {KNOWN_MEASURES}")
-    if relevance is not None and kind in _UNTHRESHOLDED:
+    if relevance is not None and kind in _WITHOUT_REL:
         raise ValueError(f"measure {name!r} takes no rel= because it uses graded gains; known are {KNOWN_MEASURES}")
     return Measure(name, kind, int(cutoff) if cutoff else None, int(relevance or 1))
 
@@ -138,7 +138,7 @@ class Evaluation:
     per_query: dict[str, dict[str, float]]  # measure -> query id -> value
     queries_expected: int  # number of judged queries
     queries_found: int  # number of judged queries with at least one passage in the run
-    answered: tuple[int, int] | None = None  # of accuracy by answers: (queries with answers, all queries)
+    answer_counts: tuple[int, int] | None = None  # of accuracy by answers: (queries with answers, all queries)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the means, and how many queries they are of."""
@@ -152,7 +152,7 @@ class Evaluation:
             "mean": {name: round(mean, MEAN_DECIMALS) for name, mean in self.mean.items()},
             "queries_expected": self.queries_expected,
             "queries_found": self.queries_found,
-            **({"queries_asked": self.answered[1]} if self.answered else {}),
+            **({"queries_asked": self.answer_counts[1]} if self.answer_counts else {}),
             "per_query": self.per_query,
         }
 
@@ -177,35 +177,37 @@ def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measur
         >>> evaluate(run, [Judgement("q1", "p1", 1)], ["RR@10", "R@100"]).mean
         {'RR@10': 0.5, 'R@100': 1.0}
     """
-    parsed = [parse_measure(name) for name in measures]
-    judged = _by_query(judgements)
-    if run and run.keys().isdisjoint(judged):
+    parsed_measures = [parse_measure(name) for name in measures]
+    grades_by_query = _by_query(judgements)
+    if run and run.keys().isdisjoint(grades_by_query):
         raise ValueError(
             f"none of the run's {len(run)} queries is judged (the run has {next(iter(run))!r}, the judgements "
-            f"{next(iter(judged))!r}); use the judgements of the same queries"
+            f"{next(iter(grades_by_query))!r}); use the judgements of the same queries"
         )
-    per_query: dict[str, dict[str, float]] = {measure.name: {} for measure in parsed}
-    for query_id, relevance in judged.items():
-        retrieved = _judged_ranks(query_id, run.get(query_id, ()), relevance)
-        for measure in parsed:
-            per_query[measure.name][query_id] = measure.score(retrieved, relevance.values())
-    mean = {name: math.fsum(values.values()) / len(judged) for name, values in per_query.items()}
-    return Evaluation(mean, per_query, len(judged), sum(bool(run.get(query_id)) for query_id in judged))
+    per_query: dict[str, dict[str, float]] = {measure.name: {} for measure in parsed_measures}
+    for query_id, relevance in grades_by_query.items():
+        ranks = _judged_ranks(query_id, run.get(query_id, ()), relevance)
+        for measure in parsed_measures:
+            per_query[measure.name][query_id] = measure.score(ranks, relevance.values())
+    mean = {name: math.fsum(values.values()) / len(grades_by_query) for name, values in per_query.items()}
+    return Evaluation(
+        mean, per_query, len(grades_by_query), sum(bool(run.get(query_id)) for query_id in grades_by_query)
+    )
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
     """Query id -> passage id -> relevance."""
-    judged: dict[str, dict[str, int]] = {}
+    grades_by_query: dict[str, dict[str, int]] = {}
     for judgement in judgements:
-        stored = judged.setdefault(judgement.query_id, {}).setdefault(judgement.passage_id, judgement.relevance)
-        if stored != judgement.relevance:
+        grade = grades_by_query.setdefault(judgement.query_id, {}).setdefault(judgement.passage_id, judgement.relevance)
+        if grade != judgement.relevance:
             raise ValueError(
-                f"query {judgement.query_id!r} judges passage {judgement.passage_id!r} {stored} and "
+                f"query {judgement.query_id!r} judges passage {judgement.passage_id!r} {grade} and "
                 f"{judgement.relevance}; keep one of the two"
             )
-    if not judged:
+    if not grades_by_query:
         raise ValueError("there are no judgements to evaluate with; give the qrels of the run's queries")
-    return judged
+    return grades_by_query
 
 
 def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int]) -> list[tuple[int, int]]:

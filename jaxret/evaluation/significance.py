@@ -116,7 +116,7 @@ def randomisation(differences: np.ndarray, resamples: int, rng: np.random.Genera
     count, total = len(differences), float(differences.sum())
     least = abs(total) - _TOLERANCE * float(np.abs(differences).sum())
     exact = 2**count <= resamples
-    vectors, step, reached = 2**count if exact else resamples, _rows_at_once(differences), 0
+    vectors, step, extremes = 2**count if exact else resamples, _rows_at_once(differences), 0
     for start in range(0, vectors, step):
         rows = min(step, vectors - start)
         if exact:
@@ -124,8 +124,8 @@ def randomisation(differences: np.ndarray, resamples: int, rng: np.random.Genera
         else:  # whole words, so that the numbers do not depend on how many rows are drawn at a time
             words = rng.integers(0, 2**64, (rows, -(-count // 64)), np.uint64)
             bits = np.unpackbits(words.view(np.uint8), axis=1)[:, :count]
-        reached += int((np.abs(total - 2 * (bits.astype(np.float64) @ differences)) >= least).sum())
-    return reached / vectors if exact else (1 + reached) / (1 + vectors)
+        extremes += int((np.abs(total - 2 * (bits.astype(np.float64) @ differences)) >= least).sum())
+    return extremes / vectors if exact else (1 + extremes) / (1 + vectors)
 
 
 def _rows_at_once(differences: np.ndarray) -> int:
@@ -142,11 +142,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> holm([0.04, 0.01, 0.03])
         [0.06, 0.03, 0.06]
     """
-    adjusted, highest = [0.0] * len(p_values), 0.0
+    results, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+        results[index] = highest
+    return results
 
 
 def welch_p_value(baseline: Sequence[float], system: Sequence[float]) -> float | None:

@@ -32,8 +32,8 @@ def aligned_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
 def markdown_table(header: Row, rows: Sequence[Row], left: int = 1) -> str:
     """Return a Markdown table; the first `left` columns are aligned left, the others right."""
     rule = [":--" if i < left else "--:" for i in range(len(header))]
-    escaped = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *rows])
-    return "\n".join("| " + " | ".join(row) + " |" for row in escaped)
+    all_rows = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *rows])
+    return "\n".join("| " + " | ".join(row) + " |" for row in all_rows)
 
 
 def html_table(header: Row, rows: Sequence[Row], left: int = 1) -> Html:

@@ -44,7 +44,7 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
         FileNotFoundError: a folder of `columns` has no evaluation of any set.
         ValueError: a set of `sets` is missing, or is not judged; another system was evaluated with other judgements.
     """
-    sets, skipped = choose_sets(job)
+    sets, reasons = choose_sets(job)
     require_evaluations(job, sets)
     run = _Evaluator(job)
     results: dict[str, Any] = {}
@@ -52,8 +52,8 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
         results[name] = combined_members({member: run.evaluate(member, path) for member, path in members.items()})
         for member, path in members.items() if job.bm25 else ():
             run.evaluate_bm25(member, path)
-        write_json(job.result, run.describe(results, skipped))  # after each set, so that finished sets are visible
-    result = run.describe(results, skipped)
+        write_json(job.result, run.describe(results, reasons))  # after each set, so that finished sets are visible
+    result = run.describe(results, reasons)
     write_json(job.result, result)
     others = (*job.columns, *([f"BM25={run.bm25_folder}"] if job.bm25 else ()))
     columns = {Workdir(job.workdir).name: results} | read_columns(others, results, job.split)
@@ -73,17 +73,19 @@ def choose_sets(job: BeirJob) -> tuple[SetFolders, dict[str, str]]:
     sets = list_sets(Path(job.folder))
     if absent := [name for name in job.sets if name not in sets]:
         raise ValueError(f"{job.folder} has no set {', '.join(absent)}; it has {', '.join(sets)}")
-    chosen = {name: members for name, members in sets.items() if not job.sets or name in job.sets}
-    skipped: dict[str, str] = {}
-    for name, members in chosen.items():
-        if unjudged := unjudged_members(members, job.split):
-            skipped[name] = f"no judgements of {job.split}" + (f" in {unjudged[0]}" if unjudged != [name] else "")
-    if skipped and (job.sets or len(skipped) == len(chosen)):
-        name, reason = next(iter(skipped.items()))
+    selection = {name: members for name, members in sets.items() if not job.sets or name in job.sets}
+    reasons: dict[str, str] = {}
+    for name, members in selection.items():
+        if unjudged_names := unjudged_members(members, job.split):
+            reasons[name] = f"no judgements of {job.split}" + (
+                f" in {unjudged_names[0]}" if unjudged_names != [name] else ""
+            )
+    if reasons and (job.sets or len(reasons) == len(selection)):
+        name, reason = next(iter(reasons.items()))
         raise ValueError(f"{job.folder}: {name} has {reason}; give another --split, or leave it out")
-    for name, reason in skipped.items():
+    for name, reason in reasons.items():
         print(f"left out: {name} has {reason}")
-    return {name: members for name, members in chosen.items() if name not in skipped}, skipped
+    return {name: members for name, members in selection.items() if name not in reasons}, reasons
 
 
 def require_evaluations(job: BeirJob, sets: SetFolders) -> None:
@@ -174,14 +176,14 @@ class _Evaluator:
         files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
         return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
 
-    def describe(self, results: Mapping[str, Any], skipped: Mapping[str, str]) -> dict[str, Any]:
+    def describe(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
         """Return the result as JSON."""
         means = {name: mean for name in paper_means() for mean in [mean_of(name, results)] if mean}
         return {
             "sets": dict(results),
             "means": means,
             "missing": {name: missing_sets(name, results) for name in paper_means() if name not in means},
-            "skipped": dict(skipped),
+            "skipped": dict(reasons),
             "checkpoint": self.searcher.checkpoint,
             "lengths": {
                 "query": self.searcher.tokenizer.query_length,
@@ -194,14 +196,14 @@ class _Evaluator:
 
 def read_set(path: Path) -> dict[str, Any]:
     """Return measures, queries and judgements' digest of an evaluation file. Raises ValueError if it is none."""
-    stored = read_json(path)
+    report = read_json(path)
     try:
-        digests = stored.get("provenance", {}).get("dataset", {})
+        digests = report.get("provenance", {}).get("dataset", {})
         qrels = digests.get("sha256", digests).get("qrels", "")
-        measures = {measure: stored["mean"][measure] for measure in MEASURES}
+        measures = {measure: report["mean"][measure] for measure in MEASURES}
         return {
             "measures": measures,
-            "queries": stored["queries_expected"],
+            "queries": report["queries_expected"],
             "qrels": qrels,
             "evaluation": shown_path(path),
         }

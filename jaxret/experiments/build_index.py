@@ -45,20 +45,22 @@ def index_corpus(
     """
     folder = corpus_folder(workdir, corpus)
     place = index_folder(folder, options.name or options.factory)
-    encoded = open_corpus(run, folder) if run else open_encoded(folder)
-    check_options_of_index(encoded, options)  # wrong options are an error before anything is built
-    if encoded.total_rows < 2:
-        raise ValueError(f"{folder} has {encoded.total_rows} of its passages left: an index needs two at least")
-    queries = _encoded_queries(run.with_dimension(encoded.dimension), options) if run and options.queries else None
+    encoded_corpus = open_corpus(run, folder) if run else open_encoded(folder)
+    check_options_of_index(encoded_corpus, options)  # wrong options are an error before anything is built
+    if encoded_corpus.total_rows < 2:
+        raise ValueError(f"{folder} has {encoded_corpus.total_rows} of its passages left: an index needs two at least")
+    queries = (
+        _encoded_queries(run.with_dimension(encoded_corpus.dimension), options) if run and options.queries else None
+    )
     build, measure, as_queries = build_faiss_index, measure_recall, passages_as_queries
-    if encoded.sparse:
+    if encoded_corpus.sparse:
         build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries
     with hold_folder(place, "indexing"):
-        if not _is_built(place, encoded, options):
-            build(encoded, place, options, print, progress)
-        queries = queries or as_queries(encoded, options.sample, options.seed)
+        if not _is_built(place, encoded_corpus, options):
+            build(encoded_corpus, place, options, print, progress)
+        queries = queries or as_queries(encoded_corpus, options.sample, options.seed)
         print(f"recall of exact search, with {len(queries.vectors):,} {queries.source}:")
-        recall = measure(encoded, place, queries, options.parameters, progress)
+        recall = measure(encoded_corpus, place, queries, options.parameters, progress)
     print("\n".join(recall_table(recall)))
     print(f"{place}: search it with --index={place.name} (without, search is exact)")
     emit("index", folder=place, factory=options.factory, recall=recall)
@@ -107,8 +109,12 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     queries = read_evaluation_queries(options.queries, options.qrels, options.split, Policy("error")).queries
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
     tokens = run.tokenizer.queries([queries[number] for number in numbers])
-    encoded = run.embedder()(tokens, "query")
-    vectors = encoded if isinstance(encoded, SparseRows) else np.ascontiguousarray(encoded.stacked()[:, 0], np.float32)
+    query_vectors = run.embedder()(tokens, "query")
+    vectors = (
+        query_vectors
+        if isinstance(query_vectors, SparseRows)
+        else np.ascontiguousarray(query_vectors.stacked()[:, 0], np.float32)
+    )
     return RecallQueries(vectors, f"questions of {options.queries}")
 
 

@@ -23,8 +23,8 @@ from jaxret.storage.atomic import require_other_file
 class ChunkCounts:
     """Counts of the records of `chunk_data`: read, written, and left out as no chunk of a positive has an answer."""
 
-    read: int = 0
-    written: int = 0
+    records_read: int = 0
+    records_written: int = 0
     without_answer: int = 0
 
 
@@ -59,20 +59,20 @@ def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | No
 
 
 def _require_some(source: str, counts: ChunkCounts) -> None:
-    if not counts.read:
+    if not counts.records_read:
         raise ValueError(f"{source} has no record to split; nothing is written")
 
 
 def _counted(source: str, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
     for passage in passages:
-        counts.read += 1
+        counts.records_read += 1
         yield passage
     _require_some(source, counts)
 
 
 def _written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
     for passage in passages:
-        counts.written += 1
+        counts.records_written += 1
         yield passage
 
 
@@ -81,7 +81,7 @@ def _chunk_examples(
 ) -> Iterator[Example]:
     matcher = AnswerMatcher()
     for example in examples:
-        counts.read += 1
+        counts.records_read += 1
         query = example.query
         if not query.answers:
             raise ValueError(
@@ -94,8 +94,8 @@ def _chunk_examples(
         if not positives:
             counts.without_answer += 1
             continue
-        counts.written += 1
+        counts.records_written += 1
         yield Example(query, positives, tuple(split_passages(example.negatives, options)))
-    if counts.read and not counts.written:
+    if counts.records_read and not counts.records_written:
         raise ValueError(f"{source}: no chunk of a positive has an answer of its query; nothing is written")
     _require_some(source, counts)

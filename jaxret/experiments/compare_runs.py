@@ -77,8 +77,8 @@ def compare_runs(
         ContractError: the results are on different data.
     """
     names = [path for argument in arguments for path in split_argument(argument)[1]]
-    chosen = data or common_result_name([name for name in names if Path(name).is_dir()])
-    results = {name: read_result(name, chosen) for name in names}
+    result_name = data or common_result_name([name for name in names if Path(name).is_dir()])
+    results = {name: read_result(name, result_name) for name in names}
     require_comparable(list(results.values()))
     systems = group_by_system(arguments, results)
     chosen_measures = common_measures(list(results.values()), measures)
@@ -120,8 +120,8 @@ def compare_on_sets(
         if sets[other][0].systems != sets[first][0].systems:
             both = " and ".join(f"{', '.join(sets[name][0].systems)} on {name}" for name in (first, other))
             raise ValueError(f"the systems differ between data sets: {both}; name them, as NAME=RUN,RUN")
-    corrected = correct_together({name: comparison for name, (comparison, _) in sets.items()})
-    return {name: (corrected[name], systems) for name, (_, systems) in sets.items()}
+    comparisons = correct_together({name: comparison for name, (comparison, _) in sets.items()})
+    return {name: (comparisons[name], systems) for name, (_, systems) in sets.items()}
 
 
 def _all_results(locations: Sequence[str]) -> list[str]:
@@ -168,12 +168,12 @@ def common_measures(results: Sequence[RunResult], measures: Sequence[str] = ()) 
     """Return the measures to compare: `measures`, or all that every result has. Raises ValueError for a measure that
     some result lacks, and if there is none."""
     first, *others = results
-    chosen = list(dict.fromkeys(measures)) or [m for m in first.values if all(m in other.values for other in others)]
-    for measure in chosen:
+    names = list(dict.fromkeys(measures)) or [m for m in first.values if all(m in other.values for other in others)]
+    for measure in names:
         require_measure(measure, results)
-    if not chosen:
+    if not names:
         raise ValueError(f"{first.path} and the others have no measure in common; search with the same --measures")
-    return chosen
+    return names
 
 
 def render_comparison(
@@ -223,9 +223,9 @@ def read_result(location: str, data: str) -> RunResult:
     if not path.exists():
         available = ", ".join(path.stem for path in Workdir(location).evaluations) if is_folder else ""
         raise FileNotFoundError(f"{path} does not exist{f'; the run has {available}' if available else ''}")
-    stored = read_json(path)
-    provenance = stored.get("provenance") if isinstance(stored, dict) else None
-    if not isinstance(provenance, dict) or "per_query" not in stored or "search" not in provenance:
+    report = read_json(path)
+    provenance = report.get("provenance") if isinstance(report, dict) else None
+    if not isinstance(provenance, dict) or "per_query" not in report or "search" not in provenance:
         raise ValueError(f"{path} is not a result of jaxret search (it has no values per query with their provenance)")
     dataset = provenance.get("dataset", {})
     if "sha256" not in dataset:
@@ -236,7 +236,7 @@ def read_result(location: str, data: str) -> RunResult:
     return RunResult(
         path=path,
         name=run.name.removesuffix(".eval"),
-        values=_values(path, stored),
+        values=_values(path, report),
         data={
             **dataset["sha256"],
             "corpus": provenance["corpus"]["sha256"],
@@ -252,7 +252,7 @@ def read_result(location: str, data: str) -> RunResult:
         seed={key: value for key, value in config.items() if key.startswith("seed.")},
         checkpoint=sha256_json([provenance["checkpoint"]["digest"], search.get("reranked")]),
         training_data=trained_on(record, whole=False).get("train"),
-        coverage=(stored.get("queries_found", 0), stored.get("queries_expected", 0)),
+        coverage=(report.get("queries_found", 0), report.get("queries_expected", 0)),
     )
 
 
@@ -275,21 +275,21 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
     return sha256_json([system, search.get("reranked"), *lengths])
 
 
-def _values(path: Path, stored: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _values(path: Path, report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return measure -> query id -> value in the order of tables; accuracies by answer strings are last. Raises
     ValueError for a value that is not a finite number."""
-    answers = stored.get("answers", {})
-    parts = [stored["per_query"], answers.get("per_query", {}) if isinstance(answers, dict) else answers]
-    merged: dict[str, dict[str, float]] = {}
+    answers = report.get("answers", {})
+    parts = [report["per_query"], answers.get("per_query", {}) if isinstance(answers, dict) else answers]
+    values_by_measure: dict[str, dict[str, float]] = {}
     for part in parts:
         if not isinstance(part, dict) or not all(isinstance(values, dict) for values in part.values()):
             raise ValueError(f"{path}: per_query must map measures to values by query; search again")
-        merged |= part
-    for measure, values in merged.items():
+        values_by_measure |= part
+    for measure, values in values_by_measure.items():
         for query, value in values.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(f"{path}: {measure} of query {query!r} is {value!r}, no finite number; search again")
-    return dict(sorted(merged.items(), key=lambda item: _measure_order(item[0])))
+    return dict(sorted(values_by_measure.items(), key=lambda item: _measure_order(item[0])))
 
 
 def _approximation(search: Mapping[str, Any]) -> str:
@@ -304,8 +304,8 @@ def _measure_order(measure: str) -> tuple[int, int]:
     """Return the sort key of a measure in tables; files have them alphabetically."""
     if is_accuracy(measure):
         return len(KINDS), int(measure.partition("@")[2])
-    parsed = parse_measure(measure)
-    return KINDS.index(parsed.kind), parsed.cutoff or 0
+    parsed_measure = parse_measure(measure)
+    return KINDS.index(parsed_measure.kind), parsed_measure.cutoff or 0
 
 
 def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> dict[str, list[RunResult]]:
@@ -318,8 +318,8 @@ def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> 
     systems: dict[str, list[RunResult]] = {}
     for (name, _), members in groups.items():
         require_distinct_runs(members, bool(name))
-        shared = name or _shared_name(members)
-        systems[f"{shared} ({members[0].path})" if shared in systems else shared] = members
+        system = name or _shared_name(members)
+        systems[f"{system} ({members[0].path})" if system in systems else system] = members
     paths = Counter(result.path.resolve() for members in systems.values() for result in members)
     if twice := [path for path, count in paths.items() if count > 1]:
         raise ValueError(f"{twice[0]} is in two systems, and a run counts once; leave it out of one")
@@ -338,9 +338,9 @@ def comparison_notes(systems: Mapping[str, Sequence[RunResult]]) -> list[str]:
 def missing_query_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
     """Yield a sentence for each run without rankings for some of the queries."""
     for result in itertools.chain.from_iterable(systems.values()):
-        ranked, expected = result.coverage
-        if ranked < expected:
-            yield f"{result.path} has rankings of {ranked:,} of {expected:,} queries: the missing ones count as zero."
+        count, expected = result.coverage
+        if count < expected:
+            yield f"{result.path} has rankings of {count:,} of {expected:,} queries: the missing ones count as zero."
 
 
 def initial_weight_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
@@ -365,13 +365,11 @@ def _describe_weights(start: Mapping[str, Any] | None) -> str:
 
 def training_data_note(systems: Mapping[str, Sequence[RunResult]]) -> str:
     """Return a sentence on systems whose runs were trained on different data; "" if there are none."""
-    several = {name: len({sha256_json(one.training_data) for one in differing}) for name, differing in systems.items()}
-    differing = [
-        f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1
-    ]
-    if not differing:
+    several = {name: len({sha256_json(one.training_data) for one in results}) for name, results in systems.items()}
+    parts = [f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1]
+    if not parts:
         return ""
-    return f"Training data differ between the runs {', '.join(differing)}: deviations include this difference."
+    return f"Training data differ between the runs {', '.join(parts)}: deviations include this difference."
 
 
 def require_distinct_runs(results: Sequence[RunResult], named: bool) -> None:
@@ -388,8 +386,8 @@ def require_distinct_runs(results: Sequence[RunResult], named: bool) -> None:
 def _shared_name(results: Sequence[RunResult]) -> str:
     """Return the common prefix of the names of a system's runs ("mlr" for "mlr-1" and "mlr-2")."""
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*(result.name for result in results)))
-    shared = "".join(letters[0] for letters in same)
-    return (re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", shared) if len(results) > 1 else shared) or results[0].name
+    prefix = "".join(letters[0] for letters in same)
+    return (re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", prefix) if len(results) > 1 else prefix) or results[0].name
 
 
 def require_measure(name: str, results: Sequence[RunResult]) -> None:

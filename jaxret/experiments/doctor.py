@@ -71,10 +71,10 @@ class Check:
 def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iterator[Check]:
     """Yield checks of installed versions, by name of the distribution; `faiss_problem`: why FAISS is not imported."""
     yield Check("Python", f"{platform.python_version()} on {platform.platform()}")
-    missing = [name for name in PACKAGES if name not in versions]
+    missing_packages = [name for name in PACKAGES if name not in versions]
     value = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
-    problem = f"{', '.join(missing)} missing; pip install -r requirements.txt" if missing else ""
-    yield Check("packages", value, problem, bool(missing))
+    problem = f"{', '.join(missing_packages)} missing; pip install -r requirements.txt" if missing_packages else ""
+    yield Check("packages", value, problem, bool(missing_packages))
     if "jax" in versions and versions["jax"] != versions.get("jaxlib", versions["jax"]):
         problem = f"jax and jaxlib must be of one version; pip install --upgrade jaxlib=={versions['jax']}"
         yield Check("jaxlib", f"jax {versions['jax']}, jaxlib {versions['jaxlib']}", problem)
@@ -190,7 +190,7 @@ def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
 
     interpret: XLA runs the kernel, which any device can.
     """
-    names = [name for name, needed in ATTENTION_PLATFORMS.items() if needed == backend]
+    names = [name for name, device in ATTENTION_PLATFORMS.items() if device == backend]
     for name in names:
         query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 128, 4, 64), jnp.bfloat16)
         query = query / 8
@@ -198,38 +198,38 @@ def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
         drop = Dropout(0.0, TokenLayout(mask)).bind({})
         compute = Compute(jnp.bfloat16, attention=name, interpret=interpret)
         try:
-            fused = attend(query, key, value, mask, drop, compute=compute)
+            output = attend(query, key, value, mask, drop, compute=compute)
         except Exception as error:
             yield Check(f"attention {name}", "cannot be computed", f"{error}; use encoder.attention=plain", fatal=True)
             continue
         plain = attend(query, key, value, mask, drop)
-        difference = float(jnp.abs(jnp.where(mask[..., None], fused - plain, 0)).max())
+        difference = float(jnp.abs(jnp.where(mask[..., None], output - plain, 0)).max())
         problem = "" if difference <= ATTENTION_ERROR else "it differs too much; use encoder.attention=plain"
         yield Check(f"attention {name}", f"differs from plain by {difference:.1e}", problem, bool(problem))
 
 
 def check_folder(name: str, folder: Path) -> Check:
     """Return a check of a folder that jobs write: room, rights, locks, and renames of directories."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    probe = temporary_path(existing / "doctor")
+    ancestor = folder
+    while not ancestor.exists() and ancestor != ancestor.parent:
+        ancestor = ancestor.parent
+    probe = temporary_path(ancestor / "doctor")
     try:
-        free = shutil.disk_usage(existing).free
+        free = shutil.disk_usage(ancestor).free
         probe.mkdir()
         with open(probe / "file", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write("x")
             file.flush()
             os.fsync(file.fileno())
-        moved = temporary_path(existing / "doctor")
-        os.rename(probe, moved)
-        probe = moved
+        new_probe = temporary_path(ancestor / "doctor")
+        os.rename(probe, new_probe)
+        probe = new_probe
     except OSError as error:
-        return Check(name, str(folder), f"{error.strerror} ({existing}); choose another folder", fatal=True)
+        return Check(name, str(folder), f"{error.strerror} ({ancestor}); choose another folder", fatal=True)
     finally:
         shutil.rmtree(probe, ignore_errors=True)
-    value = f"{folder}: {free / 1e9:,.0f} GB free{_file_system(existing)}"
+    value = f"{folder}: {free / 1e9:,.0f} GB free{_file_system(ancestor)}"
     return Check(
         name,
         value,

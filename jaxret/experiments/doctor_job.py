@@ -87,12 +87,12 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
     yield check_attention_choice(config.encoder.attention, platform)
     if encoder is None:
         yield check_encoder(config.encoder.checkpoint, config.encoder.download)
-    made = None if mesh.fatal else _step_program(config, encoder, devices)
-    if isinstance(made, Check):
-        yield made
-    elif made is not None:
-        yield check_step_memory(config, made, devices)
-        yield check_checkpoints(config, made, workdir)
+    program = None if mesh.fatal else _step_program(config, encoder, devices)
+    if isinstance(program, Check):
+        yield program
+    elif program is not None:
+        yield check_step_memory(config, program, devices)
+        yield check_checkpoints(config, program, workdir)
 
 
 def _all_devices(config: ConfigDict, local: int) -> int:
@@ -122,8 +122,8 @@ def check_mesh(config: ConfigDict, local: int) -> Check:
     groups = f"{devices} device{'s' * (devices > 1)}" if tensor == 1 else f"{devices} x {tensor} devices"
     value = f"{groups}, parameters {f'split over {fsdp}' if fsdp > 1 else 'whole on each'}"
     if fsdp < 1 or devices % fsdp:
-        allowed = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
-        problem = f"mesh.fsdp is {fsdp}; it must divide the number of devices: set it to one of {allowed}"
+        divisors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        problem = f"mesh.fsdp is {fsdp}; it must divide the number of devices: set it to one of {divisors}"
         return Check("mesh", value, problem, fatal=True)
     return Check("mesh", value)
 
@@ -131,13 +131,13 @@ def check_mesh(config: ConfigDict, local: int) -> Check:
 def check_batch(config: ConfigDict, devices: int) -> Check:
     """Return a check of the batch with this many devices, between which its queries are divided."""
     batch, chunk = config.train.batch_size, config.train.chunk_size
-    padded = padded_batch_size(batch, devices)
+    places = padded_batch_size(batch, devices)
     negatives = config.data.negatives if config.task == "retrieval" else 0
     value = f"{batch} queries" + (f" with {negatives} negatives each" if negatives else "")
-    value += f", {padded // devices} on each device" + (f", {chunk} at a time" if 0 < chunk < batch else "")
-    if padded != batch:
+    value += f", {places // devices} on each device" + (f", {chunk} at a time" if 0 < chunk < batch else "")
+    if places != batch:
         problem = (
-            f"{padded - batch} of {padded} places are empty; use train.batch_size={padded}, or a smaller multiple of "
+            f"{places - batch} of {places} places are empty; use train.batch_size={places}, or a smaller multiple of "
             f"{devices}"
         )
         return Check("batch", value, problem)
@@ -152,10 +152,10 @@ def product_rate(dtype: str, platform: str, seconds: float = SECONDS) -> float:
     multiply = jax.jit(partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32))
     multiply(x, x).block_until_ready()
     count, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds or not count:
+    while (duration := time.perf_counter() - start) < seconds or not count:
         multiply(x, x).block_until_ready()
         count += 1
-    return 2 * size**3 * count / max(spent, 1e-9) / 1e9
+    return 2 * size**3 * count / max(duration, 1e-9) / 1e9
 
 
 def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:
@@ -180,10 +180,10 @@ def check_attention_choice(attention: str, platform: str) -> Check:
     try:
         require_kernel(attention, platform)
     except ValueError:
-        needed = ATTENTION_PLATFORMS[attention].upper()
-        problem = f"its kernel needs a {needed}, but JAX runs on a {platform.upper()}; use encoder.attention=plain"
+        hardware = ATTENTION_PLATFORMS[attention].upper()
+        problem = f"its kernel needs a {hardware}, but JAX runs on a {platform.upper()}; use encoder.attention=plain"
         return Check("attention", attention, problem, fatal=True)
-    kernels = [name for name, needed in ATTENTION_PLATFORMS.items() if needed == platform]
+    kernels = [name for name, hardware in ATTENTION_PLATFORMS.items() if hardware == platform]
     return Check(
         "attention", attention + (f"; the fused kernel of a {platform.upper()} is {kernels[0]}" if kernels else "")
     )
@@ -266,8 +266,8 @@ def check_checkpoints(config: ConfigDict, program: AbstractProgram, workdir: str
     free = shutil.disk_usage(folder).free
     value = f"{size / 1e9:.2f} GB each, {free / 1e9:,.1f} GB free"
     if free < CHECKPOINTS * size:
-        needed = f"{CHECKPOINTS} are on disk at a time, {CHECKPOINTS * size / 1e9:.1f} GB"
-        problem = f"{needed}; free some room, or choose another --workdir"
+        demand = f"{CHECKPOINTS} are on disk at a time, {CHECKPOINTS * size / 1e9:.1f} GB"
+        problem = f"{demand}; free some room, or choose another --workdir"
         return Check("checkpoints", value, problem, fatal=True)
     return Check("checkpoints", value)
 

@@ -101,8 +101,8 @@ def plan_evaluation(
             are needed.
     """
     measures = choose_measures(options.measures, options.k)
-    if options.measures is None and qrels and measures.judged != MEASURES:
-        print_line(f"with --k={options.k}, the measures are {', '.join(measures.judged)}")
+    if options.measures is None and qrels and measures.names != MEASURES:
+        print_line(f"with --k={options.k}, the measures are {', '.join(measures.names)}")
     policy = Policy(options.on_error)
     dataset = read_evaluation_queries(queries, qrels, options.split, policy)
     check_answers(dataset.queries, options.match)
@@ -148,9 +148,9 @@ def keep_other_passages(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
                 "queries are passages here, --self_matches=remove leaves these out, as BEIR does"
             )
         return rankings
-    judged = {(j.query_id, j.passage_id) for j in dataset.judgements if j.relevance > 0}
+    relevant_pairs = {(j.query_id, j.passage_id) for j in dataset.judgements if j.relevance > 0}
     print_line(f"{len(own):,} of {len(dataset.queries):,} queries found the passage of their own id, which is left out")
-    if wrong := sum((query, query) in judged for query in own):
+    if wrong := sum((query, query) in relevant_pairs for query in own):
         print_line(
             f"{wrong:,} of these are judged relevant: where queries and passages are each numbered for themselves, "
             "--self_matches=keep is right"
@@ -158,47 +158,47 @@ def keep_other_passages(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
     return without_self_matches(rankings, plan.options.k)
 
 
-def write_results(plan: EvaluationPlan, retrieved: Retrieved) -> Evaluation | None:
+def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | None:
     """Write the evaluation of rankings, and print it; with judgements, return their measures.
 
     Timing comes last, and the evaluation is written before it: nothing is lost if timing is stopped.
     """
     dataset, options = plan.dataset, plan.options
-    write_run(plan.run_file, retrieved.rankings, tag=f"jaxret-{plan.system}")
+    write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{plan.system}")
     print(f"run: {plan.run_file}")
-    answers = look_for_answers(retrieved, dataset.queries, plan.measures.cutoffs, options.match)
-    measured = evaluate(retrieved.rankings, dataset.judgements, plan.measures.judged) if plan.qrels else None
+    answers = look_for_answers(retrieval, dataset.queries, plan.measures.cutoffs, options.match)
+    evaluation = evaluate(retrieval.rankings, dataset.judgements, plan.measures.names) if plan.qrels else None
     cost: dict[str, Any] = {}
-    if first := measured or answers:
+    if first := evaluation or answers:
         source = dataset.provenance(str(plan.queries), str(plan.qrels), plan.policy, plan.remove, options.match)
         if plan.qrels:
-            source |= {"relevant_passages_not_in_corpus": _count_missing_relevant(retrieved, dataset)}
-        if measured:
-            print(evaluation_text({plan.system: measured}))
-        made = {**retrieved.provenance, "dataset": source}
-        answers = answers if measured else None
-        cost["bytes_per_passage"] = round(retrieved.bytes_per_passage, 1)
-        write_evaluation(plan.results, first, made, answers, cost)
+            source |= {"relevant_passages_not_in_corpus": _count_missing_relevant(retrieval, dataset)}
+        if evaluation:
+            print(evaluation_text({plan.system: evaluation}))
+        provenance = {**retrieval.provenance, "dataset": source}
+        answers = answers if evaluation else None
+        cost["bytes_per_passage"] = round(retrieval.bytes_per_passage, 1)
+        write_evaluation(plan.results, first, provenance, answers, cost)
         print(f"{cost['bytes_per_passage']:,.0f} bytes a passage")
         if options.latency != 0:
-            cost["latency"] = retrieved.latency()
-            write_evaluation(plan.results, first, made, answers, cost)
+            cost["latency"] = retrieval.latency()
+            write_evaluation(plan.results, first, provenance, answers, cost)
             print(describe_latency(cost["latency"]))
         print(f"evaluation: {plan.results}")
-    emit_evaluation(plan.run_file, plan.results, first, answers if measured else None, cost)
+    emit_evaluation(plan.run_file, plan.results, first, answers if evaluation else None, cost)
     if options.dpr_results:
         path = plan.run_file.with_suffix(".dpr.json")
-        write_dpr_results(path, retrieved.texts, retrieved.rankings, dataset.queries, options.match)
-    return measured
+        write_dpr_results(path, retrieval.texts, retrieval.rankings, dataset.queries, options.match)
+    return evaluation
 
 
-def _count_missing_relevant(retrieved: Retrieved, dataset: EvaluationQueries) -> int:
+def _count_missing_relevant(retrieval: Retrieved, dataset: EvaluationQueries) -> int:
     """Return how many relevant passages are not searched; print it if there are some."""
     relevant = {judgement.passage_id for judgement in dataset.judgements if judgement.relevance > 0}
-    missing = len(retrieved.missing_ids(relevant))
-    if missing:
-        print(f"{missing:,} of {len(relevant):,} relevant passages are not {retrieved.where}: they count as not found")
-    return missing
+    count = len(retrieval.missing_ids(relevant))
+    if count:
+        print(f"{count:,} of {len(relevant):,} relevant passages are not {retrieval.where}: they count as not found")
+    return count
 
 
 def write_dpr_results(path: Path, texts: Texts, rankings: Rankings, queries: Sequence[Query], match: str) -> None:
@@ -230,29 +230,29 @@ def write_dpr_results(path: Path, texts: Texts, rankings: Rankings, queries: Seq
 
 
 def look_for_answers(
-    retrieved: Retrieved, queries: Sequence[Query], cutoffs: Sequence[int], match: str = "string"
+    retrieval: Retrieved, queries: Sequence[Query], cutoffs: Sequence[int], match: str = "string"
 ) -> Evaluation | None:
     """Return top-k accuracy by answer string (DPR's measure); None if no query has answers, or the texts cannot be
     read.
 
     Args:
-        retrieved: rankings, and a reader of texts.
+        retrieval: rankings, and a reader of texts.
         queries: their answers count.
         cutoffs: the k.
         match: "string" or "regex".
     """
-    answered = [query for query in queries if query.answers]
-    if not answered:
+    queries_with_answers = [query for query in queries if query.answers]
+    if not queries_with_answers:
         return None
     deepest = max(cutoffs)
     try:
-        texts = retrieved.texts(
-            {passage for query in answered for passage, _ in retrieved.rankings[query.id][:deepest]}
+        texts = retrieval.texts(
+            {passage for query in queries_with_answers for passage, _ in retrieval.rankings[query.id][:deepest]}
         )
     except (FileNotFoundError, ContractError, ShardError) as error:  # the judgements can be used all the same
         print(f"answer strings cannot be looked for: {error}")
         return None
-    return answer_accuracies(retrieved.rankings, queries, texts, cutoffs, match)
+    return answer_accuracies(retrieval.rankings, queries, texts, cutoffs, match)
 
 
 def answer_accuracies(
@@ -267,13 +267,13 @@ def answer_accuracies(
         cutoffs: the k, in the order of the output.
         match: "string" or "regex".
     """
-    answered = [query for query in queries if query.answers]
-    if not answered:
+    queries_with_answers = [query for query in queries if query.answers]
+    if not queries_with_answers:
         return None
     by_id = {key: passage.text for key, passage in texts.items()}
-    evaluation = answer_accuracy(rankings, answered, by_id, cutoffs, match)
+    evaluation = answer_accuracy(rankings, queries_with_answers, by_id, cutoffs, match)
     kind = "answer strings" if match == "string" else "answers, as regular expressions,"
-    none = len(queries) - len(answered)
-    of = f" (of {len(answered):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
+    none = len(queries) - len(queries_with_answers)
+    of = f" (of {len(queries_with_answers):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
     print(f"{kind} found: " + ", ".join(f"{m} {v:.4f}" for m, v in evaluation.mean.items()) + of)
-    return replace(evaluation, answered=(len(answered), len(queries)))
+    return replace(evaluation, answer_counts=(len(queries_with_answers), len(queries)))

@@ -18,12 +18,12 @@ class MeasureNames:
     """Names of measures that fit a depth of rankings; made by `choose_measures`.
 
     Attributes:
-        judged: measures by judgements.
+        names: measures by judgements.
         cutoffs: k of each Accuracy@k by answers, in the order of the names.
         answers_needed: whether a name requests an accuracy, so that queries without answers are an error.
     """
 
-    judged: tuple[str, ...]
+    names: tuple[str, ...]
     cutoffs: tuple[int, ...]
     answers_needed: bool
 
@@ -35,8 +35,8 @@ def is_accuracy(measure: str) -> bool:
 
 def measures_for(k: int) -> tuple[str, ...]:
     """Return MEASURES, those deeper than k at k."""
-    parsed = [parse_measure(name) for name in MEASURES]
-    return tuple(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed))
+    parsed_measures = [parse_measure(name) for name in MEASURES]
+    return tuple(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed_measures))
 
 
 def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> MeasureNames:
@@ -55,15 +55,15 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
     """
     names = list(measures or ())
     cutoffs = {name: _accuracy_cutoff(name) for name in names if is_accuracy(name)}
-    parsed = [parse_measure(name) for name in names if not is_accuracy(name)]
-    depths = {**cutoffs, **{measure.name: measure.cutoff or 0 for measure in parsed}}
+    parsed_measures = [parse_measure(name) for name in names if not is_accuracy(name)]
+    depths = {**cutoffs, **{measure.name: measure.cutoff or 0 for measure in parsed_measures}}
     deepest = max(depths, key=lambda name: depths[name], default="")
     if deepest and depths[deepest] > k:
         if where:
             raise ValueError(f"{deepest} needs {depths[deepest]} passages a query; {where} has {k} at most")
         raise ValueError(f"{deepest} needs --k={depths[deepest]} or more; only {k} passages per query are requested")
     return MeasureNames(
-        judged=tuple(measure.name for measure in parsed) or measures_for(k),
+        names=tuple(measure.name for measure in parsed_measures) or measures_for(k),
         cutoffs=tuple(dict.fromkeys(cutoffs.values())) or tuple(cutoff for cutoff in ANSWER_CUTOFFS if cutoff <= k),
         answers_needed=bool(cutoffs),
     )

@@ -56,8 +56,8 @@ class EvaluationQueries:
         and format."""
         values = {"queries": sha256_json(sorted([q.id, q.text, list(q.answers)] for q in self.queries))}
         if self.judgements:
-            judged = sorted([j.query_id, j.passage_id, j.relevance] for j in self.judgements)
-            values["qrels"] = sha256_json(judged)
+            records = sorted([j.query_id, j.passage_id, j.relevance] for j in self.judgements)
+            values["qrels"] = sha256_json(records)
         return values
 
     def provenance(self, queries: str, qrels: str, policy: Policy, removed: bool, match: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class EvaluationQueries:
             match: how answers are read, "string" or "regex".
         """
         queries, qrels = shown_message(queries), shown_message(qrels)
-        values: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skipped), "sha256": self.digests()}
+        values: dict[str, Any] = {"queries": queries, "skipped": dict(policy.skip_counts), "sha256": self.digests()}
         values |= {"self_matches": "removed" if removed else "kept"}
         values |= {"match": match} if match != "string" else {}
         return values | ({"qrels": qrels, "split": self.split} if qrels else {})
@@ -109,11 +109,11 @@ def load_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy
     if not qrels:
         query_list = read_queries(queries, policy, split)
     else:
-        query_list, located = read_judged_queries(queries, qrels, split, policy)
+        query_list, records = read_judged_queries(queries, qrels, split, policy)
         valid_ids = {query.id for query in query_list}
-        judgements = [judgement for _, judgement in reject_unknown_ids(located, valid_ids, None, policy)]
-        judged = {judgement.query_id for judgement in judgements}
-        query_list = [query for query in query_list if query.id in judged]
+        judgements = [judgement for _, judgement in reject_unknown_ids(records, valid_ids, None, policy)]
+        judged_ids = {judgement.query_id for judgement in judgements}
+        query_list = [query for query in query_list if query.id in judged_ids]
     if not query_list:
         noun = "judged query" if qrels else "query"
         raise ValueError(f"{queries} has no {noun} to search for; give a folder or a file with some")
@@ -164,8 +164,8 @@ def dataset_name(queries: str | Path) -> str:
     if path.name.startswith("queries.jsonl"):
         return path.parent.name or words[0]
     name = ".".join(words)
-    shared = words[0].lower() in SHARED_NAMES or not path.name.startswith(words[0])
-    return f"{path.parent.name}-{name}" if shared and path.parent.name else name
+    is_shared = words[0].lower() in SHARED_NAMES or not path.name.startswith(words[0])
+    return f"{path.parent.name}-{name}" if is_shared and path.parent.name else name
 
 
 def _words(path: Path) -> list[str]:

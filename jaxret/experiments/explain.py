@@ -47,9 +47,9 @@ def stored_passage(folder: Path, passage_id: str) -> Passage:
 
 def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, folder: Path) -> Run:
     """Open a run with the passage length, and the size of vectors, of an encoded corpus."""
-    encoded = open_encoded(folder, verify=False)
-    run = open_run(workdir, checkpoint, passage_length=encoded.fingerprint["contract"].get("passage_length"))
-    return run.with_dimension(encoded.dimension)
+    corpus = open_encoded(folder, verify=False)
+    run = open_run(workdir, checkpoint, passage_length=corpus.fingerprint["contract"].get("passage_length"))
+    return run.with_dimension(corpus.dimension)
 
 
 def explain_in_run(
@@ -57,7 +57,7 @@ def explain_in_run(
     checkpoint: str,
     question: str = "",
     passage: Passage | None = None,
-    stored: StoredPassage = StoredPassage(),
+    source: StoredPassage = StoredPassage(),
     top: int = 10,
 ) -> str:
     """Open a run and return `explain` for it.
@@ -65,16 +65,16 @@ def explain_in_run(
     Args:
         workdir, checkpoint: see `open_run`.
         question, passage, top: see `explain`.
-        stored: a passage to read instead of `passage`; its text comes first.
+        source: a passage to read instead of `passage`; its text comes first.
     """
-    if not stored.id:
+    if not source.id:
         return explain(open_run(workdir, checkpoint), question, passage, top)
-    folder = corpus_folder(Workdir(workdir), stored.corpus)
-    passage = stored_passage(folder, stored.id)
+    folder = corpus_folder(Workdir(workdir), source.corpus)
+    passage = stored_passage(folder, source.id)
     run, text = open_as_encoded(workdir, checkpoint, folder), f"{passage.id}: {passage.title} {passage.text}".rstrip()
     parts = [text, explain(run, question, passage, top)]
-    if stored.rank:
-        parts.insert(1, describe_rank(Searcher(run, folder), question, stored.id))
+    if source.rank:
+        parts.insert(1, describe_rank(Searcher(run, folder), question, source.id))
     return "\n\n".join(parts)
 
 
@@ -138,7 +138,7 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
     rank = np.empty(len(order), int)
     rank[order] = np.arange(1, len(order) + 1)
     vocabulary_size = run.tokenizer.backend.get_vocab_size()
-    shown = [word for word in order.tolist() if word < vocabulary_size][:top]
+    top_words = [word for word in order.tolist() if word < vocabulary_size][:top]
     query_words: list[int] = []
     if question is not None and side == "passage":
         special = {id for id in run.tokenizer.special_ids.values() if id is not None}
@@ -147,7 +147,7 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
         [str(rank[word]), str(run.tokenizer.backend.id_to_token(word)), f"{strongest[word]:.4f}"]
         + ([str(positions[word])] if len(values) > 1 else [])
         + (["yes" if word in query_words else ""] if query_words else [])
-        for word in [*shown, *(word for word in query_words if word not in shown)]
+        for word in [*top_words, *(word for word in query_words if word not in top_words)]
     ]
     header = [
         "rank",
@@ -193,7 +193,7 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
         query, passage: token ids of one text each.
         top: rows of a table.
     """
-    unpooled = run.model.unpooled()
+    unpooled_model = run.model.unpooled()
     query_vectors = run.embedder()(query, "query")[0].astype(np.float64)  # [U,D]
     passage_vectors = run.embedder()(passage, "passage")[0].astype(np.float64)  # [V,D]
     products = query_vectors @ passage_vectors.T
@@ -202,7 +202,7 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
         return [*lines, token_matches(run, products, query, passage)]
     if run.model.sparse:
         return [*lines, word_matches(run, query_vectors[0], passage_vectors[0], top)]
-    if unpooled.vectors_per_passage != 1:
+    if unpooled_model.vectors_per_passage != 1:
         before = run.embedder(unpooled=True)(passage, "passage")[0].astype(np.float64)
         return [*lines, *vector_matches(run, (query_vectors @ before.T)[0], passage, top)]
     parts = run.model.module.head.vector_parts()
@@ -225,10 +225,10 @@ def word_matches(run: Run, query: np.ndarray, passage: np.ndarray, top: int) -> 
         top: rows of the table.
     """
     products = query * passage
-    shared = np.flatnonzero(products)
-    if not len(shared):
+    words = np.flatnonzero(products)
+    if not len(words):
         return "query and passage share no word that has a weight in both"
-    order = shared[np.argsort(-products[shared], kind="stable")]
+    order = words[np.argsort(-products[words], kind="stable")]
     rows = [
         [str(run.tokenizer.backend.id_to_token(word)), *(f"{x[word]:.4f}" for x in (query, passage, products))]
         for word in order[:top].tolist()
@@ -280,6 +280,6 @@ def vector_labels(run: Run, text: Ragged, side: Side) -> list[str]:
     head = run.model.module.head
     if names := (head.vector_names() if side == "passage" else ()):
         return list(names)
-    kept = np.flatnonzero(head.vector_mask(text, side))
-    tokens = [f"{place}: {run.tokenizer.backend.id_to_token(int(text.flat[place]))}" for place in kept.tolist()]
+    positions = np.flatnonzero(head.vector_mask(text, side))
+    tokens = [f"{place}: {run.tokenizer.backend.id_to_token(int(text.flat[place]))}" for place in positions.tolist()]
     return ["mean", *tokens] if head.selection(side).mean else tokens

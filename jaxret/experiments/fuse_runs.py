@@ -74,20 +74,20 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     _check(job)
     runs = [_read_rankings(run) for run in job.runs]
     _report_missing(job.runs, runs)
-    weights, tuned = _weights(job)
-    fused = fuse(runs, job.method, weights, job.k)
-    write_run(job.out, fused, tag=f"jaxret-fuse-{job.method}")
-    print(f"run: {job.out} ({len(fused):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
+    weights, tuning_record = _weights(job)
+    rankings = fuse(runs, job.method, weights, job.k)
+    write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
+    print(f"run: {job.out} ({len(rankings):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
     if not job.qrels:
         emit_evaluation(job.out, "", None)
         return None
-    evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
+    evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
     files = {shown_message(str(run)): sha256_file(file) for run in job.runs for file in run_files(run)}
-    made = {"runs": files, "weights": list(weights), **tuned}
-    return _evaluate(job, dict(zip(names, runs, strict=True)), fused, made, evaluated)
+    provenance = {"runs": files, "weights": list(weights), **tuning_record}
+    return _evaluate(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
 
 
 def _fuse_systems(job: FuseJob) -> Evaluation | None:
@@ -100,28 +100,29 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     _check_shared(job)
     if not job.queries:
         raise ValueError("folders of systems are searched: give --queries")
-    weights, tuned = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
+    weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
-    evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
+    evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
     systems = open_systems(job.runs, job.corpus)
     if job.tune_runs:
-        weights, tuned = _tuned_on_queries(job, [each.system for each in systems])
+        weights, tuning_record = _tuned_on_queries(job, [each.system for each in systems])
         fusion = ExactFusion(job.method, weights)
-    fused = fusion([each.system for each in systems], evaluated.queries, job.k)
-    write_run(job.out, fused, tag=f"jaxret-fuse-{job.method}")
+    rankings = fusion([each.system for each in systems], evaluation_queries.queries, job.k)
+    write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
     print(
-        f"run: {job.out} ({len(fused):,} queries, exact fusion of {len(systems)} systems, {job.method}, weights "
+        f"run: {job.out} ({len(rankings):,} queries, exact fusion of {len(systems)} systems, {job.method}, weights "
         f"{', '.join(f'{w:g}' for w in weights)})"
     )
     if not job.qrels:
         emit_evaluation(job.out, "", None)
         return None
-    made = {
+    provenance = {
         "systems": {shown_message(str(each.folder)): each.digest for each in systems},
         "corpus": systems[0].corpus,
         "exact": True,
     }
-    return _evaluate(job, {}, fused, made | {"depth": fusion.depth, "weights": list(weights), **tuned}, evaluated)
+    provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
+    return _evaluate(job, {}, rankings, provenance, evaluation_queries)
 
 
 def _tuned_on_queries(job: FuseJob, systems: Sequence[ScoringSystem]) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -152,11 +153,11 @@ def tune_systems(
     rankings: dict[tuple[float, ...], Rankings] = {weights: {} for weights in weights_to_try(len(systems))}
     depth = parse_measure(measure).cutoff or TUNED_DEPTH
     for query in queries:
-        cached = [CachedSystem(system) for system in systems]  # of one query at a time
-        for weights, ranked in rankings.items():
-            ranked.update(ExactFusion(method, weights)(cached, [query], depth))
+        cached_systems = [CachedSystem(system) for system in systems]  # of one query at a time
+        for weights, run in rankings.items():
+            run.update(ExactFusion(method, weights)(cached_systems, [query], depth))
     return best_weights(
-        {weights: evaluate(ranked, judgements, [measure]).mean[measure] for weights, ranked in rankings.items()}
+        {weights: evaluate(run, judgements, [measure]).mean[measure] for weights, run in rankings.items()}
     )
 
 
@@ -171,8 +172,8 @@ def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
     """Print how many queries each run lacks that another run has."""
     queries = set().union(*runs)
     for name, run in zip(names, runs, strict=True):
-        if missing := len(queries - run.keys()):
-            print(f"{name} has no ranking for {missing:,} of {len(queries):,} queries")
+        if count := len(queries - run.keys()):
+            print(f"{name} has no ranking for {count:,} of {len(queries):,} queries")
 
 
 def _check(job: FuseJob) -> None:
@@ -212,25 +213,29 @@ def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
 
 
 def _evaluate(
-    job: FuseJob, parts: Mapping[str, Rankings], fused: Rankings, made: Mapping[str, Any], evaluated: EvaluationQueries
+    job: FuseJob,
+    parts: Mapping[str, Rankings],
+    rankings: Rankings,
+    provenance: Mapping[str, Any],
+    queries: EvaluationQueries,
 ) -> Evaluation:
     """Print and write the evaluation of fused rankings.
 
     Args:
         job: measures and output.
         parts: the rankings that were fused, by name; printed too.
-        fused: the result.
-        made: how it was made, for the provenance.
-        evaluated: queries and judgements.
+        rankings: the result.
+        provenance: how they were made.
+        queries: queries and judgements.
     """
     measures = [parse_measure(measure).name for measure in job.measures]
-    result = evaluate(fused, evaluated.judgements, measures)
-    systems = {name: evaluate(run, evaluated.judgements, measures) for name, run in parts.items()}
+    result = evaluate(rankings, queries.judgements, measures)
+    systems = {name: evaluate(run, queries.judgements, measures) for name, run in parts.items()}
     print(evaluation_text({**systems, "fused": result}))
     emit_table({**systems, "fused": result})
     path = evaluation_path(job.out)
-    dataset = {"name": dataset_name(job.queries), "split": job.split, **evaluated.digests()}
-    write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **made}, "dataset": dataset})
+    dataset = {"name": dataset_name(job.queries), "split": job.split, **queries.digests()}
+    write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset})
     print(f"evaluation: {path}")
     emit_evaluation(job.out, path, result)
     return result

@@ -69,6 +69,6 @@ def _open_bm25(folder: str, corpus: str) -> OpenSystem:
 def _open_run(folder: str, corpus: str) -> OpenSystem:
     run = open_run(folder)
     searcher = Searcher(run, corpus_folder(run.workdir, corpus), many=True)
-    if len(searcher.shards.parts) > 1 or searcher.shards.selected is not None:
+    if len(searcher.shards.parts) > 1 or searcher.shards.selection is not None:
         raise ValueError(f"{folder}: passages were appended or deleted; encode the changed corpus anew to fuse it")
     return OpenSystem(folder, DenseSystem(searcher), dict(searcher.shards.corpus), run.checkpoint["digest"])

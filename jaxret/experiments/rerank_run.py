@@ -46,14 +46,14 @@ def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], dept
         tail: whether the other passages follow, in their order. Each gets a score 1 below the previous passage, from
             the lowest new score on; these are not scores of a model.
     """
-    reranked: Rankings = {}
+    result: Rankings = {}
     for query, ranking in rankings.items():
         top = [(passage, scores[query, passage]) for passage, _ in ranking[:depth]]
         top.sort(key=lambda pair: -pair[1])
         lowest = top[-1][1] if top else 0.0
         rest = [(passage, lowest - number) for number, (passage, _) in enumerate(ranking[depth:], 1)]
-        reranked[query] = top + rest * tail
-    return reranked
+        result[query] = top + rest * tail
+    return result
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _Inputs:
     queries: dict[str, Query]
     scan: CorpusScan
     passages: dict[str, Passage]
-    evaluated: EvaluationQueries
+    evaluation_queries: EvaluationQueries
     policy: Policy
 
 
@@ -128,16 +128,18 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
     passages = {passage: inputs.passages[passage] for _, passage in pairs}
     scores, cut = reranker(inputs.queries, passages, pairs, progress)
     print(*cut, sep="\n")
-    reranked = rerank_top(inputs.rankings, dict(zip(pairs, map(float, scores))), job.depth, job.tail)
-    write_run(job.out, reranked, tag="jaxret-rerank")
+    rankings = rerank_top(inputs.rankings, dict(zip(pairs, map(float, scores))), job.depth, job.tail)
+    write_run(job.out, rankings, tag="jaxret-rerank")
     print(f"run: {job.out}")
-    judgements, both = inputs.evaluated.judgements, None
+    judgements, both = inputs.evaluation_queries.judgements, None
     if job.qrels:
-        before, after = (evaluate(run, judgements, inputs.measures.judged) for run in (inputs.rankings, reranked))
+        before, after = (evaluate(run, judgements, inputs.measures.names) for run in (inputs.rankings, rankings))
         both = before, after
         print(evaluation_text({"before": before, "after": after}))
         emit_table({"before": before, "after": after})
-    answers = answer_accuracies(reranked, inputs.evaluated.queries, inputs.passages, inputs.measures.cutoffs, job.match)
+    answers = answer_accuracies(
+        rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, job.match
+    )
     if both:
         _write_evaluation(reranker, job, inputs, both[1], answers)
     elif answers:
@@ -173,20 +175,20 @@ def _read_inputs(job: RerankJob) -> _Inputs:
     depths = {query: max(job.depth, answer_depth if queries[query].answers else 0) for query in rankings}
     scan, passages = _read_run_passages(job, rankings, depths, policy)
     if job.qrels:
-        evaluated = read_evaluation_queries(job.queries, job.qrels, job.split, Policy(job.on_error))
+        evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy(job.on_error))
     else:
         split = split_name(job.queries, "", job.split)
-        evaluated = EvaluationQueries(list(queries.values()), [], dataset_name(job.queries), split)
-    check_answers(evaluated.queries, job.match)
-    require_answers(job.queries, evaluated.queries, measures)
-    return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluated, policy)
+        evaluation_queries = EvaluationQueries(list(queries.values()), [], dataset_name(job.queries), split)
+    check_answers(evaluation_queries.queries, job.match)
+    require_answers(job.queries, evaluation_queries.queries, measures)
+    return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluation_queries, policy)
 
 
 def _read_run_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> dict[str, Query]:
     """Return the queries of a run by id."""
     queries = {query.id: query for query in read_queries(job.queries, policy, job.split) if query.id in rankings}
-    if missing := [query for query in rankings if query not in queries]:
-        message = f"{job.run} has query {missing[0]!r}, one of {len(missing):,} that are not here"
+    if missing_ids := [query for query in rankings if query not in queries]:
+        message = f"{job.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
         raise Location(source_path(job.queries)).error("no such query", message, "give the queries of the run")
     return queries
 
@@ -201,8 +203,8 @@ def _read_run_passages(
     passage_ids = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
     scan = job.passages.scan(policy)
     passages = {passage.id: passage for passage in job.passages.read(policy, scan) if passage.id in passage_ids}
-    if missing := sorted(passage_ids - passages.keys()):
-        message = f"{job.run} has passage {missing[0]!r}, one of {len(missing):,} that are not here"
+    if missing_ids := sorted(passage_ids - passages.keys()):
+        message = f"{job.run} has passage {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
         raise Location(source_path(job.corpus)).error("no such passage", message, "give the corpus of the run")
     return scan, passages
 
@@ -257,7 +259,9 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
     source = [sha256_file(path) for path in run_files(job.run)]
     search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(job.run)}
     search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
-    dataset = inputs.evaluated.provenance(job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match)
+    dataset = inputs.evaluation_queries.provenance(
+        job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match
+    )
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
     return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}
 
@@ -265,6 +269,6 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
 def evaluation_path(out: str | Path) -> Path:
     """Return the path of the evaluation of a reranked run: beside the run."""
     name = Path(out).name
-    for ending in (".trec", ".tsv", ".txt", ".run"):
-        name = name.removesuffix(ending)
+    for suffix in (".trec", ".tsv", ".txt", ".run"):
+        name = name.removesuffix(suffix)
     return Path(out).with_name(f"{name}.eval.json")

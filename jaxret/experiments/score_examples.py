@@ -65,8 +65,8 @@ def score_examples(
     scorer = teacher.over(queries, passages, progress)
     first_alone = not negatives_run and targets_first_only(source, split)
     with Progress("score", pairs, "pair", shown=progress) as bar:
-        scored = attach_scores(examples, scorer, bar.update)
-        write_records(Path(out), (make_tevatron_record(example, every_positive=not first_alone) for example in scored))
+        results = attach_scores(examples, scorer, bar.update)
+        write_records(Path(out), (make_tevatron_record(example, every_positive=not first_alone) for example in results))
     for line in scorer.cut:
         print(line)
     print(f"training data with scores: {out}")
@@ -74,12 +74,12 @@ def score_examples(
     return pairs
 
 
-def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, done: OnProgress) -> Iterator[Example]:
+def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, on_progress: OnProgress) -> Iterator[Example]:
     """Yield the examples with the scores of all their passages, in blocks of about PAIRS_PER_BLOCK pairs. Raises
     ValueError for a score that is not a finite number."""
     for block in _blocks(examples):
         pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
-        values = scorer(pairs, done)
+        values = scorer(pairs, on_progress)
         for row in np.flatnonzero(~np.isfinite(values))[:1]:
             query, passage = pairs[row]
             raise ValueError(

@@ -56,10 +56,10 @@ def search_bm25(
     plan = plan_evaluation(run, *sources, evaluation)
     queries, policy = plan.dataset.queries, Policy(evaluation.on_error)
     folder = bm25_folder(run, corpus)
-    built, manifest = keep_bm25_index(folder, corpus, settings, policy, progress)
+    is_new, manifest = keep_bm25_index(folder, corpus, settings, policy, progress)
     if policy.report():
         print_line(policy.report())
-    print_line(f"{'built' if built else 'opened'} the index of {manifest['corpus']['passages']:,} passages: {folder}")
+    print_line(f"{'built' if is_new else 'opened'} the index of {manifest['corpus']['passages']:,} passages: {folder}")
     index = BM25(folder, settings)
     rankings = index.search(queries, plan.depth, progress)
     empty = sum(not ranking for ranking in rankings.values())
@@ -68,7 +68,7 @@ def search_bm25(
         f"BM25 search (k1 {settings.k1:g}, b {settings.b:g}, {settings.language}) for {len(queries):,} queries{note}"
     )
     texts = Passages(folder)
-    retrieved = Retrieved(
+    retrieval = Retrieved(
         rankings=keep_other_passages(plan, rankings),
         texts=texts.read,
         missing_ids=index.missing_ids,
@@ -76,7 +76,7 @@ def search_bm25(
         bytes_per_passage=index.bytes_per_passage,
         latency=lambda: _measure_latency(index, queries, evaluation),
     )
-    return write_results(plan, retrieved)
+    return write_results(plan, retrieval)
 
 
 def bm25_folder(workdir: Workdir, corpus: str | Path) -> Path:

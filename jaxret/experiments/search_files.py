@@ -79,7 +79,7 @@ def search_files(
         return None
     if searcher.generator and outcome.approximate:
         write_json(plan.run_file.with_suffix(".candidates.json"), {**outcome.approximate, "k": evaluation.k})
-    retrieved = Retrieved(
+    retrieval = Retrieved(
         rankings=outcome.rankings,
         texts=searcher.passages,
         missing_ids=searcher.missing_ids,
@@ -90,7 +90,7 @@ def search_files(
     )
     cut = [RunWarning("truncation", str(outcome.truncation))] if outcome.truncation.cut else []
     keep_warnings(run.workdir, f"search {plan.results.stem}", cut)
-    return write_results(plan, retrieved)
+    return write_results(plan, retrieval)
 
 
 def _label(run: Run, options: SearchOptions, corpus: str) -> str:
@@ -141,10 +141,10 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
 def describe_passages(searcher: Searcher) -> str:
     """Return which passages are searched, as "12 of 57,578 passages, those with section:python"."""
     rows, passages = searcher.shards.total_rows, searcher.shards.corpus["passages"]
-    ranked = " that documents are ranked by" * searcher.max_passage
+    clause = " that documents are ranked by" * searcher.max_passage
     if not searcher.filters:
-        return f"{passages:,} passages{ranked}"
-    return f"{rows:,} of {passages:,} passages{ranked}, those with {' '.join(searcher.filters)}"
+        return f"{passages:,} passages{clause}"
+    return f"{rows:,} of {passages:,} passages{clause}, those with {' '.join(searcher.filters)}"
 
 
 def search_kind(searcher: Searcher) -> str:

@@ -53,22 +53,22 @@ def search_sizes(
     Raises:
         ValueError: more numbers than are stored, vectors that cannot be cut, or no judgements for a table.
     """
-    stored = read_shards(corpus_folder(run.workdir, corpus)).dimension
-    numbers = [size or stored for size in sizes]
+    full_size = read_shards(corpus_folder(run.workdir, corpus)).dimension
+    numbers = [size or full_size for size in sizes]
     if len(sizes) > 1 and not qrels:
         raise ValueError("several sizes of --dimension are compared by judgements: give --qrels too, or one size")
     for size in numbers:
-        if size > stored:
-            raise ValueError(f"--dimension={size}: the vectors of this corpus have {stored} numbers")
+        if size > full_size:
+            raise ValueError(f"--dimension={size}: the vectors of this corpus have {full_size} numbers")
         run.with_dimension(size, "--dimension")
-    measured: dict[int, Evaluation] = {}
+    evaluations: dict[int, Evaluation] = {}
     for size, count in zip(sizes, numbers, strict=True):
         print(f"by {'all' if size == 0 else 'the first'} {count} numbers of a vector:")
         of_size = search_files(run, queries, qrels, evaluation, replace(options, dimension=size), corpus)
-        measured |= {count: of_size} if of_size else {}
-    if len(measured) > 1:
+        evaluations |= {count: of_size} if of_size else {}
+    if len(evaluations) > 1:
         print("\nby numbers of a vector:")
-        table = {str(count): measured[count] for count in sorted(measured)}
+        table = {str(count): evaluations[count] for count in sorted(evaluations)}
         print(evaluation_text(table))
         emit_table(table)
-    return measured
+    return evaluations

@@ -59,9 +59,9 @@ class RetrieverTeacher:
     ) -> RetrieverScorer:
         """Return the scorer. Raises ValueError for passages that are not in the corpus."""
         pool = RunPool(self.workdir, self.corpus, set(passages))
-        if missing := pool.missing(passages):
+        if ids := pool.missing(passages):
             raise ValueError(
-                f"{self.workdir} cannot score passage {missing[0]!r}, one of {len(missing):,} that are not in the "
+                f"{self.workdir} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the "
                 "corpus that it encoded; encode the one that the training data are of"
             )
         return RetrieverScorer(pool, queries)
@@ -125,10 +125,10 @@ def check_teacher(name: str, corpus: str, texts: str) -> None:
     with open_checkpoints(folder, config) as checkpoints:
         choose_checkpoint(checkpoints, "best", folder)
     if config.task == "retrieval":
-        encoded = open_encoded(corpus_folder(folder, corpus), verify=False)
+        encoded_corpus = open_encoded(corpus_folder(folder, corpus), verify=False)
         if texts:
             remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
-            require_encoded(encoded, texts, Corpus.open(texts).scan().sha256, remedy)
+            require_encoded(encoded_corpus, texts, Corpus.open(texts).scan().sha256, remedy)
 
 
 def teacher_files(name: str, corpus: str) -> list[Path]:

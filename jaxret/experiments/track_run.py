@@ -34,14 +34,14 @@ def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str =
     check_trackers(names, "--to")
     run = open_run(path)
     workdir, project = run.workdir, project or run.config.train.tracker_project
-    sent = {}
+    counts = {}
     for name in names:
         try:
             tracker = RunTracker(name, workdir, project)
-            sent[name] = SentCounts(tracker.catch_up(), tracker.send_evaluations())
+            counts[name] = SentCounts(tracker.catch_up(), tracker.send_evaluations())
             tracker.finish()
         except Exception as error:  # a tracker may raise anything
-            missing = isinstance(error, ModuleNotFoundError) and error.name
-            remedy = f"; pip install {missing}" if missing else ""
+            package = isinstance(error, ModuleNotFoundError) and error.name
+            remedy = f"; pip install {package}" if package else ""
             raise ValueError(f"{name} failed: {type(error).__name__}: {error}{remedy}") from error
-    return sent
+    return counts

@@ -93,16 +93,16 @@ def read_judged_texts(data: str | Path, split: str) -> JudgedTexts:
     """
     policy = Policy()
     source = _texts_and_judgements(data, split)
-    query_list, located = read_judged_queries(source, source, split, policy)
+    query_list, records = read_judged_queries(source, source, split, policy)
     queries = {query.id: query for query in query_list}
-    pairs = [j for _, j in reject_unknown_ids(located, queries, None, policy) if j.relevance > 0]
+    pairs = [j for _, j in reject_unknown_ids(records, queries, None, policy) if j.relevance > 0]
     if not pairs:
         raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
     passage_ids = {judgement.passage_id for judgement in pairs}
     passages = [passage for passage in read_corpus(source, policy) if passage.id in passage_ids]
-    missing = passage_ids.difference(passage.id for passage in passages)
-    if missing:
-        raise ValueError(f"{data}: {len(missing):,} relevant passages are not in its corpus, such as {min(missing)!r}")
+    ids = passage_ids.difference(passage.id for passage in passages)
+    if ids:
+        raise ValueError(f"{data}: {len(ids):,} relevant passages are not in its corpus, such as {min(ids)!r}")
     return JudgedTexts(queries, passages, pairs)
 
 
@@ -119,8 +119,8 @@ def _texts_and_judgements(data: str | Path, split: str) -> str:
     file = detect_judgements(data, split)
     if file.format.examples is None:
         return str(data)
-    forced = parse_source(data)[0]
-    return f"{forced}:{file.path}" if forced else str(file.path)
+    format_name = parse_source(data)[0]
+    return f"{format_name}:{file.path}" if format_name else str(file.path)
 
 
 def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:

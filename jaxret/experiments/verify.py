@@ -15,7 +15,7 @@ from jaxret.index.parts_list import CorpusPart, read_parts
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import (
-    BEGUN,
+    BEGIN_FILE,
     Manifest,
     ShardError,
     file_problems,
@@ -103,23 +103,23 @@ def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]
         )
     for name, problem in bucket_problems(folder):
         yield Verification(f"{folder}/{name}", problem)
-    if unnamed := unnamed_objects(folder):
-        sentence = f"{folder}/data: {len(unnamed):,} objects belong to no file; killed jobs leave such objects"
+    if orphans := unnamed_objects(folder):
+        sentence = f"{folder}/data: {len(orphans):,} objects belong to no file; killed jobs leave such objects"
         if delete_unused:
-            copying = [COPYING] if folder.bucket.version(COPYING) else []
-            if busy := [*folder.bucket.list("leases"), *copying]:
+            copy_marks = [COPYING] if folder.bucket.version(COPYING) else []
+            if busy := [*folder.bucket.list("leases"), *copy_marks]:
                 raise ValueError(
                     f"--delete_unused: a job writes to {folder}, or was killed there ({busy[0]}); run it again, "
                     "to its end"
                 )
-            folder.bucket.delete(unnamed)
-            sentence = f"{folder}/data: {len(unnamed):,} objects belonged to no file, and are deleted"
+            folder.bucket.delete(orphans)
+            sentence = f"{folder}/data: {len(orphans):,} objects belonged to no file, and are deleted"
         yield Verification(f"{folder}/data", warning=sentence)
 
 
 def _is_corpus(folder: Path) -> bool:
     """Return whether a folder is an encoded corpus, complete or not; a manifest alone is enough."""
-    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGUN, "parts.json")):
+    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGIN_FILE, "parts.json")):
         return True
     return "shards" in (read_entry(folder / "manifest.json") or {})
 
@@ -133,9 +133,9 @@ def _verify(name: str | Path, check: Callable[[], object]) -> Verification:
 
 
 def _run(workdir: Workdir) -> Iterator[Verification]:
-    opened = _verify(workdir.seal, lambda: stored_config(workdir))
-    yield opened
-    if not opened.problem:
+    verification = _verify(workdir.seal, lambda: stored_config(workdir))
+    yield verification
+    if not verification.problem:
         config = stored_config(workdir)
         for path in sorted(workdir.checkpoints.glob("*")):
             if path.name.isdigit():
@@ -182,16 +182,17 @@ def _shards(folder: Path) -> Iterator[Verification]:
     read = _verify(manifest, lambda: read_manifest(manifest))
     yield read if manifest.exists() else Verification(str(manifest), f"{manifest} does not exist; run encode again")
     if not read.problem:
-        stored = read_manifest(manifest)
+        contents = read_manifest(manifest)
         damaged = False
-        for shard, entry in zip(plan_shards(stored.total_rows, stored.rows_per_shard), stored.shards, strict=True):
+        shards = plan_shards(contents.total_rows, contents.rows_per_shard)
+        for shard, entry in zip(shards, contents.shards, strict=True):
             problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
             damaged |= bool(problems)
             yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]
-            yield _verify(shard.sidecar(folder), lambda: _same_model(shard.sidecar(folder), stored))  # noqa: B023
+            yield _verify(shard.sidecar(folder), lambda: _same_model(shard.sidecar(folder), contents))  # noqa: B023
         if not damaged:
             fetch_files(folder)  # of a run in a bucket
-            yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, stored)))
+            yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, contents)))
     yield _verify(folder / "corpus.json", lambda: unchanged_corpus(folder))
     if (folder / "passages.json").exists():
         yield _verify(folder / "passages.npy", lambda: _index(folder))
@@ -206,33 +207,33 @@ def _same_model(sidecar: Path, manifest: Manifest) -> None:
 
 def _approximate(folder: Path) -> Verification:
     """Verify an approximate index. One that was built before its corpus changed is intact; no search takes it."""
-    outdated = ""
+    warning = ""
 
     def check() -> None:
-        nonlocal outdated
+        nonlocal warning
         manifest = read_index_manifest(folder)
         check_index_file(folder, manifest)
         if manifest["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
-            outdated = f"{folder} is an index of other vectors than the corpus has now; build it again"
+            warning = f"{folder} is an index of other vectors than the corpus has now; build it again"
 
-    return _verify(folder / "manifest.json", check)._replace(warning=outdated)
+    return _verify(folder / "manifest.json", check)._replace(warning=warning)
 
 
 def _index(folder: Path) -> None:
-    made = read_shard_json(folder / "passages.json")
+    record = read_shard_json(folder / "passages.json")
     for key, name in {"sha256_index": "passages.npy", "sha256_copy": "passages.jsonl"}.items():
-        if key in made and sha256_file(folder / name) != made[key]:
+        if key in record and sha256_file(folder / name) != record[key]:
             raise ShardError(f"{folder / name}: damaged; the next search makes it again")
 
 
 def _columns(folder: Path) -> Iterator[Verification]:
     """Verify a folder of columns: a store of tokens, or the metadata that filters read."""
-    made: dict[str, Any] = {}
-    yield _verify(folder / "manifest.json", lambda: made.update(read_shard_json(folder / "manifest.json")))
-    for name, written in made.get("columns", {}).items():
-        yield _verify(folder / f"{name}.npy", lambda: _column(folder / f"{name}.npy", written))  # noqa: B023
+    record: dict[str, Any] = {}
+    yield _verify(folder / "manifest.json", lambda: record.update(read_shard_json(folder / "manifest.json")))
+    for name, entry in record.get("columns", {}).items():
+        yield _verify(folder / f"{name}.npy", lambda: _column(folder / f"{name}.npy", entry))  # noqa: B023
 
 
-def _column(path: Path, written: Any) -> None:
-    if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+def _column(path: Path, entry: Any) -> None:
+    if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
         raise ShardError(f"{path}: damaged (its SHA-256 differs from the manifest's); it is made again when needed")

@@ -77,8 +77,8 @@ def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
             tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"],
         )
         if ours != theirs:
-            made = f"their tokenizer makes {_shortened(theirs)} of {text[:40]!r}..., and ours {_shortened(ours)}"
-            return f"{made}; see post_processor in tokenizer.json, and tokens.end_token"
+            difference = f"their tokenizer makes {_shortened(theirs)} of {text[:40]!r}..., and ours {_shortened(ours)}"
+            return f"{difference}; see post_processor in tokenizer.json, and tokens.end_token"
     return ""
 
 
@@ -125,12 +125,12 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
         tokens = tokenizer(prompt + text, truncation=True, max_length=length, return_tensors="pt")
         states = model(**tokens).last_hidden_state[0].numpy()
         read = run.tokenizer.queries([text]) if side == "query" else run.tokenizer.passages([Passage("0", text)])
-        skipped = int((read.flat < 0).sum())  # tokens of a prompt that does not count
-        vectors.append(states[skipped:].mean(0) if skipped else _pooled(states, token))
-    stacked = np.stack(vectors)
+        prompt_tokens = int((read.flat < 0).sum())  # tokens of a prompt that does not count
+        vectors.append(states[prompt_tokens:].mean(0) if prompt_tokens else _pooled(states, token))
+    result = np.stack(vectors)
     for matrix in read_dense_modules(directory):
-        stacked = stacked @ matrix
-    return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if run.config.normalize else stacked
+        result = result @ matrix
+    return result / np.linalg.norm(result, axis=1, keepdims=True) if run.config.normalize else result
 
 
 def _pooled(states: np.ndarray, token: str) -> np.ndarray:

@@ -103,8 +103,8 @@ def export(
 def limits_of_export(run: Run) -> list[str]:
     """Return sentences on properties of the run that encoder files cannot express."""
     separator = run.tokenizer.title_separator
-    joined = separator if separator == SEPARATOR else repr(separator)
-    notes = [f"The files do not join title and text of a passage: join them by {joined} before encoding."]
+    quote = separator if separator == SEPARATOR else repr(separator)
+    notes = [f"The files do not join title and text of a passage: join them by {quote} before encoding."]
     if run.model.cut:
         notes.append(
             f"The run keeps the first {run.model.cut} numbers of a vector. The files give whole ones, which "

@@ -66,8 +66,8 @@ class Exported:
 
     def passages(self, texts: Sequence[str], titles: Sequence[str] = ()) -> list[np.ndarray]:
         """Return the vectors [V,D] float32 of each passage."""
-        named = zip(texts, titles or [""] * len(texts), strict=True)
-        passages = [Passage(str(number), text, title) for number, (text, title) in enumerate(named)]
+        pairs = zip(texts, titles or [""] * len(texts), strict=True)
+        passages = [Passage(str(number), text, title) for number, (text, title) in enumerate(pairs)]
         return list(self.embedder(self.tokenizer.passages(passages), "passage"))
 
 

@@ -62,12 +62,12 @@ def _first_passage(corpus: str) -> Passage:
 
 def _describe(run: Run, directory: Path, passage: Passage) -> str:
     read = run.tokenizer.passage_as_read(passage)
-    described = "a passage with a title" if passage is _EXAMPLE else f"the first passage, {passage.id!r},"
+    subject = "a passage with a title" if passage is _EXAMPLE else f"the first passage, {passage.id!r},"
     key = f"tokens.title_separator={run.tokenizer.title_separator!r}"
     ids = (run.tokenizer.cls_id, run.tokenizer.sep_id if run.tokenizer.ends_texts else None)
     words = ("nothing" if id is None else f"{run.tokenizer.backend.id_to_token(id)!r} (id {id})" for id in ids)
     return (
-        f"{described} is read as {read!r} ({key})\n"
+        f"{subject} is read as {read!r} ({key})\n"
         f"around every text: {' and '.join(words)}; its vector: head.token={run.config.head.token!r}\n"
         f"{compare_with_original(run, directory)}"
     )
@@ -120,7 +120,7 @@ def make_run(
         if not token and "cls" in shapes.lacks:
             token = "last" if "leading_tokens" in shapes.lacks else "mean"  # of texts read from left to right, the last
     options = {"head.token": token or None, "normalize": normalize, TITLE_SEPARATOR: title_separator, END_TOKEN: ends}
-    chosen = {key: value for key, value in options.items() if value is not None}
-    config.update_from_flattened_dict(chosen)
-    train(config, workdir, progress, explicit_keys=chosen)
+    keys = {key: value for key, value in options.items() if value is not None}
+    config.update_from_flattened_dict(keys)
+    train(config, workdir, progress, explicit_keys=keys)
     return directory

@@ -126,8 +126,8 @@ def _embeddings(graph: Graph, config: BertConfig, params: Mapping[str, Any]) -> 
     if config.first_position:  # RoBERTa's count what is not padding, and begin after the id of padding
         padding = graph.weight("padding", np.int64(config.first_position - 1))
         real = graph("Cast", graph("Not", graph("Equal", "input_ids", padding)), to=graph.onnx.TensorProto.INT64)
-        counted = graph("Mul", graph("CumSum", real, graph.weight("int_1d", np.int64(1))), real)
-        position = graph("Gather", table, graph("Add", counted, padding))
+        ordinals = graph("Mul", graph("CumSum", real, graph.weight("int_1d", np.int64(1))), real)
+        position = graph("Gather", table, graph("Add", ordinals, padding))
     else:
         length = graph("Slice", graph("Shape", "input_ids"), graph.whole(1), graph.whole(2))
         position = graph("Slice", table, graph.whole(0), length)
@@ -138,9 +138,9 @@ def _embeddings(graph: Graph, config: BertConfig, params: Mapping[str, Any]) -> 
 
 
 def _layer(graph: Graph, config: BertConfig, name: str, params: Mapping[str, Any], hidden: str, mask: str) -> str:
-    attended = _attention(graph, config, f"{name}.attention", params["attention"], hidden, mask)
-    normed = f"{name}.attention_norm"
-    hidden = graph.norm(graph("Add", hidden, attended), normed, params["attention_norm"], config.layer_norm_eps)
+    attention = _attention(graph, config, f"{name}.attention", params["attention"], hidden, mask)
+    norm_name = f"{name}.attention_norm"
+    hidden = graph.norm(graph("Add", hidden, attention), norm_name, params["attention_norm"], config.layer_norm_eps)
     wide = _activation(graph, config, graph.dense(hidden, f"{name}.intermediate", params["intermediate"]))
     narrow = graph.dense(wide, f"{name}.output", params["output"])
     return graph.norm(graph("Add", hidden, narrow), f"{name}.norm", params["output_norm"], config.layer_norm_eps)
@@ -156,9 +156,9 @@ def _attention(graph: Graph, config: BertConfig, name: str, params: Mapping[str,
     query = graph("Mul", heads("query", [0, 2, 1, 3]), graph.number(width**-0.5))
     scores = graph("MatMul", query, heads("key", [0, 2, 3, 1]))
     weights = graph("Softmax", graph("Where", mask, scores, graph.number(MASKED_LOGIT)), axis=-1)
-    mixed = graph("Transpose", graph("MatMul", weights, heads("value", [0, 2, 1, 3])), perm=[0, 2, 1, 3])
+    context = graph("Transpose", graph("MatMul", weights, heads("value", [0, 2, 1, 3])), perm=[0, 2, 1, 3])
     return graph.dense(
-        graph("Reshape", mixed, graph.whole(0, 0, config.hidden_size)), f"{name}.output", params["output"]
+        graph("Reshape", context, graph.whole(0, 0, config.hidden_size)), f"{name}.output", params["output"]
     )
 
 
@@ -187,11 +187,11 @@ def pooled_state(graph: Graph, states: str, token: str) -> str:
     if token != "mean":
         number = graph("CumSum", real, graph.weight("int_1d", np.int64(1)))  # of real tokens up to each
         count = graph("ReduceSum", real, graph.whole(1), keepdims=1)
-        chosen = graph("Equal", number, count)
+        choice = graph("Equal", number, count)
         if token == "mean_without_first":
             later, alone = (graph("Greater", number, graph.number(1.0)), graph("Equal", count, graph.number(1.0)))
-            chosen = graph("Or", later, alone)
-        real = graph("Mul", real, graph("Cast", chosen, to=graph.onnx.TensorProto.FLOAT))
+            choice = graph("Or", later, alone)
+        real = graph("Mul", real, graph("Cast", choice, to=graph.onnx.TensorProto.FLOAT))
     is_real = graph("Greater", real, graph.number(0.0))
     total = graph("ReduceSum", graph("Where", is_real, states, graph.number(0.0)), graph.whole(1), keepdims=0)
     return graph("Div", total, graph("Max", graph("ReduceSum", real, graph.whole(1), keepdims=0), graph.number(1.0)))

@@ -144,8 +144,8 @@ def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
     rules = read_json(path)
     old = rules.get("post_processor") or {}
     parts = old.get("processors", []) if old.get("type") == "Sequence" else [old] if old else []
-    kept = [part for part in parts if part["type"] != "TemplateProcessing"]
-    rules["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
+    processors = [part for part in parts if part["type"] != "TemplateProcessing"]
+    rules["post_processor"] = {"type": "Sequence", "processors": [*processors, template]} if processors else template
     write_json(path, rules)
     return {"add_eos_token": True, "add_bos_token": tokenizer.cls_id is not None}
 
@@ -205,9 +205,9 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
     """Write the modules of a side, and return {folder: type}. root: prefix of the folders. form None: encoder only."""
     module, size = run.model.module, {"word_embedding_dimension": run.model.module.config.hidden_size}
     layers, weights = module.config.num_layers, form.weights if form else {module.config.num_layers: 1.0}
-    chain, mixed = {f"{root}0_Transformer" if root else "": f"{_TYPES}Transformer"}, set(weights) != {layers}
+    chain, mixes_layers = {f"{root}0_Transformer" if root else "": f"{_TYPES}Transformer"}, set(weights) != {layers}
     encoder = out / next(iter(chain))
-    write_encoder(run, side, encoder, all_layers=mixed)
+    write_encoder(run, side, encoder, all_layers=mixes_layers)
     length = run.config.tokens[f"{side}_length"]
     write_json(encoder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
     if form is None:
@@ -222,7 +222,7 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
         if tensors:
             save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, folder / _WEIGHTS, _AS_TORCH)
 
-    if mixed:
+    if mixes_layers:
         start = min(weights)
         factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
         add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
@@ -273,7 +273,7 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
 
 
 def read_states(
-    folder: Path, tokens: Ragged, ignore: Sequence[str] = ("pooler",), seen: np.ndarray | None = None
+    folder: Path, tokens: Ragged, ignore: Sequence[str] = ("pooler",), attention_mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return all hidden states [L+1,rows,T,H] float32 of a written encoder, and the mask [rows,T].
 
@@ -281,11 +281,11 @@ def read_states(
         folder: folder of the encoder.
         tokens: token ids.
         ignore: see `encoder.ignore`.
-        seen: tokens that others attend to, [rows,T]; None for all real tokens.
+        attention_mask: tokens that others attend to, [rows,T]; None for all real tokens.
     """
     config, params = load_pretrained(folder, ignore)
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()))
     ids = np.where(ids < 0, ~ids, ids)  # of a prompt that does not count in means
-    batch = Tokens(jnp.asarray(ids), jnp.asarray(mask if seen is None else seen))
+    batch = Tokens(jnp.asarray(ids), jnp.asarray(mask if attention_mask is None else attention_mask))
     apply = jax.jit(lambda params, batch: make_encoder(config).apply({"params": params}, batch).states)
     return np.asarray(apply(params, batch)), mask

@@ -57,15 +57,15 @@ def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[
             f"the vectors in {folder} are dense, and Anserini's impact search has weights of words: "
             "use --to=pyserini, or a run with a sparse head"
         )
-    encoded = open_corpus(run, folder)
-    if not encoded.total_rows:
+    encoded_corpus = open_corpus(run, folder)
+    if not encoded_corpus.total_rows:
         raise ValueError(f"{folder} has no passage to export: all were deleted")
-    words = vocabulary(run, encoded.dimension)
-    empty = write_corpus(encoded, words, out / "corpus")
-    difference = compare_weights(encoded, words, out / "corpus")
+    words = vocabulary(run, encoded_corpus.dimension)
+    empty = write_corpus(encoded_corpus, words, out / "corpus")
+    difference = compare_weights(encoded_corpus, words, out / "corpus")
     notes = [
-        f"{encoded.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts are "
-        f"integers, {UNIT} for a weight of 1.",
+        f"{encoded_corpus.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts "
+        f"are integers, {UNIT} for a weight of 1.",
         f"Index them by {INDEX_COMMAND}",
     ]
     if empty:
@@ -81,11 +81,11 @@ def vocabulary(run: Run, size: int) -> list[str]:
     return [run.tokenizer.backend.id_to_token(id) or f"[word{id}]" for id in range(size)]
 
 
-def write_corpus(encoded: EncodedCorpus, words: list[str], folder: Path) -> int:
+def write_corpus(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) -> int:
     """Write files of FILE_ROWS passages; return the number of passages without an impact above 0."""
     folder.mkdir()
-    empty, texts = 0, corpus_impacts(encoded, words)
-    for number in range(-(-encoded.total_rows // FILE_ROWS)):
+    empty, texts = 0, corpus_impacts(encoded_corpus, words)
+    for number in range(-(-encoded_corpus.total_rows // FILE_ROWS)):
         with atomic_write(folder / f"{number:05d}.jsonl") as file:
             for _, text in zip(range(FILE_ROWS), texts):
                 empty += not text.words
@@ -94,12 +94,12 @@ def write_corpus(encoded: EncodedCorpus, words: list[str], folder: Path) -> int:
     return empty
 
 
-def corpus_impacts(encoded: EncodedCorpus, words: list[str]) -> Iterator[Impacts]:
+def corpus_impacts(encoded_corpus: EncodedCorpus, words: list[str]) -> Iterator[Impacts]:
     """Yield the impacts of every passage, in the order of rows."""
-    for first, shard in encoded:
+    for first, shard in encoded_corpus:
         for start in range(0, len(shard), ROWS):
             rows = shard.part(start, min(start + ROWS, len(shard)))
-            ids = encoded.ids(first + start + np.arange(len(rows)))
+            ids = encoded_corpus.ids(first + start + np.arange(len(rows)))
             yield from (Impacts(id, impacts_of(rows, row, words)) for row, id in enumerate(ids))
 
 
@@ -110,7 +110,7 @@ def impacts_of(rows: SparseRows, row: int, words: list[str]) -> dict[str, int]:
     return {words[word]: int(impact) for word, impact in zip(rows.words[part], impacts, strict=True) if impact}
 
 
-def compare_weights(encoded: EncodedCorpus, words: list[str], folder: Path) -> float:
+def compare_weights(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) -> float:
     """Read the files back; return the largest difference of a weight.
 
     Raises ValueError for another passage in a line, and for a difference beyond rounding.
@@ -118,8 +118,8 @@ def compare_weights(encoded: EncodedCorpus, words: list[str], folder: Path) -> f
     number_of = {word: number for number, word in enumerate(words)}
     lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.open(encoding="utf-8"))
     largest = 0.0
-    for first, shard in encoded:
-        ids = encoded.ids(first + np.arange(len(shard)))
+    for first, shard in encoded_corpus:
+        ids = encoded_corpus.ids(first + np.arange(len(shard)))
         for row, id in enumerate(ids):
             record = json.loads(next(lines, "{}"))
             if record.get("id") != id:

@@ -37,11 +37,11 @@ def write_onnx(run: Run, out: Path) -> list[str]:
             write_graph(run, config, side, forms[side], path)
     longest: Side = max(SIDES, key=lambda side: run.config.tokens[f"{side}_length"])
     write_tokenizer(run, longest, out)
-    named = ", ".join(f"{side} texts by {path.name}" for side, path in files.items())
+    sides = ", ".join(f"{side} texts by {path.name}" for side, path in files.items())
     sentence = check_round_trip(
         run, lambda side, tokens: run_and_graph_outputs(run, side, tokens, forms[side], files[side]), "numbers"
     )
-    notes = [f"{sentence} (onnxruntime; {named})"]
+    notes = [f"{sentence} (onnxruntime; {sides})"]
     if any(form is not None and form.token == EVERY_TOKEN for form in forms.values()):
         notes.append(
             f"{TOKENS} has a vector for every token given: markers, [MASK]s and what is not a vector are the caller's "
@@ -107,8 +107,8 @@ def run_and_graph_outputs(
         form: form of the vectors; None for hidden states.
         path: file of the graph.
     """
-    ids, mask, seen = padded_inputs(run, side, tokens)
-    outputs = run_graph(path, ids, seen)
+    ids, mask, attention_mask = padded_inputs(run, side, tokens)
+    outputs = run_graph(path, ids, attention_mask)
     if form is None:
         ours = run_states(run, side, tokens)
         return (ours, outputs[ALL][:, mask]) if ALL in outputs else (ours[-1], outputs[LAST][mask])

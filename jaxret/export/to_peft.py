@@ -27,14 +27,14 @@ def write_peft(run: Run, out: Path) -> list[str]:
         raise ValueError(
             f"--to=peft: {run.workdir} was trained without adapters (lora.rank is 0); --to=hf has it whole"
         )
-    trained, base = trained_parameters(run), base_encoders(run)
+    tensors, base = trained_parameters(run), base_encoders(run)
     source = run.config.encoder.checkpoint if not run.config.train.start_from else run.config.train.start_from
     names: dict[Side, str] = {"passage": "encoder"}
     if not run.config.encoder.tied:
         names = {side: f"{side}_encoder" for side in SIDES}
     folders = {side: out if run.config.encoder.tied else out / side for side in names}
     for side, name in names.items():
-        save_adapters(folders[side], shapes, trained[name], settings, source)
+        save_adapters(folders[side], shapes, tensors[name], settings, source)
         write_tokenizer(run, side, folders[side])
     own = write_head(run, out, base=True)
     read_back = {name: load_adapters(folders[side], shapes, settings) for side, name in names.items()}

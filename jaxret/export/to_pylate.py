@@ -87,14 +87,14 @@ def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.n
         side: "query" or "passage".
         tokens: token ids.
     """
-    stated = pylate.read_pylate_keys(out)
-    del stated[TITLE_SEPARATOR]  # no file of PyLate has it
-    meant = flatten(config_json(run.config))
-    for key, value in stated.items():
-        expected = tuple(sorted(set(meant[key]))) if isinstance(value, tuple) else meant[key]
+    file_keys = pylate.read_pylate_keys(out)
+    del file_keys[TITLE_SEPARATOR]  # no file of PyLate has it
+    run_keys = flatten(config_json(run.config))
+    for key, value in file_keys.items():
+        expected = tuple(sorted(set(run_keys[key]))) if isinstance(value, tuple) else run_keys[key]
         if expected != value:
-            raise ValueError(f"read back, {key} is {value!r}, in the run {meant[key]!r}: nothing was exported")
-    _, mask, seen = padded_inputs(run, side, tokens)
-    states = read_states(out, tokens, seen=seen)[0][-1]
+            raise ValueError(f"read back, {key} is {value!r}, in the run {run_keys[key]!r}: nothing was exported")
+    _, mask, attention_mask = padded_inputs(run, side, tokens)
+    states = read_states(out, tokens, attention_mask=attention_mask)[0][-1]
     token_vectors = states[mask][run.model.module.head.vector_mask(tokens, side)] @ pylate.read_projection(out)
     return token_vectors / np.linalg.norm(token_vectors, axis=-1, keepdims=True)

@@ -102,9 +102,9 @@ def compare_search(searcher: Searcher, out: Path) -> str:
     if not largest <= TIE:
         raise ValueError(f"{sentence} at most, more than {TIE:.0e}: nothing was exported")
     gaps = np.abs(np.diff(ours, axis=1)) / size <= TIE
-    tied = np.pad(gaps, ((0, 0), (1, 0))) | np.pad(gaps, ((0, 0), (0, 1)), constant_values=True)  # the last: with k + 1
-    if (other & ~tied).any():
-        raise ValueError(f"{sentence}, but {(other & ~tied).sum()} passages are others: nothing was exported")
+    ties = np.pad(gaps, ((0, 0), (1, 0))) | np.pad(gaps, ((0, 0), (0, 1)), constant_values=True)  # the last: with k + 1
+    if (other & ~ties).any():
+        raise ValueError(f"{sentence}, but {(other & ~ties).sum()} passages are others: nothing was exported")
     return f"{sentence} at most, and the passages are the same" + (
         f" but for {other.sum()} tied ones" if other.any() else ""
     )

@@ -39,18 +39,18 @@ def find_larger_vectors(run: Run, corpus: str | Path, folder: Path, dtype: str =
     sizes: dict[Path, int] = {}
     path, exists = os.fspath(corpus), source_exists(corpus)
     for name in run.workdir.corpora:
-        stored = run.workdir.embeddings(name)
-        chosen = is_source(encoded_source(stored), path) if exists else name == path
-        if chosen and stored != folder and _can_be_cut(run, manifest := read_manifest(stored / "manifest.json"), dtype):
-            sizes[stored] = manifest.dimension
-    largest_first = sorted(sizes, key=lambda stored: -sizes[stored])
-    return next((stored for stored in largest_first if not exists or _is_unchanged(stored)), None)
+        source = run.workdir.embeddings(name)
+        same = is_source(encoded_source(source), path) if exists else name == path
+        if same and source != folder and _can_be_cut(run, manifest := read_manifest(source / "manifest.json"), dtype):
+            sizes[source] = manifest.dimension
+    largest_first = sorted(sizes, key=lambda source: -sizes[source])
+    return next((source for source in largest_first if not exists or _is_unchanged(source)), None)
 
 
-def _is_unchanged(stored: Path) -> bool:
+def _is_unchanged(folder: Path) -> bool:
     """Return whether the file of an encoded corpus has the passages that were encoded."""
     try:
-        unchanged_corpus(stored)
+        unchanged_corpus(folder)
     except ContractError:
         return False
     return True
@@ -70,14 +70,14 @@ def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
     return manifest.dimension > run.model.dimension and precise
 
 
-def cut_corpus(run: Run, stored: Path, folder: Path, dtype: str = "", progress: bool = True) -> int:
+def cut_corpus(run: Run, source: Path, folder: Path, dtype: str = "", progress: bool = True) -> int:
     """Cut the vectors of all parts of a corpus, shard by shard, and return how many shards were written.
 
     The same command continues a killed job, and applies later appends and deletes.
 
     Args:
         run: with the dimension to cut to.
-        stored: folder of the longer vectors.
+        source: folder of the longer vectors.
         folder: folder of the cut ones.
         dtype: of the cut vectors; "": as stored.
         progress: show progress.
@@ -86,26 +86,26 @@ def cut_corpus(run: Run, stored: Path, folder: Path, dtype: str = "", progress: 
         ShardError: the stored vectors are damaged.
         ContractError: the folder holds vectors of something else, or changes of its own.
     """
-    encoded, written = open_encoded(stored), 0
+    encoded_corpus, count = open_encoded(source), 0
     with hold_folder(folder, "cutting vectors"):
         if jax.process_index() == 0:
-            _require_no_own_changes(folder, stored, encoded.parts)
-            parts = list(zip(encoded.parts, encoded.shards, strict=True))
-            with Progress("cut", int(encoded.firsts[-1]), "passage", shown=progress) as bar:
+            _require_no_own_changes(folder, source, encoded_corpus.parts)
+            parts = list(zip(encoded_corpus.parts, encoded_corpus.shards, strict=True))
+            with Progress("cut", int(encoded_corpus.firsts[-1]), "passage", shown=progress) as bar:
                 for part, shards in reversed(parts):  # the first part last: its manifest completes the corpus
-                    if part is parts[0][0] and read_parts(stored):
-                        write_parts(folder, encoded.parts)
-                    written += _cut_part(run, shards, folder / part.name, dtype, bar)
-    return written
+                    if part is parts[0][0] and read_parts(source):
+                        write_parts(folder, encoded_corpus.parts)
+                    count += _cut_part(run, shards, folder / part.name, dtype, bar)
+    return count
 
 
-def _require_no_own_changes(folder: Path, stored: Path, parts: list[CorpusPart]) -> None:
+def _require_no_own_changes(folder: Path, source: Path, parts: list[CorpusPart]) -> None:
     """Raise ContractError if passages were appended to or deleted from a cut corpus, but not the one that it is cut
     from: to cut it again would undo that.
 
     Args:
         folder: of the cut vectors.
-        stored: of the longer ones.
+        source: of the longer ones.
         parts: of the longer ones.
     """
     own = read_parts(folder)
@@ -113,7 +113,7 @@ def _require_no_own_changes(folder: Path, stored: Path, parts: list[CorpusPart])
     same = texts == theirs[: len(own)]
     if not same or any((whole.present & ~cut.present).any() for cut, whole in zip(own, parts)):
         raise ContractError(
-            f"{folder}/parts.json has passages appended or deleted that {stored} has not: to cut it again would undo "
+            f"{folder}/parts.json has passages appended or deleted that {source} has not: to cut it again would undo "
             "that. Change the whole corpus likewise first, or give another --name"
         )
 
@@ -130,9 +130,9 @@ def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progres
     folder.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(folder, shards.total_rows, shards.manifest.rows_per_shard, fingerprint)
     writer.announce()
-    pending = {shard.index for shard in writer.pending()}
+    numbers = {shard.index for shard in writer.pending()}
     for shard, (first, vectors) in zip(shards.shards, shards, strict=True):
-        if shard.index in pending:
+        if shard.index in numbers:
             whole = cut_shard(vectors, run.model.dimension, run.model.module.normalize)
             every = np.arange(shard.rows)
             cut = whole.take(every) if isinstance(vectors, Ragged) else whole[:]  # type: ignore[call-arg,index]
@@ -144,4 +144,4 @@ def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progres
         raise ShardError(f"{shards.folder}/corpus.json is missing or damaged; run encode again")
     write_json(folder / "corpus.json", with_digest(where))
     writer.finish()
-    return len(pending)
+    return len(numbers)

@@ -48,8 +48,8 @@ class CutRaggedShard(RaggedRowSubset):
         return cut_vectors(self._shard[row], self._size, self._normalize)
 
     def take(self, rows: np.ndarray) -> Ragged:
-        chosen = self._shard.take(rows)
-        return Ragged(cut_vectors(chosen.flat, self._size, self._normalize), chosen.offsets)
+        vectors = self._shard.take(rows)
+        return Ragged(cut_vectors(vectors.flat, self._size, self._normalize), vectors.offsets)
 
 
 def cut_shard(shard: Any, size: int, normalize: bool) -> CutShard | CutRaggedShard:

@@ -18,7 +18,7 @@ from jaxret.index.collapse import collapse_warning
 from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import BEGUN, DTYPES, Manifest, ShardWriter, announcement_files, read_entry, read_manifest
+from jaxret.index.shards import BEGIN_FILE, DTYPES, Manifest, ShardWriter, announcement_files, read_entry, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.events import emit
@@ -39,7 +39,7 @@ SHARD_ROWS = 8192
 RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
 MINUTE = 60
 LEAST_ROWS = 8  # shorter shards would waste much padding
-COUNTED = 65_536  # passages whose vectors are counted at a time
+COUNT_BLOCK = 65_536  # passages whose vectors are counted at a time
 MB = 10**6
 SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
 
@@ -124,27 +124,25 @@ def encode_corpus(
         update_warnings(run, f"encode {folder.name}", result)
     if result.timing and jax.process_index() == 0:
         path = run.workdir.encoding_times
-        stored = read_json(path) if path.exists() else {}
-        write_json(path, {**stored, folder.name: result.timing})
+        timings = read_json(path) if path.exists() else {}
+        write_json(path, {**timings, folder.name: result.timing})
     publish(run.workdir)
     return result
 
 
-def _cut(run: Run, stored: Path, folder: Path, options: EncodeOptions, progress: bool) -> EncodeResult:
-    """Cut the vectors in the folder `stored`, and return counts; see `encode_corpus`."""
+def _cut(run: Run, source: Path, folder: Path, options: EncodeOptions, progress: bool) -> EncodeResult:
+    """Cut the vectors in the folder `source`, and return counts; see `encode_corpus`."""
     if options.shard_rows or options.shard_mb:
         raise ValueError(
-            f"dimension={options.dimension} cuts the shards of {stored.name} one by one, and they keep their rows: "
+            f"dimension={options.dimension} cuts the shards of {source.name} one by one, and they keep their rows: "
             "leave shard_rows and shard_mb out"
         )
     job_log(progress)(
-        f"the first {options.dimension} numbers of the vectors in {stored}, none of which is encoded again"
+        f"the first {options.dimension} numbers of the vectors in {source}, none of which is encoded again"
     )
-    written = cut_corpus(run, stored, folder, options.dtype, progress)
+    count = cut_corpus(run, source, folder, options.dtype, progress)
     manifest = read_manifest(folder / "manifest.json")
-    return _emitted(
-        EncodeResult(folder, manifest.total_rows, len(manifest.shards), written, 0.0, 0, "", None), manifest
-    )
+    return _emitted(EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None), manifest)
 
 
 def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
@@ -226,11 +224,11 @@ def encode_source(
             finish_encoding(writer, leases, source)
         except BaseException as error:
             if isinstance(error, ChangedCorpusError):
-                writer.retract(job.written)
+                writer.retract(job.own_shards)
             if not leases.others_exist():
                 writer.withdraw()
             raise
-    rows_encoded = sum(shard.rows for shard in writer.shards if shard.index in job.written)
+    rows_encoded = sum(shard.rows for shard in writer.shards if shard.index in job.own_shards)
     timing = encoding_time(run, rows_encoded, time.perf_counter() - start) if rows_encoded else None
     embedder = job.embedder
     manifest = writer.manifest()
@@ -245,15 +243,15 @@ def encode_source(
     if warning := collapse_warning(ShardSet(folder, manifest)):
         warnings.append(RunWarning("collapse", warning))
         log(f"alarm: {warning}")
-    if job.written:
-        if len(job.written) > 1 and not source.texts:
+    if job.own_shards:
+        if len(job.own_shards) > 1 and not source.texts:
             log(str(job.truncation))
         log(f"{embedder.padding_ratio:.2f} tokens computed for each real one, {embedder.programs} programs compiled")
     result = EncodeResult(
         folder=folder,
         passages=scan.passages,
         shards=len(writer.shards),
-        shards_written=len(job.written),
+        shards_written=len(job.own_shards),
         padding_ratio=embedder.padding_ratio,
         programs=embedder.programs,
         truncation=str(job.truncation or ""),
@@ -286,7 +284,7 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
     if per_passage is not None:
         return max(1, min(rows, vectors // per_passage))
     passages = source.tokenized(run, progress, job_log(progress)).passages
-    parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNTED))
+    parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNT_BLOCK))
     counts = np.concatenate([run.model.vector_counts(passages.take(part), "passage") for part in parts])
     return rows_within(counts, rows, vectors)
 
@@ -308,7 +306,7 @@ def forget_announcement(folder: Path, bound: float) -> bool:
 
     bound: seconds after which a silent job of another host counts as dead.
     """
-    start = folder / BEGUN
+    start = folder / BEGIN_FILE
     if not start.exists() or any(path != start and path.exists() for path in announcement_files(folder)):
         return False
     with open_leases(folder, bound) as leases:

@@ -25,7 +25,7 @@ from jaxret.types import Ragged, SparseRows
 class EncodedCorpus:
     """The remaining rows of some folders of vectors.
 
-    `shards`: one ShardSet a part; `selected`: their rows, numbered through all parts, int64 ascending (None: all of
+    `shards`: one ShardSet a part; `selection`: their rows, numbered through all parts, int64 ascending (None: all of
     them); `cut`: numbers of a vector that are read, its first ones (0: all), and whether these are scaled to length 1.
     """
 
@@ -34,15 +34,15 @@ class EncodedCorpus:
         folder: Path,
         parts: list[CorpusPart],
         shards: list[ShardSet],
-        chosen: np.ndarray | None,
+        selection: np.ndarray | None,
         cut: tuple[int, bool] = (0, False),
     ) -> None:
-        self.folder, self.parts, self.shards, self.selected, self.cut = folder, parts, shards, chosen, cut
+        self.folder, self.parts, self.shards, self.selection, self.cut = folder, parts, shards, selection, cut
         self.firsts = np.cumsum([0, *(each.total_rows for each in shards)])  # first row of each part
 
     @property
     def total_rows(self) -> int:
-        return int(self.firsts[-1]) if self.selected is None else len(self.selected)
+        return int(self.firsts[-1]) if self.selection is None else len(self.selection)
 
     @property
     def dimension(self) -> int:
@@ -80,21 +80,21 @@ class EncodedCorpus:
     def select(self, rows: np.ndarray) -> EncodedCorpus:
         """Return the corpus with those of its rows that are in `rows`: numbered through all parts, deleted ones too;
         int64 ascending."""
-        chosen = rows if self.selected is None else np.intersect1d(self.selected, rows, assume_unique=True)
-        return EncodedCorpus(self.folder, self.parts, self.shards, chosen, self.cut)
+        selection = rows if self.selection is None else np.intersect1d(self.selection, rows, assume_unique=True)
+        return EncodedCorpus(self.folder, self.parts, self.shards, selection, self.cut)
 
     def with_dimension(self, size: int, normalize: bool) -> EncodedCorpus:
         """Return the corpus with the first `size` numbers of every vector, as `cut_vectors` makes them of what is
         stored. Raises ValueError for more numbers than are stored."""
-        stored = self.shards[0].dimension
-        if not 1 <= size <= stored:
-            raise ValueError(f"dimension is {size}, but the vectors in {self.folder} have {stored} numbers")
-        cut = (0, False) if size == stored else (size, normalize)
-        return EncodedCorpus(self.folder, self.parts, self.shards, self.selected, cut)
+        dimension = self.shards[0].dimension
+        if not 1 <= size <= dimension:
+            raise ValueError(f"dimension is {size}, but the vectors in {self.folder} have {dimension} numbers")
+        cut = (0, False) if size == dimension else (size, normalize)
+        return EncodedCorpus(self.folder, self.parts, self.shards, self.selection, cut)
 
     def select_first(self, count: int) -> EncodedCorpus:
         """Return the corpus with the first `count` of its rows."""
-        return self.select(np.arange(count) if self.selected is None else self.selected[:count])
+        return self.select(np.arange(count) if self.selection is None else self.selection[:count])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield (first row, vectors [rows,V,D] or lists of them) of each shard."""
@@ -108,14 +108,14 @@ class EncodedCorpus:
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
         """Return the rows of this corpus that are among rows `start` to `stop` (excluded) of all parts."""
-        if self.selected is None:
+        if self.selection is None:
             return start, stop
-        begin, end = np.searchsorted(self.selected, [start, stop])
+        begin, end = np.searchsorted(self.selection, [start, stop])
         return int(begin), int(end)
 
     def _chosen(self, begin: int, end: int) -> np.ndarray:
         """Return rows `begin` to `end` (excluded) of this corpus, as all parts number them."""
-        return np.arange(begin, end) if self.selected is None else self.selected[begin:end]
+        return np.arange(begin, end) if self.selection is None else self.selection[begin:end]
 
     def rows_in_range(self, number: int, count: int) -> tuple[int, int]:
         """Return the first row in one of `count` ranges of consecutive shards, and the first one behind it."""
@@ -146,7 +146,7 @@ class EncodedCorpus:
 
     def by_part(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (part, places of its rows among `rows`, these rows as the part numbers them)."""
-        rows = rows if self.selected is None else self.selected[rows]
+        rows = rows if self.selection is None else self.selection[rows]
         part_of = np.searchsorted(self.firsts, rows, "right") - 1
         for number in np.unique(part_of).tolist():
             places = np.flatnonzero(part_of == number)
@@ -163,12 +163,12 @@ class EncodedCorpus:
 
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return those of the ids that no row has."""
-        missing = set(ids)
+        absent_ids = set(ids)
         for _, block in self.id_blocks():
-            if not missing:
+            if not absent_ids:
                 break
-            missing.difference_update(block)
-        return missing
+            absent_ids.difference_update(block)
+        return absent_ids
 
 
 _VERSION_FILES = ("manifest.json", "parts.json")  # that list the vectors
@@ -234,21 +234,21 @@ def open_encoded(folder: str | Path, verify: bool = True, only: tuple[int, int] 
             first.dtype,
         ):
             raise ShardError(f"{each.folder}: its vectors have another shape or dtype than those of {folder}")
-    kept = np.concatenate([part.present for part in parts])
-    return EncodedCorpus(folder, parts, shards, None if kept.all() else np.flatnonzero(kept))
+    mask = np.concatenate([part.present for part in parts])
+    return EncodedCorpus(folder, parts, shards, None if mask.all() else np.flatnonzero(mask))
 
 
 def _open_range(folders: Sequence[Path], verify: bool, number: int, count: int) -> list[ShardSet]:
     """Open folders of vectors, and check those shards of all that are in a range of them."""
     if count == 1:
         return [open_shards(folder, verify) for folder in folders]
-    opened = [read_shards(folder) for folder in folders]
-    begin, end = range_of_shards(opened, number, count)
+    shard_sets = [read_shards(folder) for folder in folders]
+    begin, end = range_of_shards(shard_sets, number, count)
     first = 0
-    for each in opened:
+    for each in shard_sets:
         each.check([s for s in each.shards if begin <= first + s.start < end], verify)
         first += each.total_rows
-    return opened
+    return shard_sets
 
 
 def _rows_of(shard: Any, rows: np.ndarray | None) -> Any:

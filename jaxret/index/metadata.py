@@ -34,7 +34,7 @@ from jaxret.types import Ragged
 _LONGEST = 256  # characters of a value: a longer one is a text, not a category
 # Containers whose records have names for their fields.
 _RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
-_SHOWN = 8  # values that an error names
+_MOST_VALUES = 8  # values that an error names
 
 
 class Field(NamedTuple):
@@ -105,12 +105,12 @@ def _describe_values(name: str, tables: Sequence[Mapping[str, Field]]) -> str:
     counts: dict[str, int] = {}
     for table in tables:
         if name in table:
-            order = np.argsort(-table[name].rows.lengths, kind="stable")[: _SHOWN + 1]
+            order = np.argsort(-table[name].rows.lengths, kind="stable")[: _MOST_VALUES + 1]
             for place in order:
                 value = table[name].values[int(place)]
                 counts[value] = counts.get(value, 0) + int(table[name].rows.lengths[place])
     values = sorted(counts, key=lambda value: -counts[value])
-    return f"{name} is {', '.join(map(repr, values[:_SHOWN]))}{', ...' * (len(values) > _SHOWN)}"
+    return f"{name} is {', '.join(map(repr, values[:_MOST_VALUES]))}{', ...' * (len(values) > _MOST_VALUES)}"
 
 
 def read_fields(shards: ShardSet) -> dict[str, Field]:
@@ -128,13 +128,13 @@ def read_fields(shards: ShardSet) -> dict[str, Field]:
 
 def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
     try:
-        made = read_with_digest(folder / "manifest.json")
-        if made["corpus"] != sha256:
+        manifest = read_with_digest(folder / "manifest.json")
+        if manifest["corpus"] != sha256:
             return None
         columns = {}
-        for name, written in made["columns"].items():
+        for name, entry in manifest["columns"].items():
             path = folder / f"{name}.npy"
-            if path.stat().st_size != written["bytes"] or sha256_file(path) != written["sha256"]:
+            if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
                 return None
             columns[name] = np.asarray(map_array(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -143,20 +143,22 @@ def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
     def ragged(name: str) -> Ragged:
         return Ragged(columns[f"{name}.flat"], columns[f"{name}.offsets"])
 
-    return {name: Field(Strings(ragged(f"{n}.values")), ragged(f"{n}.rows")) for n, name in enumerate(made["fields"])}
+    return {
+        name: Field(Strings(ragged(f"{n}.values")), ragged(f"{n}.rows")) for n, name in enumerate(manifest["fields"])
+    }
 
 
 def _make(shards: ShardSet, folder: Path, sha256: Any) -> None:
     names: list[str] = []
     writer = ColumnWriter(folder)
     for name, (values, codes, rows) in sorted(_collect(shards).items()):
-        ordered = sorted(values)
+        sorted_values = sorted(values)
         new = np.empty(len(values), np.int64)  # of a code -> its place in the order
-        new[[values[value] for value in ordered]] = np.arange(len(values))
+        new[[values[value] for value in sorted_values]] = np.arange(len(values))
         places, owners = new[np.asarray(codes)], np.asarray(rows)
         order = np.lexsort((owners, places))
         offsets = np.searchsorted(places[order], np.arange(len(values) + 1))
-        writer.strings(f"{len(names)}.values", StringsBuilder(ordered).strings())
+        writer.strings(f"{len(names)}.values", StringsBuilder(sorted_values).strings())
         writer.ragged(f"{len(names)}.rows", [Ragged(owners[order], offsets)], np.int64)
         names.append(name)
     write_json(folder / "manifest.json", with_digest({"corpus": sha256, "fields": names, "columns": writer.columns}))
@@ -168,14 +170,14 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
     ids = StringsBuilder(key for block in blocks for key in shards.ids(block)).strings()
     hashes = np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids))
     order = np.argsort(hashes, kind="stable")
-    ordered, seen = hashes[order], np.zeros(len(ids), bool)
+    sorted_hashes, visited_rows = hashes[order], np.zeros(len(ids), bool)
     fields: dict[str, tuple[dict[str, int], array[int], array[int]]] = {}
     for key, record in _records(unchanged_corpus(shards.folder)):
-        begin, end = (int(np.searchsorted(ordered, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
+        begin, end = (int(np.searchsorted(sorted_hashes, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
         row = next((int(row) for row in order[begin:end] if ids[int(row)] == key), -1)
-        if row < 0 or seen[row]:
+        if row < 0 or visited_rows[row]:
             continue  # a record that was skipped
-        seen[row] = True
+        visited_rows[row] = True
         for name, value in dict.fromkeys(record):
             values, codes, rows = fields.setdefault(name, ({}, array("q"), array("q")))
             codes.append(values.setdefault(value, len(values)))

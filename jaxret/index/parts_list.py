@@ -35,31 +35,31 @@ class CorpusPart:
         name: "" for the first part.
         sha256: of its texts.
         rows: passages, deleted ones included.
-        deleted: the rows from [n,0] to below [n,1], int64 [n,2], ascending.
+        deletions: the rows from [n,0] to below [n,1], int64 [n,2], ascending.
     """
 
     name: str
     sha256: str
     rows: int
-    deleted: np.ndarray = field(default_factory=lambda: _NONE)
+    deletions: np.ndarray = field(default_factory=lambda: _NONE)
 
     @property
     def present(self) -> np.ndarray:
         """Return which rows are not deleted, bool [rows]."""
-        kept = np.ones(self.rows, bool)
-        for start, stop in self.deleted:
-            kept[start:stop] = False
-        return kept
+        mask = np.ones(self.rows, bool)
+        for start, stop in self.deletions:
+            mask[start:stop] = False
+        return mask
 
     def with_deleted(self, rows: Iterable[int]) -> CorpusPart:
         """Return the part with these rows deleted too."""
-        kept = self.present
-        kept[np.fromiter(rows, np.int64)] = False
-        edges = np.flatnonzero(np.diff(np.concatenate([[True], kept, [True]])))
+        mask = self.present
+        mask[np.fromiter(rows, np.int64)] = False
+        edges = np.flatnonzero(np.diff(np.concatenate([[True], mask, [True]])))
         return CorpusPart(self.name, self.sha256, self.rows, edges.reshape(-1, 2).astype(np.int64))
 
     def entry(self) -> dict[str, Any]:
-        return {"name": self.name, "sha256": self.sha256, "rows": self.rows, "deleted": self.deleted.tolist()}
+        return {"name": self.name, "sha256": self.sha256, "rows": self.rows, "deleted": self.deletions.tolist()}
 
 
 def part_name(number: int, sha256: str) -> str:
@@ -71,12 +71,12 @@ def read_parts(folder: Path) -> list[CorpusPart]:
     """Return the parts in the order of their rows; [] where there is no parts.json. Raises ShardError."""
     path = folder / "parts.json"
     try:
-        stored = atomic.read_with_digest(path).get("parts")
+        value = atomic.read_with_digest(path).get("parts")
     except FileNotFoundError:
         return []
     except ValueError as error:
         raise ShardError(f"{error}; {_REMEDY}") from error
-    entries = stored if isinstance(stored, list) else []
+    entries = value if isinstance(value, list) else []
     parts = [_part(entry, first=number == 0) for number, entry in enumerate(entries)]
     if not parts or None in parts:
         raise ShardError(f"{path}: its parts are not what is written there; {_REMEDY}")
@@ -107,7 +107,7 @@ def parts_identity(parts: Iterable[CorpusPart]) -> dict[str, Any]:
     """Return {"sha256", "passages"} of a corpus: the digest of its texts, where it is one part and nothing was deleted;
     else that of the list of parts."""
     parts = list(parts)
-    if len(parts) == 1 and not len(parts[0].deleted):
+    if len(parts) == 1 and not len(parts[0].deletions):
         return {"sha256": parts[0].sha256, "passages": parts[0].rows}
     passages = sum(int(part.present.sum()) for part in parts)
     return {"sha256": sha256_json([part.entry() for part in parts]), "passages": passages}

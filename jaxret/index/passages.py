@@ -65,8 +65,8 @@ class Passages:
             self._file = DataFile(folder / "passages.jsonl", FORMATS_BY_NAME["beir.texts"], "lines")
         self.bytes_read = 0  # of the corpus or its copy, so far, by index
         self._folder: TemporaryFolder | None = None  # of the lines that were read last
-        self._reading = Lock()  # there is one place for these, and threads may share an index
-        self._refused: tuple[dict[Path, FileState], ContractError] | None = None  # changed files, which are read once
+        self._lock = Lock()  # there is one place for these, and threads may share an index
+        self._refusal: tuple[dict[Path, FileState], ContractError] | None = None  # changed files, which are read once
 
     def _open(self, trusted: bool) -> None:
         """Verify the corpus and keep it, with the states that its files had before."""
@@ -78,7 +78,7 @@ class Passages:
 
     def read(self, ids: Collection[str]) -> dict[str, Passage]:
         """Return the passages with these ids that exist and have a text, by id. One thread reads at a time."""
-        with self._reading:
+        with self._lock:
             while True:
                 self._require_unchanged()
                 passages = self._read(ids)
@@ -90,12 +90,12 @@ class Passages:
         now = self._states_now()
         if now == self._states:
             return
-        if self._refused and self._refused[0] == now:
-            raise self._refused[1].with_traceback(None)
+        if self._refusal and self._refusal[0] == now:
+            raise self._refusal[1].with_traceback(None)
         try:
             self._open(trusted=False)
         except ContractError as error:
-            self._refused = now, error
+            self._refusal = now, error
             raise
 
     def _read(self, ids: Collection[str]) -> dict[str, Passage]:
@@ -135,13 +135,13 @@ class Passages:
     def _read_offsets(self) -> PassageOffsets | None:
         path = self.folder / "passages.npy"
         try:
-            made = read_shard_json(self.folder / "passages.json")
-            if made["corpus"] != self.corpus.stat() or made["sha256_index"] != sha256_file(path):
+            record = read_shard_json(self.folder / "passages.json")
+            if record["corpus"] != self.corpus.stat() or record["sha256_index"] != sha256_file(path):
                 return None
-            if self._copied and made["sha256_copy"] != sha256_file(self._file.path):
+            if self._copied and record["sha256_copy"] != sha256_file(self._file.path):
                 return None
             hashes, starts, ends = map_array(path)
-            return PassageOffsets(hashes, starts, ends, made["head"])
+            return PassageOffsets(hashes, starts, ends, record["head"])
         except (OSError, ValueError, KeyError, TypeError):
             return None  # made again
 
@@ -172,9 +172,9 @@ class Passages:
         try:
             with atomic_write(path, "wb") as file:
                 np.save(file, table, allow_pickle=False)
-            made = {"corpus": self.corpus.stat(), "head": head, "sha256_index": sha256_file(path)}
+            record = {"corpus": self.corpus.stat(), "head": head, "sha256_index": sha256_file(path)}
             copy = {"sha256_copy": sha256_file(self._file.path)} if self._copied else {}
-            write_json(self.folder / "passages.json", with_digest(made | copy))
+            write_json(self.folder / "passages.json", with_digest(record | copy))
         except StorageError:  # a disk that cannot be written
             pass
         return PassageOffsets(table[0], table[1], table[2], head)
@@ -193,12 +193,12 @@ def _states_of(paths: Iterable[Path]) -> dict[Path, FileState]:
 def _verified_corpus(folder: Path, trusted: bool) -> tuple[Corpus, dict[Path, FileState]]:
     """Return what `unchanged_corpus` returns, and the states of its files before they were read: one that is replaced
     meanwhile has another state afterwards."""
-    written = folder / "corpus.json"
-    if not written.exists():
-        raise ShardError(f"{written}, which says where the texts are, does not exist; run encode again")
-    note = read_shard_json(written)
+    note_path = folder / "corpus.json"
+    if not note_path.exists():
+        raise ShardError(f"{note_path}, which says where the texts are, does not exist; run encode again")
+    note = read_shard_json(note_path)
     if not isinstance(note.get("path"), str) or "\0" in note["path"]:
-        raise ShardError(f"{written}: path is {note.get('path')!r}, no place of a corpus; run encode again")
+        raise ShardError(f"{note_path}: path is {note.get('path')!r}, no place of a corpus; run encode again")
     path = note["path"]
     try:
         if not source_exists(path):
@@ -209,7 +209,7 @@ def _verified_corpus(folder: Path, trusted: bool) -> tuple[Corpus, dict[Path, Fi
         if error.reason != "missing file":
             raise
         raise FileNotFoundError(
-            f"the corpus that was encoded is no longer at {path} ({written}): no text can be shown"
+            f"the corpus that was encoded is no longer at {path} ({note_path}): no text can be shown"
         ) from error
     if not trusted or stat != {key: note.get(key) for key in ("bytes", "modified")}:  # copied, perhaps: look closer
         manifest = folder / "manifest.json"
@@ -226,9 +226,9 @@ def location_prefix(corpus: Corpus, passage_id: str) -> str:
 
 def _line_starts(path: Path) -> tuple[np.ndarray, int]:
     """Return the beginning of each line, uint64, and the size of the file."""
-    starts, done = [np.zeros(1, np.uint64)], 0
+    starts, size = [np.zeros(1, np.uint64)], 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
-            starts.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")).astype(np.uint64) + done + 1)
-            done += len(block)
-    return np.concatenate(starts).astype(np.uint64), done
+            starts.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")).astype(np.uint64) + size + 1)
+            size += len(block)
+    return np.concatenate(starts).astype(np.uint64), size

@@ -54,25 +54,25 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
     """
     with connected(engine) as ray:
         task = ray.remote(max_retries=RETRIES, retry_exceptions=False, **engine.worker_resources())(EncodeJob.encode)
-        pending = [task.remote(job) for _ in range(engine.workers)]
+        tasks = [task.remote(job) for _ in range(engine.workers)]
         describe_workers(ray, engine, progress)
         try:
-            while pending:  # the first one ends when all shards are there, or by an error
-                (done,), pending = ray.wait(pending, num_returns=1)
+            while tasks:  # the first one ends when all shards are there, or by an error
+                (first,), tasks = ray.wait(tasks, num_returns=1)
                 try:
-                    error = ray.get(done)
+                    error = ray.get(first)
                 except ray.exceptions.RayTaskError:  # a fault of the code, not of a host
                     raise
-                except ray.exceptions.RayError as died:
-                    if not pending:
+                except ray.exceptions.RayError as failure:
+                    if not tasks:
                         raise RuntimeError(
-                            f"every worker of Ray died {RETRIES + 1} times, the last one: {died}"
-                        ) from died
-                    job_log(progress)(f"a worker of Ray died {RETRIES + 1} times; {len(pending)} are left: {died}")
+                            f"every worker of Ray died {RETRIES + 1} times, the last one: {failure}"
+                        ) from failure
+                    job_log(progress)(f"a worker of Ray died {RETRIES + 1} times; {len(tasks)} are left: {failure}")
                     continue
                 if error:
                     raise ValueError(error)
                 return
         finally:
-            for other in pending:
+            for other in tasks:
                 ray.cancel(other, force=True)

@@ -101,12 +101,12 @@ class ShardSet:
 
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return those of the ids that no row has. Reads one id file at a time."""
-        missing = set(ids)
+        absent_ids = set(ids)
         for shard in self.shards:
-            if not missing:
+            if not absent_ids:
                 break
-            missing.difference_update(shard.ids(self.folder).read_text(encoding="utf-8").split("\n"))
-        return missing
+            absent_ids.difference_update(shard.ids(self.folder).read_text(encoding="utf-8").split("\n"))
+        return absent_ids
 
     def _unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(indices, np.int64)
@@ -127,8 +127,8 @@ class ShardSet:
         """Fetch the files of some shards, if they are in a bucket alone, and verify them."""
         fetch_files(self.folder, [path.name for shard in shards for path in self._files(shard)])
         with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
-            checked = pool.map(lambda shard: self.verify(shard, digests), shards)
-            list(with_progress(checked, "check shards", len(shards), "shard"))
+            checks = pool.map(lambda shard: self.verify(shard, digests), shards)
+            list(with_progress(checks, "check shards", len(shards), "shard"))
 
     def verify(self, shard: Shard, digests: bool) -> None:
         """Raise ShardError if a file of a shard is missing or damaged; else remember the state of its files."""
@@ -169,9 +169,9 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
     Raises ShardError naming the file that is missing or damaged.
     """
     fetch_files(folder)  # first, as the manifest is then of these files
-    opened = read_shards(folder)
-    opened.check(opened.shards, verify)
-    return opened
+    shard_set = read_shards(folder)
+    shard_set.check(shard_set.shards, verify)
+    return shard_set
 
 
 def read_shards(folder: str | Path) -> ShardSet:

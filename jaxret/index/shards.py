@@ -29,7 +29,7 @@ from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_
 from jaxret.storage.working_copy import stored_file
 from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
-BEGUN = "begun.json"
+BEGIN_FILE = "begun.json"
 ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard, beside ids
 # V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
 LAYOUTS = ("fixed", "ragged", "sparse")
@@ -172,7 +172,7 @@ class ShardWriter:
             "fingerprint": json.loads(json.dumps(fingerprint, allow_nan=False)),  # as it will be read back
         }
         self._whole: set[int] = set()  # shards whose digests this process has seen to be right
-        self._damaged: set[int] = set()  # and those that it has seen to be wrong
+        self._damaged_shards: set[int] = set()  # and those that it has seen to be wrong
         self.require_same()
 
     def require_same(self) -> None:
@@ -187,16 +187,16 @@ class ShardWriter:
     def announce(self, work: Path | None = None) -> None:
         """Record what the shards are made from, before the first one is written, so that different jobs never mix."""
         if not self.announced():
-            write_json(self.folder / BEGUN, with_digest(self.made_from), work)
+            write_json(self.folder / BEGIN_FILE, with_digest(self.made_from), work)
 
     def withdraw(self) -> None:
         """Remove the record if the folder has no shard; for a job that fails where there is no other."""
-        if read_entry(self.folder / BEGUN) == self.made_from and not any(self.folder.glob("shard-*.json")):
-            _retire(self.folder / BEGUN, None)
+        if read_entry(self.folder / BEGIN_FILE) == self.made_from and not any(self.folder.glob("shard-*.json")):
+            _retire(self.folder / BEGIN_FILE, None)
 
-    def retract(self, written: Collection[int]) -> None:
+    def retract(self, numbers: Collection[int]) -> None:
         """Remove shards, for a job that learns that their contents may be wrong."""
-        for shard in (shard for shard in self.shards if shard.index in written):
+        for shard in (shard for shard in self.shards if shard.index in numbers):
             _retire(self.folder / "manifest.json", None)
             _retire(shard.sidecar(self.folder), None)
             self._whole.discard(shard.index)
@@ -268,32 +268,33 @@ class ShardWriter:
         """Write the manifest. Raises ShardError naming the shards that are missing or differ in shape, and
         ContractError for shards of something else."""
         self.require_same()
-        missing = self.pending()
-        if missing:
-            names = ", ".join(shard.suffix for shard in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        missing_shards = self.pending()
+        if missing_shards:
+            names = ", ".join(shard.suffix for shard in missing_shards[:5])
+            names += ", ..." if len(missing_shards) > 5 else ""
             raise ShardError(
-                f"{self.folder}: {len(missing)} of {len(self.shards)} shards are missing or damaged ({names}): "
+                f"{self.folder}: {len(missing_shards)} of {len(self.shards)} shards are missing or damaged ({names}): "
                 "run encode again to write them"
             )
         manifest = self.manifest()
         if not self.finished():
-            _retire(self.folder / BEGUN, work)  # the shards say it
+            _retire(self.folder / BEGIN_FILE, work)  # the shards say it
             write_json(self.folder / "manifest.json", with_digest(vars(manifest)), work)
         return manifest
 
     def finished(self) -> bool:
         """Return whether the manifest exists and is that of the shards; no digest of these is compared."""
-        stored = read_entry(self.folder / "manifest.json")
-        return stored is not None and not self.pending(verify=False) and stored == vars(self.manifest())
+        contents = read_entry(self.folder / "manifest.json")
+        return contents is not None and not self.pending(verify=False) and contents == vars(self.manifest())
 
     def manifest(self) -> Manifest:
         """Return the manifest of the shards, which all exist. Raises ShardError for one that differs in shape."""
         entries = [read_shard_json(shard.sidecar(self.folder)) for shard in self.shards]
         layout, dtype = entries[0]["layout"], entries[0]["dtype"]
-        fixed = slice(1, None) if layout == "fixed" else slice(-1, None)  # shared by all shards: (V, D) or (D,)
-        same = (layout, dtype, entries[0]["shape"][fixed])
+        common_axes = slice(1, None) if layout == "fixed" else slice(-1, None)  # shared by all shards: (V, D) or (D,)
+        same = (layout, dtype, entries[0]["shape"][common_axes])
         for shard, entry in zip(self.shards, entries, strict=True):
-            if (entry["layout"], entry["dtype"], entry["shape"][fixed]) != same:
+            if (entry["layout"], entry["dtype"], entry["shape"][common_axes]) != same:
                 path = next(iter(shard.files(self.folder, entry["layout"]).values()))
                 raise ShardError(
                     f"{path}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
@@ -318,12 +319,12 @@ class ShardWriter:
         entry = self._entry(sidecar)
         if entry is None:
             return False
-        verify = (verify or shard.index in self._damaged) and shard.index not in self._whole
+        verify = (verify or shard.index in self._damaged_shards) and shard.index not in self._whole
         try:
             check_entry(sidecar, shard, entry)
             check_files(self.folder, shard, entry, verify)
         except ShardError:
-            self._damaged.add(shard.index)
+            self._damaged_shards.add(shard.index)
             return False  # pending() lists it, and it is written again
         if verify:
             self._whole.add(shard.index)
@@ -332,7 +333,7 @@ class ShardWriter:
 
 def announcement_files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder that may record what its shards are made from."""
-    yield from (folder / BEGUN, folder / "manifest.json")
+    yield from (folder / BEGIN_FILE, folder / "manifest.json")
     yield from sorted(folder.glob("shard-*.json"))
 
 
@@ -394,12 +395,12 @@ def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: 
                 f"{folder}: the entry of shard {shard.suffix} ({shard}) says nothing of its {kind}; run encode again"
             )
             continue
-        stored = None if path.is_file() else stored_file(path)  # another job's, whose digest the bucket's list has
-        if not stored and not path.is_file():
+        remote_file = None if path.is_file() else stored_file(path)  # another job's, whose digest the bucket's list has
+        if not remote_file and not path.is_file():
             yield ShardError(f"{path} ({shard}) does not exist; run encode again")
-        elif (size := stored.size if stored else path.stat().st_size) != expected["bytes"]:
+        elif (size := remote_file.size if remote_file else path.stat().st_size) != expected["bytes"]:
             yield ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
-        elif verify and (stored.sha256 if stored else sha256_file(path)) != expected["sha256"]:
+        elif verify and (remote_file.sha256 if remote_file else sha256_file(path)) != expected["sha256"]:
             yield ShardError(
                 f"{path} ({shard}): damaged (its SHA-256 is not the one that was written); run encode again"
             )
@@ -480,27 +481,27 @@ def read_entry(path: Path) -> dict[str, Any] | None:
 
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest in a file; its numbers are used only after they agree with each other. Raises ShardError."""
-    stored = read_shard_json(path)
-    if set(stored) != set(Manifest.__annotations__):
+    contents = read_shard_json(path)
+    if set(contents) != set(Manifest.__annotations__):
         raise ShardError(f"{path}: not a manifest of this version; run encode again")
-    layout, shards = stored["layout"], stored["shards"]
+    layout, shards = contents["layout"], contents["shards"]
     if layout not in LAYOUTS:
         raise ShardError(f"{path}: layout {layout!r} is none of {', '.join(LAYOUTS)}; run encode again")
     for name in ("total_rows", "rows_per_shard", "dimension", "vectors_per_row")[: 4 if layout == "fixed" else 3]:
-        if type(stored[name]) is not int or stored[name] < 1:
-            raise ShardError(f"{path}: {name} is {stored[name]!r}, no whole number from 1; run encode again")
-    if not isinstance(shards, list) or not isinstance(stored["fingerprint"], dict):
+        if type(contents[name]) is not int or contents[name] < 1:
+            raise ShardError(f"{path}: {name} is {contents[name]!r}, no whole number from 1; run encode again")
+    if not isinstance(shards, list) or not isinstance(contents["fingerprint"], dict):
         raise ShardError(f"{path}: shards must be a list and fingerprint an object; run encode again")
-    count = -(-stored["total_rows"] // stored["rows_per_shard"])
+    count = -(-contents["total_rows"] // contents["rows_per_shard"])
     if len(shards) != count:
         raise ShardError(f"{path}: lists {len(shards)} shards, {count} are right; run encode again")
-    for shard, entry in zip(plan_shards(stored["total_rows"], stored["rows_per_shard"]), shards, strict=True):
+    for shard, entry in zip(plan_shards(contents["total_rows"], contents["rows_per_shard"]), shards, strict=True):
         check_entry(path, shard, entry)
-        shape = [shard.rows, stored["vectors_per_row"], stored["dimension"]]
+        shape = [shard.rows, contents["vectors_per_row"], contents["dimension"]]
         if layout != "fixed":
-            shape = [entry["shape"][0], stored["dimension"]]
-        if (entry["shape"], entry["dtype"], entry["layout"]) != (shape, stored["dtype"], layout):
+            shape = [entry["shape"][0], contents["dimension"]]
+        if (entry["shape"], entry["dtype"], entry["layout"]) != (shape, contents["dtype"], layout):
             raise ShardError(
                 f"{path}: the entry of shard {shard.suffix} ({shard}) contradicts the totals; run encode again"
             )
-    return Manifest(**(stored | {"vectors_per_row": stored["vectors_per_row"] if layout == "fixed" else None}))
+    return Manifest(**(contents | {"vectors_per_row": contents["vectors_per_row"] if layout == "fixed" else None}))

@@ -48,15 +48,15 @@ def inspect_corpus(run: Run, corpus: str | Path, on_error: str, store: str, log:
         log: prints a line.
     """
     root, policy = store_root(store or run.config.data.store), Policy(on_error)
-    opened = Corpus.open(corpus)
-    log(f"{corpus}: {opened.file}")
-    texts = load_tokenized_corpus(opened, policy, run.tokenizer, root)
-    scan = texts.scan if texts else opened.scan(policy)
+    corpus_files = Corpus.open(corpus)
+    log(f"{corpus}: {corpus_files.file}")
+    texts = load_tokenized_corpus(corpus_files, policy, run.tokenizer, root)
+    scan = texts.scan if texts else corpus_files.scan(policy)
     if report := texts.report if texts else policy.report():
         log(report)
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
-    return CorpusSource(opened, policy, root, scan, texts)
+    return CorpusSource(corpus_files, policy, root, scan, texts)
 
 
 def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | None = None) -> None:
@@ -77,6 +77,6 @@ def encoded_source(folder: Path) -> str:
     return path if isinstance(path, str) else ""
 
 
-def is_source(encoded: str, name: str) -> bool:
+def is_source(path: str, name: str) -> bool:
     """Return whether a name is the path of an encoded source, in any spelling."""
-    return bool(encoded) and os.path.realpath(source_path(encoded)) == os.path.realpath(source_path(name))
+    return bool(path) and os.path.realpath(source_path(path)) == os.path.realpath(source_path(name))

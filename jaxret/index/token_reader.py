@@ -32,8 +32,8 @@ class StoreReader:
     def __init__(self, texts: TokenizedCorpus) -> None:
         self.texts = texts
 
-    def part(self, start: int, stop: int, cancelled: Event | None = None) -> TokenBlock:
-        """Return the passages from row `start` to `stop`. cancelled: not needed, a store takes no time."""
+    def part(self, start: int, stop: int, cancellation: Event | None = None) -> TokenBlock:
+        """Return the passages from row `start` to `stop`. cancellation: not needed, a store takes no time."""
         return TokenBlock(self.texts.ids[start:stop], self.texts.passages.part(start, stop), self.texts.truncation)
 
     def require_unchanged(self) -> None:
@@ -52,10 +52,10 @@ class TextReader:
     def _from_front(self) -> Iterator[Passage]:
         return self.source.corpus.read(Policy(self.source.policy.on_error), self.source.scan, progress=False)
 
-    def part(self, start: int, stop: int, cancelled: Event | None = None) -> TokenBlock:
+    def part(self, start: int, stop: int, cancellation: Event | None = None) -> TokenBlock:
         """Return the passages from row `start` to `stop`.
 
-        cancelled: when another thread sets it, reading ends at the next passage. Raises CancelledError then, and
+        cancellation: when another thread sets it, reading ends at the next passage. Raises CancelledError then, and
         DataError if the corpus differs from the inspected one.
         """
         if start < self._at:
@@ -65,7 +65,7 @@ class TextReader:
         def passages() -> Iterator[Passage]:
             for passage in islice(self._rest, stop - self._at):
                 self._at += 1
-                if cancelled and cancelled.is_set():
+                if cancellation and cancellation.is_set():
                     raise CancelledError
                 if self._at > start:
                     ids.append(passage.id)

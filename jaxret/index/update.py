@@ -33,7 +33,7 @@ from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run
 
-_SHOWN = 3  # ids that an error names
+_MOST_IDS = 3  # ids that an error names
 
 
 def append_corpus(
@@ -74,15 +74,15 @@ def append_corpus(
         parts, sha256 = read_parts(folder), source.scan.sha256
         before = next((part for part in parts[1:] if part.sha256 == sha256 and part.present.any()), None)
         if before:
-            deleted = int((~before.present).sum())
-            log(f"{corpus} was appended before{f'; {deleted:,} of its passages were deleted since' if deleted else ''}")
+            count = int((~before.present).sum())
+            log(f"{corpus} was appended before{f'; {count:,} of its passages were deleted since' if count else ''}")
             as_before = replace(options, shard_rows=0, shard_mb=0)  # encodes damaged shards
             return encode_source(run, folder / before.name, source, as_before, progress)
-        encoded = open_encoded(folder)
-        _require_new(encoded, source)
-        new = CorpusPart(part_name(len(encoded.parts), sha256), sha256, source.scan.passages)
+        encoded_corpus = open_encoded(folder)
+        _require_new(encoded_corpus, source)
+        new = CorpusPart(part_name(len(encoded_corpus.parts), sha256), sha256, source.scan.passages)
         result = encode_source(run, folder / new.name, source, options, progress)
-        write_parts(folder, [*encoded.parts, new])
+        write_parts(folder, [*encoded_corpus.parts, new])
     return result
 
 
@@ -109,7 +109,7 @@ def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
     return shards.manifest.dtype
 
 
-def _require_new(encoded: EncodedCorpus, source: CorpusSource) -> None:
+def _require_new(encoded_corpus: EncodedCorpus, source: CorpusSource) -> None:
     """Raise ValueError if a passage of the source has an id of the corpus. Holds its ids, and 8 bytes for each."""
     if source.texts:  # a store's scan does not say which ids the text has twice
         ids = source.texts.ids
@@ -118,16 +118,16 @@ def _require_new(encoded: EncodedCorpus, source: CorpusSource) -> None:
         ids = StringsBuilder(passage.id for passage in passages).strings()
     hashes = np.sort(np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids)))
     rows: dict[str, int] = {}  # of what is there and may be among the ids
-    for first, encoded_ids in encoded.id_blocks():
+    for first, encoded_ids in encoded_corpus.id_blocks():
         theirs = np.fromiter((hash_id(key) for key in encoded_ids), np.uint64, len(encoded_ids))
         candidates = np.flatnonzero(hashes[np.minimum(np.searchsorted(hashes, theirs), len(hashes) - 1)] == theirs)
         rows |= {encoded_ids[i]: first + int(i) for i in candidates}
-    repeated = [key for key in ids if key in rows] if rows else []
-    if repeated:
-        key = repeated[0]
-        more = f" ({len(repeated) - 1:,} more like it)" if len(repeated) > 1 else ""
+    common_ids = [key for key in ids if key in rows] if rows else []
+    if common_ids:
+        key = common_ids[0]
+        more = f" ({len(common_ids) - 1:,} more like it)" if len(common_ids) > 1 else ""
         raise ValueError(
-            f"{location_prefix(source.corpus, key)}passage {key!r} is in {encoded.folder} already, "
+            f"{location_prefix(source.corpus, key)}passage {key!r} is in {encoded_corpus.folder} already, "
             f"row {rows[key]}{more}; leave it out, give it another id, or delete the one that is there"
         )
 
@@ -146,27 +146,27 @@ def delete_passages(folder: Path, ids: str | Path) -> tuple[int, int]:
 def delete_ids(folder: Path, where_of: Mapping[str, object]) -> tuple[int, int]:
     """Delete the passages with some ids, as `delete_passages` does; `where_of` has the place of each id, for errors."""
     with hold_folder(folder, "deleting"):
-        encoded = open_encoded(folder)
+        encoded_corpus = open_encoded(folder)
         unknown, parts = set(where_of), []
-        for number, part in enumerate(encoded.parts):
-            everything = EncodedCorpus(folder, [part], [encoded.shards[number]], None)
+        for number, part in enumerate(encoded_corpus.parts):
+            part_corpus = EncodedCorpus(folder, [part], [encoded_corpus.shards[number]], None)
             rows = []
-            for first, block in everything.id_blocks():
+            for first, block in part_corpus.id_blocks():
                 rows += [first + i for i, key in enumerate(block) if key in where_of]
                 unknown.difference_update(block)
             parts.append(part.with_deleted(rows))
         if unknown:
-            missing = [key for key in where_of if key in unknown]
-            names = ", ".join(map(shorten, missing[:_SHOWN])) + ", ..." * (len(missing) > _SHOWN)
+            ids = [key for key in where_of if key in unknown]
+            names = ", ".join(map(shorten, ids[:_MOST_IDS])) + ", ..." * (len(ids) > _MOST_IDS)
             raise ValueError(
-                f"{where_of[missing[0]]}: {len(missing):,} of {len(where_of):,} ids are of no passage in {folder}: "
+                f"{where_of[ids[0]]}: {len(ids):,} of {len(where_of):,} ids are of no passage in {folder}: "
                 f"{names}; correct them or leave them out (nothing was deleted)"
             )
-        left = sum(int(part.present.sum()) for part in parts)
-        if left < encoded.total_rows:
+        rows_left = sum(int(part.present.sum()) for part in parts)
+        if rows_left < encoded_corpus.total_rows:
             write_parts(folder, parts)
-        emit("deletion", folder=folder, deleted=encoded.total_rows - left, left=left)
-        return encoded.total_rows - left, left
+        emit("deletion", folder=folder, deleted=encoded_corpus.total_rows - rows_left, left=rows_left)
+        return encoded_corpus.total_rows - rows_left, rows_left
 
 
 def _read_ids(path: Path) -> Iterator[tuple[str, Location]]:

@@ -31,7 +31,7 @@ from jaxret.storage.leases import Lease, Leases
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged, TextVectors
 
-WRITING = 2  # shards that wait to be on disk; the device goes on meanwhile
+WRITES = 2  # shards that wait to be on disk; the device goes on meanwhile
 PAUSE = 0.5  # seconds between two reads of the state of other jobs
 OLD = 86_400  # seconds after which leftovers of other commands are deleted
 
@@ -43,7 +43,7 @@ class PendingBlock:
     shard: Shard
     wish: Lease | None
     text: Future[TokenBlock]
-    cancelled: Event
+    cancellation: Event
 
 
 @dataclass
@@ -56,7 +56,7 @@ class EncodeWorker:
     leases: Leases
     embedder: Embedder
     progress: bool
-    written: set[int] = field(default_factory=set)  # numbers of the shards that it wrote
+    own_shards: set[int] = field(default_factory=set)  # numbers of the shards that it wrote
     truncation: Truncation | None = None  # of the passages that it read
 
     @cached_property
@@ -65,42 +65,42 @@ class EncodeWorker:
 
     def fill(self) -> None:
         """Encode shards that no other job encodes, until all of them exist."""
-        log, left = job_log(self.progress), self.writer.pending()
-        if not left:
+        log, shards = job_log(self.progress), self.writer.pending()
+        if not shards:
             return
         total = self.source.scan.passages
-        log(f"{total:,} passages in {left[0].count} shard(s), {len(left)} to encode")
-        done, pause, waiting = total - sum(shard.rows for shard in left), PAUSE, False
-        with Progress("encode", total, "passage", done, self.progress) as bar:
-            while left:
-                before = len(left)
-                self.encode(left, bar)
+        log(f"{total:,} passages in {shards[0].count} shard(s), {len(shards)} to encode")
+        count, pause, waiting = total - sum(shard.rows for shard in shards), PAUSE, False
+        with Progress("encode", total, "passage", count, self.progress) as bar:
+            while shards:
+                before = len(shards)
+                self.encode(shards, bar)
                 self.leases.refresh()
-                left = [shard for shard in left if not self.writer.has(shard, verify=False)]
-                if changed := [shard for shard in left if shard.index in self.written]:
+                shards = [shard for shard in shards if not self.writer.has(shard, verify=False)]
+                if losses := [shard for shard in shards if shard.index in self.own_shards]:
                     raise ShardError(
-                        f"{self.writer.folder}: {len(changed)} of {left[0].count} shards, from {changed[0]} on, were "
+                        f"{self.writer.folder}: {len(losses)} of {shards[0].count} shards, from {losses[0]} on, were "
                         "changed or removed while others were written. Run encode again"
                     )
-                bar.update(total - sum(shard.rows for shard in left) - bar.done)
-                if len(left) < before:
+                bar.update(total - sum(shard.rows for shard in shards) - bar.done)
+                if len(shards) < before:
                     pause = PAUSE
-                elif left:  # other jobs have them
+                elif shards:  # other jobs have them
                     if not waiting:
-                        shard = left[0].suffix
-                        log(f"waiting for {len(left)} shards of others; {shard} is with {self.leases.holder(shard)}")
+                        shard = shards[0].suffix
+                        log(f"waiting for {len(shards)} shards of others; {shard} is with {self.leases.holder(shard)}")
                     waiting = True
                     time.sleep(pause)
                     pause = min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
 
-    def encode(self, left: list[Shard], bar: Progress) -> None:
+    def encode(self, shards: list[Shard], bar: Progress) -> None:
         """Encode those of the shards that can be claimed, and write each while the next ones are computed."""
-        claimed: deque[tuple[Shard, Lease, Sequence[str]]] = deque()
-        writing: deque[Future[None]] = deque()
+        claims: deque[tuple[Shard, Lease, Sequence[str]]] = deque()
+        writes: deque[Future[None]] = deque()
 
         def passages(blocks: Iterator[tuple[Shard, Lease, TokenBlock]]) -> Iterator[Ragged]:
             for shard, lease, part in blocks:
-                claimed.append((shard, lease, part.ids))
+                claims.append((shard, lease, part.ids))
                 if self.truncation is None:  # print cut texts before the long computation
                     job_log(self.progress)(str(part.truncation))
                 self.truncation = part.truncation
@@ -109,63 +109,63 @@ class EncodeWorker:
         with (
             ThreadPoolExecutor(1, "texts") as readers,
             ThreadPoolExecutor(1, "shards") as writers,
-            closing(self.read(left, readers)) as read,
+            closing(self.read(shards, readers)) as read,
         ):
             for vectors in self.embedder.encode_stream(passages(read), "passage", bar.update):
-                shard, lease, ids = claimed.popleft()
-                writing.append(writers.submit(self.write, shard, lease, vectors, ids))
-                if len(writing) > WRITING:
-                    writing.popleft().result()
-            for written in writing:
-                written.result()
+                shard, lease, ids = claims.popleft()
+                writes.append(writers.submit(self.write, shard, lease, vectors, ids))
+                if len(writes) > WRITES:
+                    writes.popleft().result()
+            for write in writes:
+                write.result()
 
     def read(
-        self, left: list[Shard], readers: ThreadPoolExecutor
+        self, shards: list[Shard], readers: ThreadPoolExecutor
     ) -> Generator[tuple[Shard, Lease, TokenBlock], None, None]:
         """Yield the passages of claimed shards; read one shard ahead. When it is closed, as by Ctrl-C and by any other
         error, reading ends."""
-        wished = self.choose_shards(left)
+        candidates = self.choose_shards(shards)
 
         def ahead() -> PendingBlock | None:
-            for shard, wish in wished:
-                unwanted = Event()
-                text = readers.submit(self.texts.part, shard.start, shard.stop, unwanted)
-                return PendingBlock(shard, wish, text, unwanted)
+            for shard, wish in candidates:
+                cancellation = Event()
+                text = readers.submit(self.texts.part, shard.start, shard.stop, cancellation)
+                return PendingBlock(shard, wish, text, cancellation)
             return None
 
-        coming = ahead()
+        block = ahead()
         try:
-            while coming:
-                shard, part = coming.shard, self.wait_for_text(coming)
+            while block:
+                shard, part = block.shard, self.wait_for_text(block)
                 lease = self.claim(shard) if part else None
-                if coming.wish:
-                    self.leases.release(coming.wish)
-                coming = ahead()
+                if block.wish:
+                    self.leases.release(block.wish)
+                block = ahead()
                 if part and lease:
                     yield shard, lease, part
         finally:
-            if coming:
-                coming.cancelled.set()
+            if block:
+                block.cancellation.set()
 
-    def wait_for_text(self, coming: PendingBlock) -> TokenBlock | None:
+    def wait_for_text(self, block: PendingBlock) -> TokenBlock | None:
         """Return the text of a shard when it is read; None if the job that wished for it has begun it meanwhile."""
-        while not coming.wish and wait([coming.text], PAUSE).not_done:
-            if not self.is_open(coming.shard):
-                coming.cancelled.set()
-                wait([coming.text])
+        while not block.wish and wait([block.text], PAUSE).not_done:
+            if not self.is_open(block.shard):
+                block.cancellation.set()
+                wait([block.text])
                 return None
-        return coming.text.result()
+        return block.text.result()
 
-    def choose_shards(self, left: list[Shard]) -> Iterator[tuple[Shard, Lease | None]]:
+    def choose_shards(self, shards: list[Shard]) -> Iterator[tuple[Shard, Lease | None]]:
         """Yield the open shards without a wish of another job, with this job's wish; if there are none, the others: the
         first job that has the text computes it."""
         any_wish = False
-        for shard in left:
+        for shard in shards:
             if self.is_open(shard) and (wish := self.leases.claim(f"next-{shard.suffix}")):
                 any_wish = True
                 yield shard, wish
         if not any_wish:
-            yield from ((shard, None) for shard in left if self.is_open(shard))
+            yield from ((shard, None) for shard in shards if self.is_open(shard))
 
     def is_open(self, shard: Shard) -> bool:
         """Return whether a shard neither exists nor is another job's."""
@@ -191,18 +191,18 @@ class EncodeWorker:
             vectors: of its passages.
             ids: of its passages.
         """
-        stored: Any = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
-        if isinstance(stored, Ragged) and self.run.model.vectors_per_passage is not None:
-            stored = stored.stacked()
+        array: Any = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
+        if isinstance(array, Ragged) and self.run.model.vectors_per_passage is not None:
+            array = array.stacked()
         try:
             self.texts.require_unchanged()
-            published = lease.publishes(lambda: self.writer.write(shard, stored, ids, lease.work))
+            published = lease.publishes(lambda: self.writer.write(shard, array, ids, lease.work))
         except VectorError as error:
             raise ValueError(f"{location_prefix(self.source.corpus, error.passage_id)}{error}") from error
         finally:
             self.leases.release(lease)
         if published:
-            self.written.add(shard.index)
+            self.own_shards.add(shard.index)
 
 
 def announce(writer: ShardWriter, leases: Leases) -> None:

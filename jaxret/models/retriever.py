@@ -76,7 +76,7 @@ class RetrieverModule(nn.Module):
         if not self.skip_prompt:
             return tokens
         ids = jnp.where(tokens.ids < 0, ~tokens.ids, tokens.ids)
-        return replace(tokens, ids=ids, counted=tokens.mask & (tokens.ids >= 0))
+        return replace(tokens, ids=ids, mean_mask=tokens.mask & (tokens.ids >= 0))
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
         """Use every parameter once, to initialise."""

@@ -90,7 +90,7 @@ def test_the_file_has_the_evaluation_and_its_provenance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("judged", [True, False])
 def test_accuracy_states_its_number_of_queries(judged: bool, tmp_path: Path) -> None:
-    answers = replace(evaluation(90, 90, **{"Accuracy@5": 0.5}), answered=(90, 100))
+    answers = replace(evaluation(90, 90, **{"Accuracy@5": 0.5}), answer_counts=(90, 100))
     if judged:
         write_evaluation(tmp_path / "a.json", evaluation(100, 100, R=0.5), {}, answers)
     else:
@@ -101,7 +101,7 @@ def test_accuracy_states_its_number_of_queries(judged: bool, tmp_path: Path) -> 
     assert footer({"a": read_evaluation(tmp_path / "a.json")}).endswith(
         "Accuracy@k: of the 90 of 100 queries that have answers."
     )
-    everywhere = replace(answers, answered=(90, 90))
+    everywhere = replace(answers, answer_counts=(90, 90))
     assert "Accuracy" not in footer({"a": everywhere, "b": evaluation(90, 90, R=1.0)})
 
 

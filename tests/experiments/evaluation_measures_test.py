@@ -10,13 +10,13 @@ from jaxret.experiments.evaluation_measures import ANSWER_CUTOFFS, MEASURES, cho
 
 
 def test_each_kind_of_measure_replaces_its_own_default() -> None:
-    assert choose_measures(None, 100).judged == MEASURES
+    assert choose_measures(None, 100).names == MEASURES
     assert choose_measures(None, 100).cutoffs == ANSWER_CUTOFFS == (1, 5, 20, 100)
     assert choose_measures(None, 7).cutoffs == (1, 5)
     mixed = choose_measures(["Accuracy@50", "nDCG@3", "Accuracy@2"], 50)
-    assert (mixed.judged, mixed.cutoffs, mixed.answers_needed) == (("nDCG@3",), (50, 2), True)
+    assert (mixed.names, mixed.cutoffs, mixed.answers_needed) == (("nDCG@3",), (50, 2), True)
     judged = choose_measures(["RR"], 5)
-    assert (judged.judged, judged.cutoffs, judged.answers_needed) == (("RR",), (1, 5), False)
+    assert (judged.names, judged.cutoffs, judged.answers_needed) == (("RR",), (1, 5), False)
 
 
 @pytest.mark.parametrize(

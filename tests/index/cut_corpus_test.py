@@ -114,7 +114,7 @@ def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) ->
     query = next(iter(read_queries(root / "data" / "queries.jsonl")))
     (passage, score), *_ = rankings(run, f"first-{SIZE}", root)[query.id]
     stored = StoredPassage(passage, f"first-{SIZE}")
-    assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, stored=stored)
+    assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, source=stored)
 
 
 @pytest.mark.slow

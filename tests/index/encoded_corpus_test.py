@@ -130,9 +130,9 @@ def test_digests_depend_on_parts_and_deletions(tmp_path: Path) -> None:
 
 def test_rows_are_deleted_once_and_kept_as_ranges() -> None:
     part = CorpusPart("", "a" * 64, 10).with_deleted([3, 4, 5, 9]).with_deleted([5, 6, 0])
-    assert part.deleted.tolist() == [[0, 1], [3, 7], [9, 10]]
+    assert part.deletions.tolist() == [[0, 1], [3, 7], [9, 10]]
     assert np.flatnonzero(part.present).tolist() == [1, 2, 7, 8]
-    assert part.with_deleted([]).deleted.tolist() == part.deleted.tolist()
+    assert part.with_deleted([]).deletions.tolist() == part.deletions.tolist()
 
 
 @pytest.mark.parametrize(

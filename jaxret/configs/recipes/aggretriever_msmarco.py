@@ -24,9 +24,9 @@ SUFFIXES = (*CHECKPOINTS, *(f"{encoder}_cls" for encoder in CHECKPOINTS), "disti
 def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
     if system != "distilbert_hard":
         return one_stage()
-    sampled = {"pools": ("stage1",), "depth": 200, "keep": 200, "draw": "sample"}
+    mining = {"pools": ("stage1",), "depth": 200, "keep": 200, "draw": "sample"}
     further = {"train.start_from": "stage1", "train.epochs": 2.0}
-    return ({"name": "stage1"}, {"name": "stage2", "mine": sampled, "config": further})
+    return ({"name": "stage1"}, {"name": "stage2", "mine": mining, "config": further})
 
 
 def get_config(system: str = "bert") -> ConfigDict:

@@ -18,13 +18,13 @@ SUFFIXES = ("mlr", "dual_encoder")
 
 
 def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
-    mined = {"pools": ["stage1"], "concat": ["data"], "positives_from_retrieval": True, "keep": 50}
+    mining = {"pools": ["stage1"], "concat": ["data"], "positives_from_retrieval": True, "keep": 50}
     # The code's scripts change to the average rank at validation 17 of 20 on SQuAD. On NQ and TriviaQA they do not
     # change at all; there the last checkpoint counts.
     second = {"train.epochs": 20.0, "validation.then_from": 17.0}
     return (
         {"name": "stage1"},
-        {"name": "stage2", "mine": {**mined, "depth": 100, "draw": "top"}, "config": second},
+        {"name": "stage2", "mine": {**mining, "depth": 100, "draw": "top"}, "config": second},
     )
 
 

@@ -20,8 +20,8 @@ def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
     first one's and, with mined negatives, as many records again."""
     if system.startswith("bert"):
         return one_stage()
-    mined = {"pools": ["stage1"], "concat": ["data"], "depth": 100, "keep": 100}
-    return ({"name": "stage1"}, {"name": "stage2", "mine": mined})
+    mining = {"pools": ["stage1"], "concat": ["data"], "depth": 100, "keep": 100}
+    return ({"name": "stage1"}, {"name": "stage2", "mine": mining})
 
 
 def get_config(system: str = "bert") -> ConfigDict:

@@ -95,7 +95,7 @@ def _grade(value: Any, location: Location) -> int:
 
 def examples_of_judgements(
     queries: Iterable[Query],
-    judged: Iterable[tuple[Location, Judgement]],
+    judgements: Iterable[tuple[Location, Judgement]],
     passages: Iterable[Passage],
     run: Mapping[str, Sequence[RunLine]] | None,
     policy: Policy,
@@ -104,23 +104,23 @@ def examples_of_judgements(
 
     Args:
         queries: All queries.
-        judged: Judgements with their locations; one of an unknown id is bad input.
+        judgements: Judgements with their locations; one of an unknown id is bad input.
         passages: The corpus, read once.
         run: Query id -> ranked lines, whose passages that are not relevant become negatives; None: those judged not
             relevant do.
         policy: What to do with bad records.
     """
     by_id = {query.id: query for query in queries}
-    judged = list(reject_unknown_ids(judged, by_id, None, policy))
-    relevant_queries = {judgement.query_id for _, judgement in judged if judgement.relevance > 0}
+    judgements = list(reject_unknown_ids(judgements, by_id, None, policy))
+    relevant_queries = {judgement.query_id for _, judgement in judgements if judgement.relevance > 0}
     run_lines = {query_id: lines for query_id, lines in (run or {}).items() if query_id in relevant_queries}
-    named = {judgement.passage_id for _, judgement in judged}
-    named.update(line.passage_id for lines in run_lines.values() for line in lines)
-    corpus = {passage.id: passage for passage in passages if passage.id in named}
+    passage_ids = {judgement.passage_id for _, judgement in judgements}
+    passage_ids.update(line.passage_id for lines in run_lines.values() for line in lines)
+    corpus = {passage.id: passage for passage in passages if passage.id in passage_ids}
 
     relevant: dict[str, dict[str, Passage]] = {}
     negatives: dict[str, list[Passage]] = {}
-    for _, judgement in reject_unknown_ids(judged, None, corpus, policy):
+    for _, judgement in reject_unknown_ids(judgements, None, corpus, policy):
         passage = corpus[judgement.passage_id]
         if judgement.relevance > 0:
             relevant.setdefault(judgement.query_id, {})[passage.id] = passage
@@ -201,7 +201,7 @@ FORMATS = (
         "beir.texts",
         "BEIR corpus or queries",
         ("_id", "text"),
-        optional=("title", "answers", "instruction"),
+        optional_keys=("title", "answers", "instruction"),
         titles={"passages": "BEIR corpus", "queries": "BEIR queries"},
         passages=read_beir_passages,
         queries=read_beir_queries,

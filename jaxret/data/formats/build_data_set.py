@@ -62,10 +62,10 @@ def build_data_set(
     folder = Path(folder).absolute()
     require_folder_path(folder, "FOLDER")
     _check_names(folder, version)
-    work, made = temporary_path(folder), not folder.exists()
+    work, is_new = temporary_path(folder), not folder.exists()
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)
-        held = FolderLock(folder, "building a data set")  # before a refusal, which removes leftovers of a killed job
+        lock = FolderLock(folder, "building a data set")  # before a refusal, which removes leftovers of a killed job
         try:
             sweep(folder)
             _check_version(folder, version)
@@ -74,25 +74,25 @@ def build_data_set(
                 raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
             work.mkdir()
             with locked_folder(work):
-                done, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
+                conversion, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
                 _publish(work / folder.name, folder, tables, version)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-            held.release()
-            if made:
+            lock.release()
+            if is_new:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was written: a job that failed leaves nothing behind
-    return done
+    return conversion
 
 
-def _publish(built: Path, folder: Path, tables: list[str], version: str) -> None:
+def _publish(work_folder: Path, folder: Path, tables: list[str], version: str) -> None:
     """Move the tables of a version into the folder, the passages last, after removing those of a killed build."""
-    sync_tree(built)
+    sync_tree(work_folder)
     for table in (PASSAGES, OTHERS, "queries", "judgements", "examples"):
         shutil.rmtree(folder / table / version, ignore_errors=True)
     for config in tables:
         (folder / config).mkdir(exist_ok=True)
-        os.replace(built / config / version, folder / config / version)
+        os.replace(work_folder / config / version, folder / config / version)
         sync(folder / config)
     sync(folder)
 
@@ -114,8 +114,8 @@ def _check_version(folder: Path, version: str) -> None:
 class _Builder:
     """Writes the tables one after the other, and keeps account."""
 
-    def __init__(self, work: Path, name: str, version: str, done: Conversion) -> None:
-        self.work, self.name, self.version, self.done = work, name, version, done
+    def __init__(self, work: Path, name: str, version: str, conversion: Conversion) -> None:
+        self.work, self.name, self.version, self.conversion = work, name, version, conversion
         self.tables: list[str] = []
 
     def write(self, data: FullDataSet) -> tuple[Conversion, list[str]]:
@@ -137,16 +137,16 @@ class _Builder:
         self._table(
             "queries", _QUERIES, {split: map(_query, records_of) for split, records_of in queries.items() if records_of}
         )
-        judged = {split: data.judgements(split) for split in data.splits}
+        judgements_by_split = {split: data.judgements(split) for split in data.splits}
         self._table(
             "judgements",
             _JUDGEMENTS,
-            {split: map(_judgement, records_of) for split, records_of in judged.items() if records_of},
+            {split: map(_judgement, records_of) for split, records_of in judgements_by_split.items() if records_of},
         )
         scores = (
             s for records_of in examples.values() for e in records_of for s in (*e.positive_scores, *e.negative_scores)
         )
-        self.done.lost["digits of scores that float32 does not have"] = sum(
+        self.conversion.losses["digits of scores that float32 does not have"] = sum(
             not np.isnan(score) and score != float(np.float32(score)) for score in scores
         )
         whole = data.every_positive
@@ -154,17 +154,17 @@ class _Builder:
             split: (_record(e, rows, whole) for e in records_of) for split, records_of in examples.items() if records_of
         }
         self._table("examples", FEATURES, records)
-        return self.done, self.tables[::-1]
+        return self.conversion, self.tables[::-1]
 
     def _table(self, config: str, features: dict[str, Any], splits: Mapping[str, Iterable[dict[str, Any]]]) -> None:
-        counted = {split: _Rows(rows) for split, rows in splits.items()}
-        counted = {split: rows for split, rows in counted.items() if rows}
-        if not counted:
+        tables = {split: _Rows(rows) for split, rows in splits.items()}
+        tables = {split: rows for split, rows in tables.items() if rows}
+        if not tables:
             return
-        tfds.write_tfds_table(self.work, self.name, config, self.version, features, counted)
+        tfds.write_tfds_table(self.work, self.name, config, self.version, features, tables)
         self.tables.append(config)
-        for split, rows in counted.items():
-            self.done.written[f"{config}/{split}"] = rows.count
+        for split, rows in tables.items():
+            self.conversion.records[f"{config}/{split}"] = rows.count
 
 
 class _Rows:

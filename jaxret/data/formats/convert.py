@@ -37,18 +37,18 @@ class Conversion:
 
     Attributes:
         source: The source and its format, in words.
-        written: File -> records in it.
-        lost: Kind of information that the written format cannot hold -> how often.
+        records: File -> records in it.
+        losses: Kind of information that the written format cannot hold -> how often.
     """
 
     source: str
-    written: dict[str, int] = field(default_factory=dict)
-    lost: Losses = field(default_factory=Counter)
+    records: dict[str, int] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{count:,} in {name}" for name, count in self.written.items())
-        lost = "; ".join(f"{count:,} {kind}" for kind, count in self.lost.items() if count)
-        return f"{self.source}: {counts or 'nothing'}{f'; not held: {lost}' if lost else ''}"
+        counts = ", ".join(f"{count:,} in {name}" for name, count in self.records.items())
+        losses = "; ".join(f"{count:,} {kind}" for kind, count in self.losses.items() if count)
+        return f"{self.source}: {counts or 'nothing'}{f'; not held: {losses}' if losses else ''}"
 
 
 def convert_data(
@@ -86,10 +86,10 @@ def convert_data(
     for writer in WRITERS[name]:
         if writer.role in gives and role in ("", writer.role):
             items = _Counting(_read(source, writer.role, split, policy))
-            lost = writer.write(Path(to), items.values)
+            losses = writer.write(Path(to), items.values)
             if writer.role == "rankings" and detect_run(source).format.without_scores:
-                lost["scores"], lost[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
-            return Conversion(describe_role(source, writer.role, split), {str(to): items.count}, lost)
+                losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
+            return Conversion(describe_role(source, writer.role, split), {str(to): items.count}, losses)
     roles = " or ".join(writer.role for writer in WRITERS[name] if role in ("", writer.role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
 
@@ -147,33 +147,35 @@ class _Folder:
     """Writes files into a folder one after the other, and keeps account."""
 
     folder: Path
-    done: Conversion
+    conversion: Conversion
 
     def write(self, file: str, name: str, role: str, values: Iterable[Any]) -> None:
         items = _Counting(values)
-        self.done.lost += next(w.write for w in WRITERS[name] if w.role == role)(self.folder / file, items.values)
-        self.done.written[file] = items.count
+        self.conversion.losses += next(w.write for w in WRITERS[name] if w.role == role)(
+            self.folder / file, items.values
+        )
+        self.conversion.records[file] = items.count
 
 
 def _beir(folder: Path, data: FullDataSet) -> Conversion:
     passages, queries = _Counting(data.passages()), data.queries(None)
-    judged = {split: data.judgements(split) for split in data.splits}
-    write_beir(folder, passages.values, queries, judged)
-    counts = {f"qrels/{split}.tsv": len(judgements) for split, judgements in judged.items()}
-    done = Conversion(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(queries), **counts})
-    done.lost += _lost_training(data, judged)
-    return done
+    judgements_by_split = {split: data.judgements(split) for split in data.splits}
+    write_beir(folder, passages.values, queries, judgements_by_split)
+    counts = {f"qrels/{split}.tsv": len(judgements) for split, judgements in judgements_by_split.items()}
+    conversion = Conversion(data.source, {"corpus.jsonl": passages.count, "queries.jsonl": len(queries), **counts})
+    conversion.losses += _lost_training(data, judgements_by_split)
+    return conversion
 
 
 def _msmarco(folder: Path, data: FullDataSet) -> Conversion:
     to = _Folder(folder, Conversion(data.source))
     to.write("collection.tsv", "msmarco.texts", "passages", data.passages())
-    judged = {split: data.judgements(split) for split in data.splits}
-    for split, judgements in judged.items():
+    judgements_by_split = {split: data.judgements(split) for split in data.splits}
+    for split, judgements in judgements_by_split.items():
         to.write(f"queries.{split}.tsv", "msmarco.texts", "queries", _judged_queries(data, split, judgements))
         to.write(f"qrels.{split}.tsv", "trec.qrels", "judgements", judgements)
-    to.done.lost += _lost_queries(data, judged) + _lost_training(data, judged)
-    return to.done
+    to.conversion.losses += _lost_queries(data, judgements_by_split) + _lost_training(data, judgements_by_split)
+    return to.conversion
 
 
 def _tevatron(folder: Path, data: FullDataSet) -> Conversion:
@@ -183,23 +185,23 @@ def _tevatron(folder: Path, data: FullDataSet) -> Conversion:
     for split in data.splits:
         examples = data.examples(split)
         to.write(f"{split}.jsonl", "tevatron.named", "examples", examples)
-        to.done.lost += _lost_judgements(data.judgements(split), examples)
-    return to.done
+        to.conversion.losses += _lost_judgements(data.judgements(split), examples)
+    return to.conversion
 
 
 def _dpr(folder: Path, data: FullDataSet) -> Conversion:
     to = _Folder(folder, Conversion(data.source))
     to.write("psgs.tsv", "dpr.passages", "passages", data.passages())
-    judged = {split: data.judgements(split) for split in data.splits}
-    for split, judgements in judged.items():
+    judgements_by_split = {split: data.judgements(split) for split in data.splits}
+    for split, judgements in judgements_by_split.items():
         examples = data.examples(split)
         to.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
-        ids = to.done.lost["queries' ids"]
+        ids = to.conversion.losses["queries' ids"]
         to.write(f"{split}.json", "dpr.examples", "examples", examples)
-        to.done.lost["queries' ids"] = ids  # the same queries' once more
-        to.done.lost += _lost_judgements(judgements, examples)
-    to.done.lost += _lost_queries(data, judged)
-    return to.done
+        to.conversion.losses["queries' ids"] = ids  # the same queries' once more
+        to.conversion.losses += _lost_judgements(judgements, examples)
+    to.conversion.losses += _lost_queries(data, judgements_by_split)
+    return to.conversion
 
 
 def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgement]) -> list[Query]:
@@ -210,42 +212,44 @@ def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgemen
 # What a folder does not hold of a data set
 
 
-def _lost_queries(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> Losses:
+def _lost_queries(data: FullDataSet, judgements_by_split: Mapping[str, list[Judgement]]) -> Losses:
     """Queries that are in no split: a folder with a file of queries for each split cannot hold them."""
     if data.queries_by_split:
         all_queries = [(query.id, split) for split in data.splits for query in data.queries(split)]
-        judged_queries = {(one.query_id, split) for split, judgements in judged.items() for one in judgements}
-        return Counter({_UNJUDGED: len(set(all_queries) - judged_queries)})
-    judged_ids = {one.query_id for judgements in judged.values() for one in judgements}
-    return Counter({_UNJUDGED: sum(query.id not in judged_ids for query in data.queries(None))})
+        judged_queries = {
+            (one.query_id, split) for split, judgements in judgements_by_split.items() for one in judgements
+        }
+        return Counter({_UNJUDGED_QUERIES: len(set(all_queries) - judged_queries)})
+    judged_ids = {one.query_id for judgements in judgements_by_split.values() for one in judgements}
+    return Counter({_UNJUDGED_QUERIES: sum(query.id not in judged_ids for query in data.queries(None))})
 
 
-def _lost_training(data: FullDataSet, judged: Mapping[str, list[Judgement]]) -> Losses:
+def _lost_training(data: FullDataSet, judgements_by_split: Mapping[str, list[Judgement]]) -> Losses:
     """Count losses of training records in a folder with judgements only: scores, and pairs that the judgements lack."""
-    lost: Losses = Counter()
+    losses: Losses = Counter()
     for split in data.splits_with_examples:
-        pairs = {(one.query_id, one.passage_id) for one in judged[split]}
+        pairs = {(one.query_id, one.passage_id) for one in judgements_by_split[split]}
         for e in data.examples(split):
-            lost["scores"] += e.score_count
-            lost["passages of training records that nobody judged"] += sum(
+            losses["scores"] += e.score_count
+            losses["passages of training records that nobody judged"] += sum(
                 (e.query.id, passage.id) not in pairs for passage in (*e.positives, *e.negatives)
             )
-    return lost
+    return losses
 
 
 def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Losses:
     """Of judgements, in a folder that has training records only: grades, and queries and passages that are in none."""
     pairs = {(e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives)}
-    held = [(one, (one.query_id, one.passage_id) in pairs) for one in judgements]
+    entries = [(one, (one.query_id, one.passage_id) in pairs) for one in judgements]
     return Counter(
         {
-            "grades above 1": sum(one.relevance > 1 for one, is_held in held if is_held),
-            "judgements of what is in no training record": sum(not is_held for _, is_held in held),
+            "grades above 1": sum(one.relevance > 1 for one, is_held in entries if is_held),
+            "judgements of what is in no training record": sum(not is_held for _, is_held in entries),
         }
     )
 
 
-_UNJUDGED = "queries that nobody judged"
+_UNJUDGED_QUERIES = "queries that nobody judged"
 _RANKS_ALONE = "queries' scores, which nobody gave: 1 / rank is written for them"
 FOLDERS: dict[str, Callable[[Path, FullDataSet], Conversion]] = {
     "beir": _beir,

@@ -105,8 +105,8 @@ class Corpus:
         passages, stat = self._passages(policy, digest), self.stat()
         hashes = array("Q", (hash_id(passage.id) for _, passage in passages))
         duplicates = self.reject_repeated_ids(hashes, policy)
-        dropped = sum(len(lines) - 1 for lines in duplicates.values())
-        return CorpusScan(len(hashes) - dropped, digest.hexdigest(), duplicates, stat)
+        surplus = sum(len(lines) - 1 for lines in duplicates.values())
+        return CorpusScan(len(hashes) - surplus, digest.hexdigest(), duplicates, stat)
 
     def read(
         self, policy: Policy | None = None, scan: CorpusScan | None = None, progress: bool = True
@@ -138,8 +138,8 @@ class Corpus:
 
         `hashes` are those of all ids: only if two agree is the corpus read once more, for the ids themselves.
         """
-        ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
-        suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+        sorted_hashes = np.sort(np.frombuffer(hashes, dtype=np.uint64)) if hashes else np.empty(0, np.uint64)
+        suspects = set(sorted_hashes[1:][sorted_hashes[1:] == sorted_hashes[:-1]].tolist())
         return self._repeated_ids(suspects, policy) if suspects else {}
 
     def _repeated_ids(self, suspects: Collection[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
@@ -150,8 +150,8 @@ class Corpus:
                 same_id.append(location)
                 if len(same_id) > 1:
                     policy.reject(duplicate_id_error(passage.id, "passage id", location, same_id[0]))
-        repeated = {key: same_id for key, same_id in locations.items() if len(same_id) > 1}
-        return {key: tuple(location.line or 0 for location in same_id) for key, same_id in repeated.items()}
+        duplicates = {key: same_id for key, same_id in locations.items() if len(same_id) > 1}
+        return {key: tuple(location.line or 0 for location in same_id) for key, same_id in duplicates.items()}
 
     def _verified(self, passages: Iterator[Passage], scan: CorpusScan, digest: Any) -> Iterator[Passage]:
         for number, passage in enumerate(passages, 1):

@@ -97,10 +97,10 @@ def _of_corpus(source: PathLike, file: DataFile, policy: Policy) -> FullDataSet:
 
 def _of_folder(source: PathLike, path: Path, policy: Policy) -> FullDataSet:
     splits = list_splits(path)
-    trained = frozenset(split for split in splits if examples_path(path, split))
+    training_splits = frozenset(split for split in splits if examples_path(path, split))
 
     def examples(split: str) -> list[Example]:
-        if split in trained and all(one.format.without_query_ids for one in detect_queries(source, split)):
+        if split in training_splits and all(one.format.without_query_ids for one in detect_queries(source, split)):
             file, queries = detect_examples(source, split), read_queries(source, policy, split)
             assert file is not None
             if (records := joined_examples(file, source, queries, split, policy)) is not None:
@@ -115,13 +115,13 @@ def _of_folder(source: PathLike, path: Path, policy: Policy) -> FullDataSet:
     return FullDataSet(
         source=describe_source(source, "passages"),
         splits=tuple(splits),
-        splits_with_examples=trained,
+        splits_with_examples=training_splits,
         passages=lambda: read_corpus(source, policy),
         queries=lambda split: read_queries(source, policy, split),
         judgements=judgements,
         examples=examples,
         queries_by_split=len(query_paths(path)) > 1,
-        every_positive=not any(targets_first_only(source, split) for split in trained),
+        every_positive=not any(targets_first_only(source, split) for split in training_splits),
     )
 
 

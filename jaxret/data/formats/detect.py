@@ -162,16 +162,16 @@ def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
         return _require_role(as_format(formats[0], f"as {format_name}: says"))
     if sample.container == "empty":
         return as_format(_EMPTY)
-    usual, mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREE * len(sample.counts)
-    if usual in formats and mixed and set(usual.columns) & set(sample.counts):
+    usual, is_mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREE * len(sample.counts)
+    if usual in formats and is_mixed and set(usual.columns) & set(sample.counts):
         return as_format(usual, _describe_contents(path, sample))
-    matching = [one for one in formats if one.matches(sample)]
-    for match in matching:
+    matches = [one for one in formats if one.matches(sample)]
+    for match in matches:
         if not role or match.gives(role):
             return as_format(match, _describe_contents(path, sample), _unread_keys(match, sample))
-    if matching:
-        return _require_role(as_format(matching[0]), sample)
-    if usual in formats and (mixed or sample.container == "unreadable"):
+    if matches:
+        return _require_role(as_format(matches[0]), sample)
+    if usual in formats and (is_mixed or sample.container == "unreadable"):
         return as_format(usual)
     near = [one for one in formats if not role or one.gives(role)] or formats
     raise _unknown_format_error(path, sample, near, format_name)

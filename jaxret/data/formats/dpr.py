@@ -107,24 +107,22 @@ def parse_context(
     return check_passage(Passage(passage_id, text, title), location, policy)
 
 
-Parsed = TypeVar("Parsed")
+Value = TypeVar("Value")
 
 
 def read_question_records(
-    file: DataFile, policy: Policy, parse: Callable[[Record, Location, Query], Parsed]
-) -> Iterator[tuple[Location, Parsed]]:
+    file: DataFile, policy: Policy, parse: Callable[[Record, Location, Query], Value]
+) -> Iterator[tuple[Location, Value]]:
     """Yields (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
     for location, record in read_records(file, policy):
         try:
             question = normalise_question(require_key(record, "question", str, location))
             answers = require_strings(record.get("answers", []), "the value of 'answers'", location)
-            parsed = parse(
-                record, location, check_query(Query(id_from_location(location), question, answers), location)
-            )
+            value = parse(record, location, check_query(Query(id_from_location(location), question, answers), location))
         except DataError as error:
             policy.reject(error)
             continue
-        yield location, parsed
+        yield location, value
 
 
 def read_question_queries(file: DataFile, policy: Policy) -> list[Query]:

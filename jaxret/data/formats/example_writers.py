@@ -14,22 +14,22 @@ from jaxret.data.formats.writing import Losses, joined_text, write_records, writ
 from jaxret.data.records import Example, Passage
 
 
-def count_losses(examples: Iterable[Example], *held: str) -> Losses:
-    """Count what a file does not hold of examples. `held` lists what it holds: "query ids", "passage ids", "titles",
-    "answers", "instructions", "scores".
+def count_losses(examples: Iterable[Example], *contents: str) -> Losses:
+    """Count what a file does not hold of examples. `contents` lists what it holds: "query ids", "passage ids",
+    "titles", "answers", "instructions", "scores".
     """
-    lost: Losses = Counter()
+    losses: Losses = Counter()
     for number, example in enumerate(examples):
         passages = (*example.positives, *example.negatives)
-        lost["queries' ids"] += "query ids" not in held and example.query.id != str(number)
-        lost["queries' instructions"] += "instructions" not in held and bool(example.query.instruction)
-        lost["queries' answers"] += "answers" not in held and bool(example.query.answers)
-        lost["scores"] += 0 if "scores" in held else example.score_count
-        if "titles" not in held:
-            lost["titles (joined to the texts)"] += sum(bool(p.title) for p in passages)
-        if "passage ids" not in held:
-            lost["passages' ids"] += sum(p.id != content_id(p.text, p.title) for p in passages)
-    return lost
+        losses["queries' ids"] += "query ids" not in contents and example.query.id != str(number)
+        losses["queries' instructions"] += "instructions" not in contents and bool(example.query.instruction)
+        losses["queries' answers"] += "answers" not in contents and bool(example.query.answers)
+        losses["scores"] += 0 if "scores" in contents else example.score_count
+        if "titles" not in contents:
+            losses["titles (joined to the texts)"] += sum(bool(p.title) for p in passages)
+        if "passage ids" not in contents:
+            losses["passages' ids"] += sum(p.id != content_id(p.text, p.title) for p in passages)
+    return losses
 
 
 def write_dpr_example_file(path: Path, examples: Iterable[Example]) -> Losses:
@@ -83,17 +83,17 @@ def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
         return e.score_count == len(e.positives) + len(e.negatives)
 
     write_records(path, rows())
-    lost = count_losses(examples, "instructions", "scores")
-    lost["scores of records in which a passage has none"] = sum(e.score_count for e in examples if not whole(e))
-    return lost
+    losses = count_losses(examples, "instructions", "scores")
+    losses["scores of records in which a passage has none"] = sum(e.score_count for e in examples if not whole(e))
+    return losses
 
 
 def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
     """Pairs, if no example has a negative; else a triplet for each positive with each negative."""
     examples = list(examples)
     triplets = any(e.negatives for e in examples)
-    lost = count_losses(examples, "scores")
-    lost["queries without negatives"] = triplets * sum(not e.negatives for e in examples)
+    losses = count_losses(examples, "scores")
+    losses["queries without negatives"] = triplets * sum(not e.negatives for e in examples)
 
     def rows() -> Iterator[dict[str, Any]]:
         for e in examples:
@@ -103,24 +103,24 @@ def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
                     yield pair
                 for j, negative in enumerate(e.negatives):
                     both = [*e.positive_scores[i : i + 1], *e.negative_scores[j : j + 1]]
-                    scored = len(both) == 2 and all(map(math.isfinite, both))
-                    yield {**pair, "negative": joined_text(negative), **({"scores": both} if scored else {})}
+                    has_scores = len(both) == 2 and all(map(math.isfinite, both))
+                    yield {**pair, "negative": joined_text(negative), **({"scores": both} if has_scores else {})}
 
     def paired(e: Example) -> bool:
         return all(any(map(math.isfinite, side)) for side in (e.positive_scores, e.negative_scores))
 
     write_records(path, rows())
-    lost["scores in records without one on the other side"] = sum(e.score_count for e in examples if not paired(e))
-    return lost
+    losses["scores in records without one on the other side"] = sum(e.score_count for e in examples if not paired(e))
+    return losses
 
 
 def write_text_triples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    lost = count_losses(examples)
-    lost["queries without negatives"] = sum(not e.negatives for e in examples)
+    losses = count_losses(examples)
+    losses["queries without negatives"] = sum(not e.negatives for e in examples)
     pairs = ((e.query.text, p, n) for e in examples for p in e.positives for n in e.negatives)
-    write_tab_rows(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), lost)
-    return lost
+    write_tab_rows(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), losses)
+    return losses
 
 
 def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losses:
@@ -140,10 +140,10 @@ def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losse
 
 def write_id_triples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    lost = count_losses(examples, "query ids", "passage ids", "titles")
-    lost["queries without negatives"] = sum(not e.negatives for e in examples)
-    write_tab_rows(path, ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives), lost)
-    return lost
+    losses = count_losses(examples, "query ids", "passage ids", "titles")
+    losses["queries without negatives"] = sum(not e.negatives for e in examples)
+    write_tab_rows(path, ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives), losses)
+    return losses
 
 
 def write_hard_negatives(path: Path, examples: Iterable[Example]) -> Losses:

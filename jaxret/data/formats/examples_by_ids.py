@@ -11,7 +11,7 @@ from jaxret.data.records import Example, Passage, Query
 
 
 def join_texts(
-    named: Sequence[tuple[Location, IdExample]],
+    records: Sequence[tuple[Location, IdExample]],
     queries: Mapping[str, Query],
     passages: Iterable[Passage],
     policy: Policy,
@@ -19,16 +19,16 @@ def join_texts(
     """Return the examples of ids with their texts. Only passages with such an id stay in memory.
 
     Args:
-        named: Examples by ids, with their locations. An unknown id is bad input; under a policy that skips, it leaves
+        records: Examples by ids, with their locations. An unknown id is bad input; under a policy that skips, it leaves
             its example, and one without a positive then is left out.
         queries: Query id -> query.
         passages: The corpus, read once.
         policy: What to do with bad records.
     """
-    passage_ids = {key for _, one in named for key in (*one.positives, *one.negatives)}
+    passage_ids = {key for _, one in records for key in (*one.positives, *one.negatives)}
     corpus = {passage.id: passage for passage in passages if passage.id in passage_ids}
     examples = []
-    for location, one in named:
+    for location, one in records:
         try:
             if one.query is None:
                 require_known_id(one.query_id, "query", queries, location)

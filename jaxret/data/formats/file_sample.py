@@ -178,13 +178,13 @@ def _array(text: str, whole: bool) -> FileSample | None:
 
 def _objects(lines: list[str], begin: str) -> FileSample | None:
     """A line each, or one that holds all: of which the values of the first key are the records."""
-    parsed = []
+    json_values = []
     for line in lines:
         try:
-            parsed.append(json.loads(line))
+            json_values.append(json.loads(line))
         except (ValueError, RecursionError):
             continue
-    records = _dicts(parsed)
+    records = _dicts(json_values)
     if len(records) == 1 and (values := _dicts(list(records[0].values()))) and len(values) == len(records[0]):
         return FileSample("object", values)
     if records:

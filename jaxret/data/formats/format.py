@@ -114,20 +114,20 @@ def has_keys(*keys: str) -> Callable[[FileSample], bool]:
 
 
 def record_format(
-    name: str, title: str, required: tuple[str, ...], optional: tuple[str, ...] = (), **readers: Any
+    name: str, title: str, required_keys: tuple[str, ...], optional_keys: tuple[str, ...] = (), **readers: Any
 ) -> Format:
     """Return a format of JSON records, whose keys declare how it is recognised and described.
 
     Args:
         name: Forces the format, as NAME:PATH.
         title: Its usual name, for messages.
-        required: Keys by which a record is recognised.
-        optional: Further keys that its readers look at.
+        required_keys: Keys by which a record is recognised.
+        optional_keys: Further keys that its readers look at.
         **readers: Role -> reader, and other fields of `Format`.
     """
-    perhaps = f", and perhaps {', '.join(optional)}" if optional else ""
-    description = f"JSON records with {', '.join(required)}{perhaps}"
-    return Format(name, title, description, has_keys(*required), keys=(*required, *optional), **readers)
+    perhaps = f", and perhaps {', '.join(optional_keys)}" if optional_keys else ""
+    description = f"JSON records with {', '.join(required_keys)}{perhaps}"
+    return Format(name, title, description, has_keys(*required_keys), keys=(*required_keys, *optional_keys), **readers)
 
 
 def content_id(text: str, title: str = "") -> str:

@@ -52,7 +52,7 @@ FORMATS = (
         "irds.docs",
         "documents of ir_datasets",
         ("doc_id", "text"),
-        optional=("title",),
+        optional_keys=("title",),
         passages=passage_reader("doc_id"),
     ),
     record_format(

@@ -22,7 +22,7 @@ from jaxret.data.records import Example, Passage, Query
 
 _GRADES = 4  # highest usual grade of qrels; a higher number is a rank or an id
 _ANY_GRADE = 100  # a column with no higher number in most lines holds no passage ids, if there are enough lines
-_TELLING = 10
+_ENOUGH_ROWS = 10
 
 
 def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
@@ -137,10 +137,10 @@ def _same(
     if key in first and texts[key] != hash(text):
         problem = f"{kind} {key!r} has another text than on line {first[key].line}"
         raise location.error("duplicate id", problem, "give different texts different ids")
-    met = key in first
+    is_repeat = key in first
     first.setdefault(key, location)
     texts.setdefault(key, hash(text))
-    return met
+    return is_repeat
 
 
 def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
@@ -199,7 +199,7 @@ def _is_named(sample: FileSample) -> bool:
         return False
     if holds_for_most(sample.rows, lambda row: is_text(row[1]) or is_text(row[2])):
         return False
-    highest = _ANY_GRADE if len(sample.rows) >= _TELLING else _GRADES
+    highest = _ANY_GRADE if len(sample.rows) >= _ENOUGH_ROWS else _GRADES
     if holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= highest):
         return False
     return not _are_scores(sample) and not _are_labels(sample)
@@ -214,7 +214,9 @@ def _are_scores(sample: FileSample) -> bool:
 def _are_labels(sample: FileSample) -> bool:
     """Whether the third column has a few words again and again: no negative is that of most queries."""
     several = 4  # of fewer lines nothing can be said
-    return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(2, len(sample.rows) // _TELLING)
+    return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(
+        2, len(sample.rows) // _ENOUGH_ROWS
+    )
 
 
 def _is_triples(sample: FileSample) -> bool:

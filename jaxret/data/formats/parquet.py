@@ -13,7 +13,7 @@ from jaxret.storage.atomic import atomic_write
 _ROWS = 1024  # read at a time
 _BYTES = 64 * 2**20  # of values held at a time; of the rows that show the format
 # A column that unpacks to more bytes than this, and to so many times its size in the file, holds no text.
-_UNPACKED, _RATIO = 256 * 2**20, 200
+_SMALL_SIZE, _RATIO = 256 * 2**20, 200
 
 
 def _module(location: Location) -> Any:
@@ -86,9 +86,9 @@ def _require_plausible(metadata: Any, path: Path) -> list[str]:
     for group in range(metadata.num_row_groups):
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
-            unpacked, stored = column.total_uncompressed_size, max(column.total_compressed_size, 1)
-            if unpacked > _UNPACKED and unpacked > _RATIO * stored:
-                problem = f"{column.path_in_schema} unpacks from {stored:,} bytes to {unpacked:,}"
+            size, compressed_size = column.total_uncompressed_size, max(column.total_compressed_size, 1)
+            if size > _SMALL_SIZE and size > _RATIO * compressed_size:
+                problem = f"{column.path_in_schema} unpacks from {compressed_size:,} bytes to {size:,}"
                 raise Location(path).error("too large", problem, "no text does; fetch the file from its origin")
             width = metadata.schema.column(number).length  # of FIXED_LEN_BYTE_ARRAY, whose references are not kept
             if width * _ROWS > _BYTES:

@@ -32,7 +32,7 @@ def join_by_question(
     by_text: dict[str, list[Query]] = defaultdict(list)
     for query in queries:
         by_text[question_key(query.text)].append(query)
-    used: Counter[str] = Counter()
+    use_counts: Counter[str] = Counter()
     for location, example in records:
         text = question_key(example.query.text)
         if text not in by_text:
@@ -42,6 +42,6 @@ def join_by_question(
             policy.reject(location.error("unknown question", problem, remedy))
             continue
         same = by_text[text]
-        query = same[min(used[text], len(same) - 1)]
-        used[text] += 1
+        query = same[min(use_counts[text], len(same) - 1)]
+        use_counts[text] += 1
         yield location, replace(example, query=query)

@@ -135,8 +135,8 @@ def read_judgements(
         passage_ids: The valid ids; a judgement for another one is bad input. None: any.
     """
     policy = policy or Policy()
-    located = read_located_judgements(source, split, policy)
-    return [judgement for _, judgement in trec.reject_unknown_ids(located, query_ids, passage_ids, policy)]
+    records = read_located_judgements(source, split, policy)
+    return [judgement for _, judgement in trec.reject_unknown_ids(records, query_ids, passage_ids, policy)]
 
 
 def detect_judgements(source: PathLike, split: str | None = None) -> DataFile:
@@ -195,9 +195,9 @@ def read_examples(
     else:
         assert file.format.id_examples is not None
         folder = _folder_of(file)
-        named = list(file.format.id_examples(file, policy))
-        queries = {} if all(one.query for _, one in named) else {q.id: q for q in read_queries(folder, policy, split)}
-        examples = join_texts(named, queries, read_corpus(folder, policy), policy)
+        records = list(file.format.id_examples(file, policy))
+        queries = {} if all(one.query for _, one in records) else {q.id: q for q in read_queries(folder, policy, split)}
+        examples = join_texts(records, queries, read_corpus(folder, policy), policy)
     if targets and (file is None or file.format.every_positive):
         return [one for example in examples for one in examples_by_target(example)]
     return examples
@@ -260,9 +260,9 @@ def detect_examples(source: PathLike, split: str | None, negatives_run: PathLike
 
 
 def _judged(source: PathLike, split: str | None, policy: Policy, negatives_run: PathLike | None) -> list[Example]:
-    queries, judged = read_judged_queries(source, source, split, policy)
+    queries, judgements = read_judged_queries(source, source, split, policy)
     run = None if negatives_run is None else read_ranked_lines(negatives_run, policy)
-    return beir.examples_of_judgements(queries, judged, read_corpus(source, policy), run, policy)
+    return beir.examples_of_judgements(queries, judgements, read_corpus(source, policy), run, policy)
 
 
 def example_files(source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> list[Path]:
@@ -320,8 +320,8 @@ def read_ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.R
 
 def read_run(source: PathLike, policy: Policy | None = None) -> Rankings:
     """Reads a run: query id -> [(passage id, score)] in rank order."""
-    ranked = read_ranked_lines(source, policy or Policy())
-    return {query: [(line.passage_id, line.score) for line in lines] for query, lines in ranked.items()}
+    run_lines = read_ranked_lines(source, policy or Policy())
+    return {query: [(line.passage_id, line.score) for line in lines] for query, lines in run_lines.items()}
 
 
 def describe_source(

@@ -61,11 +61,11 @@ class SharedPassages:
 
     def share(self, passage: Passage, location: Location) -> Passage:
         """Return the first object of an equal passage. Raises DataError if its id has another title or text."""
-        shared, first = self.by_id.setdefault(passage.id, (passage, location))
-        if shared != passage:
+        original, first = self.by_id.setdefault(passage.id, (passage, location))
+        if original != passage:
             problem = f"passage id {passage.id!r} has another title or text than at {first.line}"
             raise location.error("duplicate id", problem, "give different passages different ids")
-        return shared
+        return original
 
 
 def make_example(
@@ -78,8 +78,8 @@ def make_example(
     return Example(query, _passages(positives), _passages(others), *scores)
 
 
-def _passages(scored: Mapping[str, tuple[Passage, float | None]]) -> tuple[Passage, ...]:
-    return tuple(passage for passage, _ in scored.values())
+def _passages(entries: Mapping[str, tuple[Passage, float | None]]) -> tuple[Passage, ...]:
+    return tuple(passage for passage, _ in entries.values())
 
 
 def no_positive_error(location: Location, key: str) -> DataError:

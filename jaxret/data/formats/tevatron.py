@@ -119,14 +119,14 @@ FORMATS = (
         "tevatron.corpus",
         "Tevatron corpus",
         ("docid", "text"),
-        optional=("title",),
+        optional_keys=("title",),
         passages=passage_reader("docid"),
     ),
     record_format(
         "tevatron.queries",
         "Tevatron queries",
         ("query_id", "query"),
-        optional=("answers", "instruction"),
+        optional_keys=("answers", "instruction"),
         queries=query_reader("query_id", "query"),
     ),
 )

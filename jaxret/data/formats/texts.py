@@ -59,8 +59,8 @@ def parse_passage(
     numbers: bool = True,
 ) -> Passage:
     name = "" if record.get(title) is None else require_key(record, title, str, location)
-    written = require_key(record, text, str, location)
-    return check_passage(Passage(record_id(record, key, location, numbers), written, name), location, policy)
+    content = require_key(record, text, str, location)
+    return check_passage(Passage(record_id(record, key, location, numbers), content, name), location, policy)
 
 
 def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable[[DataFile, Policy], list[Query]]:
@@ -83,10 +83,10 @@ def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable
 
 
 def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:
-    written = normalise_question(require_key(record, text, str, location))
+    question = normalise_question(require_key(record, text, str, location))
     answers = require_strings(record.get("answers") or [], "the value of 'answers'", location)
     return check_query(
-        Query(record_id(record, key, location, numbers), written, answers, parse_instruction(record, location)),
+        Query(record_id(record, key, location, numbers), question, answers, parse_instruction(record, location)),
         location,
     )
 

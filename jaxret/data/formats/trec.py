@@ -45,10 +45,10 @@ def reject_contradictions(
     judgements: Iterable[tuple[Location, Judgement]], policy: Policy
 ) -> Iterator[tuple[Location, Judgement]]:
     """A judgement that repeats an earlier one is dropped; one that contradicts it is bad input."""
-    judged: dict[tuple[str, str], tuple[int, Location]] = {}
+    grades: dict[tuple[str, str], tuple[int, Location]] = {}
     for location, judgement in judgements:
         pair = judgement.query_id, judgement.passage_id
-        relevance, first = judged.setdefault(pair, (judgement.relevance, location))
+        relevance, first = grades.setdefault(pair, (judgement.relevance, location))
         if relevance != judgement.relevance:
             earlier = f"on line {first.line}" if isinstance(first.line, int) else f"at {first.line}"
             problem = f"score {judgement.relevance} for {pair} contradicts score {relevance} {earlier}"
@@ -206,16 +206,16 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
         for query_id, ranking in rankings.items():
             previous = None
             first: dict[str, Location] = {}
-            written = descending_scores([float(score) for _, score in ranking])
-            for rank, ((passage_id, score), lowered) in enumerate(zip(ranking, written), 1):
+            file_scores = descending_scores([float(score) for _, score in ranking])
+            for rank, ((passage_id, score), file_score) in enumerate(zip(ranking, file_scores), 1):
                 number += 1
                 location = Location(path, number)
                 require_id(query_id, "query id", location)
                 require_id(passage_id, "passage id", location)
                 line = RunLine(location, query_id, passage_id, rank, _parse_score(repr(float(score)), location))
                 _check_ranked(line, previous, first)
-                _parse_score(repr(lowered), location)  # beyond float32
-                file.write(f"{query_id} Q0 {passage_id} {rank} {lowered!r} {tag}\n")
+                _parse_score(repr(file_score), location)  # beyond float32
+                file.write(f"{query_id} Q0 {passage_id} {rank} {file_score!r} {tag}\n")
                 previous = line
 
 

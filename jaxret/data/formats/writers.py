@@ -38,59 +38,59 @@ def query_writer(key: str, text: str = "text", answers: bool = False) -> Callabl
     """Return a writer of queries as JSON records with these keys."""
 
     def write(path: Path, queries: Iterable[Query]) -> Losses:
-        lost: Losses = Counter()
+        losses: Losses = Counter()
 
         def rows() -> Iterator[dict[str, Any]]:
             for number, query in enumerate(queries, 1):
                 check_query(query, Location(path, f"query {number}"))
-                lost["queries' answers"] += not answers and bool(query.answers)
+                losses["queries' answers"] += not answers and bool(query.answers)
                 more: dict[str, Any] = {"answers": list(query.answers)} if answers and query.answers else {}
                 more |= {"instruction": query.instruction} if query.instruction else {}
                 yield {key: query.id, text: query.text, **more}
 
         write_records(path, rows())
-        return lost
+        return losses
 
     return write
 
 
 def _collection(path: Path, passages: Iterable[Passage]) -> Losses:
-    lost: Losses = Counter()
+    losses: Losses = Counter()
 
     def rows() -> Iterator[tuple[str, str]]:
         for number, passage in enumerate(passages, 1):
             check_passage(passage, Location(path, number))
-            lost["titles (joined to the texts)"] += bool(passage.title)
+            losses["titles (joined to the texts)"] += bool(passage.title)
             yield passage.id, joined_text(passage)
 
-    write_tab_rows(path, rows(), lost)
-    return lost
+    write_tab_rows(path, rows(), losses)
+    return losses
 
 
 def _tab_queries(path: Path, queries: Iterable[Query]) -> Losses:
-    lost: Losses = Counter()
+    losses: Losses = Counter()
 
     def rows() -> Iterator[tuple[str, str]]:
         for number, query in enumerate(queries, 1):
             check_query(query, Location(path, number))
-            lost["queries' answers"] += bool(query.answers)
-            lost["queries' instructions"] += bool(query.instruction)
+            losses["queries' answers"] += bool(query.answers)
+            losses["queries' instructions"] += bool(query.instruction)
             yield query.id, query.text
 
-    write_tab_rows(path, rows(), lost)
-    return lost
+    write_tab_rows(path, rows(), losses)
+    return losses
 
 
 def _dpr_passages(path: Path, passages: Iterable[Passage]) -> Losses:
-    lost: Losses = Counter()
+    losses: Losses = Counter()
 
     def counted() -> Iterator[Passage]:
         for passage in passages:
-            lost["double quotes at the ends of texts"] += passage.text != passage.text.strip('"')
+            losses["double quotes at the ends of texts"] += passage.text != passage.text.strip('"')
             yield passage
 
     write_dpr_corpus(path, counted())
-    return lost
+    return losses
 
 
 def _dpr_queries(path: Path, queries: Iterable[Query]) -> Losses:
@@ -121,8 +121,8 @@ def judgement_writer(
     """
 
     def write(path: Path, judgements: Iterable[Judgement]) -> Losses:
-        checked = _checked(path, judgements)
-        write_records(path, ({query: j.query_id, passage: j.passage_id, score: kind(j.relevance)} for j in checked))
+        rows = _checked(path, judgements)
+        write_records(path, ({query: j.query_id, passage: j.passage_id, score: kind(j.relevance)} for j in rows))
         return Counter()
 
     return write

@@ -31,13 +31,13 @@ def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], lost: Losses, header: str = "") -> None:
+def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses, header: str = "") -> None:
     """Write fields between tabs; a tab or line end inside becomes a blank, and is counted.
 
     Args:
         path: Compressed if it ends in .gz or .zst.
         rows: The fields of each line.
-        lost: The account that the changed texts are added to.
+        losses: The account that the changed texts are added to.
         header: Written before the rows.
     """
     with write_text(path) as file:
@@ -45,5 +45,5 @@ def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], lost: Losses, head
         for row in rows:
             fields = list(row)
             flat = [one_line(text) for text in fields]
-            lost["texts with tabs or line ends"] += flat != fields
+            losses["texts with tabs or line ends"] += flat != fields
             file.write("\t".join(flat) + "\n")

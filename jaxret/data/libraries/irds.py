@@ -42,8 +42,8 @@ def open_irds_set(path: Path) -> NamedSet:
         return _table(path, library, data_set, name, config)
 
     root = Path(f"irds:{name}")
-    opened = NamedSet(root, f"{name} of ir_datasets {library.__version__}", tables, open_table, split=split)
-    return opened.select(rest)
+    named_set = NamedSet(root, f"{name} of ir_datasets {library.__version__}", tables, open_table, split=split)
+    return named_set.select(rest)
 
 
 def _load(library: Any, name: str) -> Any:
@@ -134,28 +134,28 @@ def _is_download(kind: Any, downloads: Any) -> bool:
     )
 
 
-def _files(value: Any, visited: set[int]) -> Iterator[Path]:
+def _files(value: Any, visited_ids: set[int]) -> Iterator[Path]:
     """The files that a handler reads from: those of every stream that it is made of."""
-    if id(value) in visited:
+    if id(value) in visited_ids:
         return
-    visited.add(id(value))
+    visited_ids.add(id(value))
     if isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            yield from _files(one, visited)
+            yield from _files(one, visited_ids)
         return
     if isinstance(value, dict):
-        yield from _files(list(value.values()), visited)
+        yield from _files(list(value.values()), visited_ids)
         return
     if not type(value).__module__.startswith("ir_datasets") or isinstance(value, type):
         return
-    held = vars(value) if hasattr(value, "__dict__") else {}
-    path = held.get("_cache_path") or held.get("_path") or held.get("_extract_path")
+    attributes = vars(value) if hasattr(value, "__dict__") else {}
+    path = attributes.get("_cache_path") or attributes.get("_path") or attributes.get("_extract_path")
     if isinstance(path, (str, Path)):
         yield Path(path)
-        if "_streamer" in held and Path(path).exists():  # a copy, which is read in its place
+        if "_streamer" in attributes and Path(path).exists():  # a copy, which is read in its place
             return
-    for one in held.values():
-        yield from _files(one, visited)
+    for one in attributes.values():
+        yield from _files(one, visited_ids)
 
 
 def _doc(entry: Any) -> Record:

@@ -21,7 +21,7 @@ from jaxret.data.errors import DataError, Location
 Record = dict[str, Any]
 LIBRARIES = {"tfds": "tensorflow_datasets", "irds": "ir_datasets", "hf": "datasets"}
 _PACKAGES = {"tfds": "tensorflow-datasets array_record", "irds": "ir_datasets", "hf": "datasets"}  # as pip calls them
-_NAMED = re.compile(rf"({'|'.join(LIBRARIES)}):(?=.)")
+_NAME = re.compile(rf"({'|'.join(LIBRARIES)}):(?=.)")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class NamedSet:
 
 def is_named(path: Path) -> bool:
     """Whether a path is the name of a set, or of a table of one."""
-    return bool(_NAMED.match(str(path))) and not path.exists()
+    return bool(_NAME.match(str(path))) and not path.exists()
 
 
 def library_of(path: Path) -> tuple[str, str]:

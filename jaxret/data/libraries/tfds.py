@@ -54,20 +54,20 @@ def open_tfds_set(path: Path) -> NamedSet:
     configs = {name: folder / name for name, numbers in versions.items() if numbers}
     if not configs:
         configs, versions = {_DEFAULT: folder}, {_DEFAULT: list_versions(folder)}
-    leading = versions.get(PASSAGES) or [number for numbers in versions.values() for number in numbers]
-    if version and version not in leading:
+    choices = versions.get(PASSAGES) or [number for numbers in versions.values() for number in numbers]
+    if version and version not in choices:
         raise Location(path).error(
-            "missing version", f"there is no version {version}", f"there are {', '.join(leading)}"
+            "missing version", f"there is no version {version}", f"there are {', '.join(choices)}"
         )
-    fixed = version or (leading[-1] if PASSAGES in configs else "")
+    common_version = version or (choices[-1] if PASSAGES in configs else "")
     folders = {
-        name: config / (fixed or versions[name][-1])
+        name: config / (common_version or versions[name][-1])
         for name, config in configs.items()
-        if not fixed or fixed in versions[name]
+        if not common_version or common_version in versions[name]
     }
     info = {name: _info(at) for name, at in folders.items()}
     tables = {name: tuple(split["name"] for split in one.get("splits", ())) for name, one in info.items()}
-    newest = fixed or ", ".join(sorted({at.name for at in folders.values()}))
+    newest = common_version or ", ".join(sorted({at.name for at in folders.values()}))
 
     def open_table(config: str, split: str) -> Table:
         files = _files(folders[config], info[config], split)
@@ -83,10 +83,10 @@ def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
     """(root, folder, version or "", further parts) of tfds:NAME/..., or tfds:/FOLDER/..."""
     parts = Path(library_of(path)[1]).parts
     for count in range(len(parts), 0, -1):
-        written, colon, version = parts[count - 1].rpartition(":")
+        last_part, colon, version = parts[count - 1].rpartition(":")
         if not (colon and _VERSION.fullmatch(version)):
-            written, version = parts[count - 1], ""
-        base = Path(*parts[: count - 1], written).expanduser()
+            last_part, version = parts[count - 1], ""
+        base = Path(*parts[: count - 1], last_part).expanduser()
         for folder in (tfds_folder() / base, base):
             if is_tfds_set(folder):
                 if (config_versions := list_versions(folder)) and _info(folder / config_versions[-1]).get("configName"):

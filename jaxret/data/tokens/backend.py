@@ -54,8 +54,8 @@ def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
         )
     if backend.post_processor is not None:
         _require_complete_templates(json.loads(backend.post_processor.__getstate__()), directory / "tokenizer.json")
-    if (added := max(map(backend.num_special_tokens_to_add, (False, True)))) > _MOST_ADDED:  # around one text, and two
-        raise ValueError(f"{directory}/tokenizer.json puts {added:,} tokens around texts; {_MOST_ADDED} are allowed")
+    if (count := max(map(backend.num_special_tokens_to_add, (False, True)))) > _MOST_ADDED:  # around one text, and two
+        raise ValueError(f"{directory}/tokenizer.json puts {count:,} tokens around texts; {_MOST_ADDED} are allowed")
     padding = backend.padding or {}  # not used here, but by transformers, which vectors are compared with
     if (length := max(padding.get(key) or 0 for key in ("length", "pad_to_multiple_of"))) > _LONGEST:
         raise ValueError(f"{directory}/tokenizer.json pads texts to {length:,} tokens; {_LONGEST:,} is far enough")
@@ -114,54 +114,61 @@ def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
         rules = read_json(directory / "tokenizer.json")
         if (directory / "added_tokens.json").exists() or settings.get("tokenizer_class") not in _PLAIN_CLASSES:
             return None
-        named = {
+        special_tokens = {
             f"{name}_token": settings.get(f"{name}_token")
             for name in ("cls", "sep", "pad", "mask", "unk", "eos", "bos")
         }
         others = directory / "special_tokens_map.json"
-        if any(name in settings for name in _NOT_PLAIN) or (others.exists() and read_json(others) != _given(named)):
+        if any(name in settings for name in _NOT_PLAIN) or (
+            others.exists() and read_json(others) != _given(special_tokens)
+        ):
             return None
         special = {token["content"]: token["id"] for token in rules["added_tokens"] if token["special"]}
-        if any(token not in special for token in _given(named).values()):
+        if any(token not in special for token in _given(special_tokens).values()):
             return None
-        if settings["tokenizer_class"].startswith("Bert") and not _is_bert(rules, settings, named, special):
+        if settings["tokenizer_class"].startswith("Bert") and not _is_bert(rules, settings, special_tokens, special):
             return None
         backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception:  # damaged or of another kind: transformers loads it, or raises the error
         return None
     if backend.post_processor is None:  # transformers sets this default, and the digest depends on it
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    ids = {name: special[token] if token else None for name, token in ((n.split("_")[0], t) for n, t in named.items())}
+    ids = {
+        name: special[token] if token else None
+        for name, token in ((n.split("_")[0], t) for n, t in special_tokens.items())
+    }
     return backend, ids
 
 
-def _given(named: dict[str, Any]) -> dict[str, Any]:
-    return {name: token for name, token in named.items() if token is not None}
+def _given(tokens: dict[str, Any]) -> dict[str, Any]:
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
-def _is_bert(rules: dict[str, Any], settings: dict[str, Any], named: dict[str, Any], special: dict[str, int]) -> bool:
+def _is_bert(
+    rules: dict[str, Any], settings: dict[str, Any], special_tokens: dict[str, Any], special: dict[str, int]
+) -> bool:
     """Return whether tokenizer.json equals the tokenizer that transformers builds from vocabulary and settings."""
-    built = Tokenizer(WordPiece({"[UNK]": 0}, unk_token=named["unk_token"]))
-    built.normalizer = normalizers.BertNormalizer(
+    tokenizer = Tokenizer(WordPiece({"[UNK]": 0}, unk_token=special_tokens["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=settings.get("strip_accents"),
         lowercase=settings.get("do_lower_case", True),
     )
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.decoder = decoders.WordPiece(prefix="##")
-    cls, sep = named["cls_token"], named["sep_token"]
-    built.post_processor = processors.TemplateProcessing(
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
         special_tokens=[(cls, special[cls]), (sep, special[sep])],
     )
-    expected = json.loads(built.to_str())
+    expected = json.loads(tokenizer.to_str())
     same = all(expected[part] == rules[part] for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"))
     model, stored_model = ({k: v for k, v in tree["model"].items() if k != "vocab"} for tree in (expected, rules))
-    ours = {token["content"] for token in rules["added_tokens"]} == set(_given(named).values())
+    ours = {token["content"] for token in rules["added_tokens"]} == set(_given(special_tokens).values())
     plain = all(not (t["single_word"] or t["lstrip"] or t["rstrip"] or t["normalized"]) for t in rules["added_tokens"])
-    return same and model == stored_model and ours and plain and None not in (cls, sep, named["unk_token"])
+    return same and model == stored_model and ours and plain and None not in (cls, sep, special_tokens["unk_token"])
 
 
 def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]]:
@@ -179,12 +186,12 @@ def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]
         if path.is_file() and not isinstance(read_settings(path), dict):
             raise ValueError(f"{path}: a JSON object is needed")
     try:
-        loaded = AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, use_fast=True
         )
     except Exception as error:  # the Rust tokenizer has no class of its own for a broken tokenizer.json
         raise ValueError(f"{directory} has no tokenizer that transformers can load: {error}") from error
-    if not loaded.is_fast:
-        raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(loaded).__name__}")
+    if not tokenizer.is_fast:
+        raise ValueError(f"{directory}: a fast tokenizer (tokenizer.json) is needed, found {type(tokenizer).__name__}")
     names = ("cls", "sep", "pad", "mask", "eos")
-    return loaded.backend_tokenizer, {name: getattr(loaded, f"{name}_token_id") for name in names}
+    return tokenizer.backend_tokenizer, {name: getattr(tokenizer, f"{name}_token_id") for name in names}

@@ -112,11 +112,11 @@ def tokenize_examples(
     text += [positives, negatives]
     if any(e.query.instruction for e in examples):
         text.append(e.query.instruction for e in examples)
-    imagined = None
+    pseudo_query_tokens = None
     if pseudo_queries is not None:
         queries = [pseudo_queries.get(passage.id, "") for passage in passages]
         text.append(queries)
-        imagined = tokenizer.without_markers(queries, partial(write_column, "pseudo_queries"))
+        pseudo_query_tokens = tokenizer.without_markers(queries, partial(write_column, "pseudo_queries"))
     cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
     numbers: dict[Query, int] = {}  # a query has an example for each of its positives
     query_rows = np.array([numbers.setdefault(e.query, len(numbers)) for e in examples])
@@ -131,7 +131,7 @@ def tokenize_examples(
         pad_id=tokenizer.pad_id,
         marker_ids=tokenizer.marker_ids,
         digest=sha256_json_lists(text),
-        pseudo_queries=imagined,
+        pseudo_queries=pseudo_query_tokens,
         imagine_queries=imagine_queries,
         truncations=cut,
         teacher=TeacherScores.from_examples(examples),
@@ -274,14 +274,14 @@ class BatchPlan:
             placements = packer(text_lengths(data.queries, examples), text_lengths(data.passages, documents))
             query_tokens = packed_tokens(data.queries, examples, mine, packer.queries, placements[0], data.pad_id)
             tokens = packed_tokens(data.passages, documents, my_documents, packer.passages, placements[1], data.pad_id)
-        encoded = np.arange(my_documents.start, my_documents.stop) if tokens.rows is None else tokens.rows
+        rows = np.arange(my_documents.start, my_documents.stop) if tokens.rows is None else tokens.rows
         return Batch(
             queries=query_tokens,
             documents=tokens,
             positives=positives[mine],
             document_ids=documents[my_documents],
             known_positives=data.known_positives.table(examples[mine]),
-            pseudo_queries=self._pseudo_queries(data, examples, documents, encoded),
+            pseudo_queries=self._pseudo_queries(data, examples, documents, rows),
             teacher_scores=None if (scores := self.teacher_scores(data, examples, step)) is None else scores[mine],
         )
 
@@ -326,7 +326,7 @@ def text_lengths(texts: Ragged, rows: np.ndarray) -> np.ndarray:
 
 
 def packed_tokens(
-    texts: Ragged, rows: np.ndarray, mine: slice, side: RowShape, placed: Placement, pad_id: int
+    texts: Ragged, rows: np.ndarray, mine: slice, side: RowShape, placement: Placement, pad_id: int
 ) -> Tokens:
     """Return this process's part of the packed texts of a batch, in the order of their positions.
 
@@ -335,11 +335,11 @@ def packed_tokens(
         rows: Row in `texts` of each text of the whole batch.
         mine: This process's part of the packed order.
         side: Shape of the packed rows of queries or of passages.
-        placed: Packed positions of the whole batch.
+        placement: Packed positions of the whole batch.
         pad_id: Id of padding.
     """
-    order = placed.order[mine].astype(np.int32)
-    packing = Packing(placed.starts[mine].astype(np.int32), placed.rows, placed.width)
+    order = placement.order[mine].astype(np.int32)
+    packing = Packing(placement.starts[mine].astype(np.int32), placement.rows, placement.width)
     return Tokens(*texts.padded(rows[order], side.length, pad_id), order, packing)
 
 
@@ -371,11 +371,11 @@ def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
         ]
 
     sides = [field.name for field in fields(batches[0]) if isinstance(getattr(batches[0], field.name), Tokens)]
-    padded = [
+    padded_batches = [
         replace(batch, **dict(zip(sides, tokens)))
         for batch, *tokens in zip(batches, *(longest(side) for side in sides), strict=True)
     ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded_batches)
 
 
 def _in_larger_rows(packing: Packing, rows: int, width: int) -> Packing:

@@ -20,7 +20,7 @@ _TEXTS = (
 # Of Llama 3, Qwen 2 and 3, and XLM-RoBERTa: a process more would make every start longer.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_KNOWN = {rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", rf"{_WORDS}\p{{N}}{_REST}", " {2,}"}
+_SAFE_EXPRESSIONS = {rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", rf"{_WORDS}\p{{N}}{_REST}", " {2,}"}
 # The library for expressions cannot be interrupted, so that another process, with limits of its own, has to try them.
 # It counts them; the loader reports an invalid expression.
 _TRIAL = """
@@ -45,22 +45,22 @@ def check_expressions(path: Path) -> None:
         return
     rules = read_json(path)
     every = [*_expressions(rules.get("normalizer")), *_expressions(rules.get("pre_tokenizer"))]
-    expressions = [expression for expression in dict.fromkeys(every) if expression not in _KNOWN]
+    expressions = [expression for expression in dict.fromkeys(every) if expression not in _SAFE_EXPRESSIONS]
     if not expressions:
         return
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _TRIAL],
         input=json.dumps([SECONDS, expressions, _TEXTS]),
         capture_output=True,
         text=True,
         env=os.environ | {"RUST_BACKTRACE": "0"},
     )
-    if done.returncode:
-        tried = done.stdout.split()
-        if not tried:
-            raise RuntimeError(f"{path}: its regular expressions could not be tried: {done.stderr.strip()[-300:]}")
+    if process.returncode:
+        tries = process.stdout.split()
+        if not tries:
+            raise RuntimeError(f"{path}: its regular expressions could not be tried: {process.stderr.strip()[-300:]}")
         raise ValueError(
-            f"{path}: the regular expression {expressions[int(tried[-1])]!r:.100} goes back and forth without end in a "
+            f"{path}: the regular expression {expressions[int(tries[-1])]!r:.100} goes back and forth without end in a "
             f"text of {_LENGTH:,} characters ({SECONDS} s are allowed); use the model's original file"
         )
 

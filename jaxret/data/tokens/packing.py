@@ -64,12 +64,12 @@ def assign_to_smallest(lengths: np.ndarray, bins: int) -> np.ndarray:
     Best where few texts are long: every bin gets about the same number of tokens.
     """
     rounds = np.argsort(-lengths, kind="stable").reshape(-1, bins)
-    assigned, tokens = np.empty_like(rounds), np.zeros(bins, np.int64)
-    for round_of_texts, texts in zip(assigned, rounds):
+    assignment, tokens = np.empty_like(rounds), np.zeros(bins, np.int64)
+    for round_of_texts, texts in zip(assignment, rounds):
         smallest = np.argsort(tokens, kind="stable")
         round_of_texts[smallest] = texts
         tokens[smallest] += lengths[texts]
-    return assigned.T
+    return assignment.T
 
 
 def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
@@ -87,9 +87,9 @@ def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
             raise ValueError(f"a text of {length} tokens does not fit into a row of {width}")
         if not length:
             break
-        fitting = free >> length
-        if fitting:
-            space = length + (fitting & -fitting).bit_length() - 1
+        fits = free >> length
+        if fits:
+            space = length + (fits & -fits).bit_length() - 1
             row = room[space].pop()
             free ^= 0 if room[space] else 1 << space
         else:
@@ -108,7 +108,7 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
     """Pack all texts of a batch, assigned to bins in the way that needs the fewest rows; `rows` is the maximum over the
     bins."""
     ways = (assign_in_snake_order, assign_to_smallest) if bins > 1 else (assign_in_snake_order,)
-    assigned = [_exchanged(assign(lengths, bins), lengths, width) for assign in ways]
+    assignments = [_exchanged(assign(lengths, bins), lengths, width) for assign in ways]
 
     def placed(bins_of_texts: np.ndarray) -> Placement:
         placements = [fit_into_rows(lengths[texts], width) for texts in bins_of_texts]
@@ -120,50 +120,50 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
             width,
         )
 
-    return min(map(placed, assigned), key=lambda placement: placement.rows)
+    return min(map(placed, assignments), key=lambda placement: placement.rows)
 
 
-def _exchanged(assigned: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+def _exchanged(assignment: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
     """Return texts assigned to bins [bins, N / bins], after exchanges of texts between bins that save a row of every
     bin, as often as such exchanges are found."""
-    if assigned.shape[1] > FEW_TEXTS:
-        return assigned
-    rows = np.array([fit_into_rows(lengths[texts], width).rows for texts in assigned])
-    least = max(1, -(-int(lengths.sum()) // (len(assigned) * width)))
+    if assignment.shape[1] > FEW_TEXTS:
+        return assignment
+    rows = np.array([fit_into_rows(lengths[texts], width).rows for texts in assignment])
+    least = max(1, -(-int(lengths.sum()) // (len(assignment) * width)))
     while (most := int(rows.max())) > least:
-        better, fewer = assigned.copy(), rows.copy()
+        better, fewer = assignment.copy(), rows.copy()
         if not all(_exchange(better, fewer, bin, lengths, width) for bin in np.flatnonzero(rows == most).tolist()):
             break
-        assigned, rows = better, fewer
-    return assigned
+        assignment, rows = better, fewer
+    return assignment
 
 
-def _exchange(assigned: np.ndarray, rows: np.ndarray, bin: int, lengths: np.ndarray, width: int) -> bool:
+def _exchange(assignment: np.ndarray, rows: np.ndarray, bin: int, lengths: np.ndarray, width: int) -> bool:
     """Exchange a text of a bin that has the most rows for a shorter one of a bin that has fewer, in place, so that both
     have fewer; return whether such a pair was found.
 
     The pairs that leave about as many tokens in both bins are tried first, and at most EXCHANGES.
 
     Args:
-        assigned: Texts of each bin [bins, N / bins].
+        assignment: Texts of each bin [bins, N / bins].
         rows: Rows of each bin.
         bin: The bin.
         lengths: Lengths of the texts.
         width: Tokens of a row.
     """
     target = rows[bin] - 1
-    tokens = lengths[assigned].sum(axis=1)
-    saved = lengths[assigned[bin]][:, None, None] - lengths[assigned]  # [texts of the bin, bins, texts of a bin]
-    fits = (saved > 0) & (tokens[None, :, None] + saved <= target * width) & (rows <= target)[None, :, None]
-    fits &= tokens[bin] - saved <= target * width
+    tokens = lengths[assignment].sum(axis=1)
+    gains = lengths[assignment[bin]][:, None, None] - lengths[assignment]  # [texts of the bin, bins, texts of a bin]
+    fits = (gains > 0) & (tokens[None, :, None] + gains <= target * width) & (rows <= target)[None, :, None]
+    fits &= tokens[bin] - gains <= target * width
     pairs = np.argwhere(fits)
-    larger = np.maximum(tokens[bin] - saved[fits], tokens[pairs[:, 1]] + saved[fits])
+    larger = np.maximum(tokens[bin] - gains[fits], tokens[pairs[:, 1]] + gains[fits])
     for own, other, text in pairs[np.argsort(larger, kind="stable")[:EXCHANGES]]:
-        texts = assigned[[bin, other]]
+        texts = assignment[[bin, other]]
         texts[0, own], texts[1, text] = texts[1, text], texts[0, own]
-        needed = [fit_into_rows(lengths[each], width).rows for each in texts]
-        if max(needed) <= target:
-            assigned[[bin, other]], rows[[bin, other]] = texts, needed
+        rows_needed = [fit_into_rows(lengths[each], width).rows for each in texts]
+        if max(rows_needed) <= target:
+            assignment[[bin, other]], rows[[bin, other]] = texts, rows_needed
             return True
     return False
 
@@ -209,12 +209,12 @@ class Packer:
 
     def __call__(self, queries: np.ndarray, passages: np.ndarray) -> tuple[Placement, Placement]:
         """Return the packed positions of queries and passages of these lengths; length 0: empty slot."""
-        placed: dict[tuple[str, int], Placement] = {}  # several sizes may have one width
+        placements: dict[tuple[str, int], Placement] = {}  # several sizes may have one width
 
         def fits(side: str, shape: RowShape, lengths: np.ndarray, size: RowsSize) -> bool:
-            if (side, size.width) not in placed:
-                placed[side, size.width] = shape.place(lengths, self.bins, size.width)
-            return placed[side, size.width].rows <= size.rows
+            if (side, size.width) not in placements:
+                placements[side, size.width] = shape.place(lengths, self.bins, size.width)
+            return placements[side, size.width].rows <= size.rows
 
         query, passage = next(
             (query, passage)
@@ -222,8 +222,8 @@ class Packer:
             if fits("query", self.queries, queries, query) and fits("passage", self.passages, passages, passage)
         )
         return (
-            replace(placed["query", query.width], rows=query.rows),
-            replace(placed["passage", passage.width], rows=passage.rows),
+            replace(placements["query", query.width], rows=query.rows),
+            replace(placements["passage", passage.width], rows=passage.rows),
         )
 
 
@@ -260,8 +260,10 @@ def choose_row_shape(
     longest, most, count = length + slots - 1, len(sample[0]) // bins, 2 if bins == 1 else 3
     first = -(-longest // STEP) * STEP
     widths = range(first, max(256, 2 * first) + 1, max(STEP, first // WIDTHS // STEP * STEP))
-    packed = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
-    needed = {width: np.array([place_texts(lengths, bins, width).rows for lengths in packed]) for width in widths}
+    packed_sample = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
+    row_counts = {
+        width: np.array([place_texts(lengths, bins, width).rows for lengths in packed_sample]) for width in widths
+    }
 
     def work(rows: float, width: int) -> float:
         return rows * width * (1 + width / (6 * hidden_size))
@@ -269,14 +271,16 @@ def choose_row_shape(
     def above(counts: np.ndarray) -> int:
         return min(most, 2 * int(counts.max()) - int(np.quantile(counts, 0.5, method="higher")))
 
-    rare = min((RowsSize(above(counts), width) for width, counts in needed.items()), key=lambda size: work(*size))
+    rare = min((RowsSize(above(counts), width) for width, counts in row_counts.items()), key=lambda size: work(*size))
     if usual is not None:
-        enough = (RowsSize(int(np.quantile(counts, usual, method="higher")), width) for width, counts in needed.items())
+        enough = (
+            RowsSize(int(np.quantile(counts, usual, method="higher")), width) for width, counts in row_counts.items()
+        )
         size = min(enough, key=lambda size: work(*size))
         sizes = [*(size for _ in range(count)), rare]
     else:
-        choices = [RowsSize(int(rows), width) for width in widths for rows in np.unique(needed[width])]
-        costs = np.array([np.where(needed[size.width] <= size.rows, work(*size), work(*rare)) for size in choices])
+        choices = [RowsSize(int(rows), width) for width in widths for rows in np.unique(row_counts[width])]
+        costs = np.array([np.where(row_counts[size.width] <= size.rows, work(*size), work(*rare)) for size in choices])
         sizes = sorted(
             [*(choices[row] for row in _cheapest_together(costs, count)), rare], key=lambda size: work(*size)
         )
@@ -286,15 +290,15 @@ def choose_row_shape(
 def _cheapest_together(costs: np.ndarray, count: int) -> list[int]:
     """Return `count` rows of costs [choices, batches] of which each batch takes the cheapest, with a small sum: chosen
     one by one, then replaced one by one while that helps."""
-    chosen: list[int] = []
+    picks: list[int] = []
 
     def best(others: list[int]) -> int:
         least = costs[others].min(axis=0, initial=np.inf)
         return int(np.minimum(costs, least).sum(axis=1).argmin())
 
-    while len(chosen) < count:
-        chosen.append(best(chosen))
+    while len(picks) < count:
+        picks.append(best(picks))
     for _ in range(count):
         for place in range(count):
-            chosen[place] = best(chosen[:place] + chosen[place + 1 :])
-    return chosen
+            picks[place] = best(picks[:place] + picks[place + 1 :])
+    return picks

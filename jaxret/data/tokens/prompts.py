@@ -26,7 +26,7 @@ class Prompts(NamedTuple):
 
 
 WEB_SEARCH = "Given a web search query, retrieve relevant passages that answer the query"
-PUBLISHED = {
+PRESETS = {
     "qwen3": Prompts(f"Instruct: {TASK}\nQuery:", task=WEB_SEARCH),
     "e5_mistral": Prompts(f"Instruct: {TASK}\nQuery: ", task=WEB_SEARCH),
     "bge_gemma2": Prompts(f"<instruct>{TASK}\n<query>", task=WEB_SEARCH),
@@ -45,10 +45,10 @@ def read_prompts(config: ConfigDict) -> Prompts:
     """
     tokens = config.tokens
     own = Prompts(tokens.query_prompt, tokens.passage_prompt, tokens.task, tokens.prompt_in_mean)
-    for side, allowed in (("query", TASK), ("passage", TITLE)):
-        if unknown := [place for place in re.findall(r"\{\w+\}", getattr(own, side)) if place != allowed]:
+    for side, placeholder in (("query", TASK), ("passage", TITLE)):
+        if unknown := [place for place in re.findall(r"\{\w+\}", getattr(own, side)) if place != placeholder]:
             raise ValueError(
-                f"tokens.{side}_prompt, {getattr(own, side)!r}, has {unknown[0]}; only {allowed} is replaced in it"
+                f"tokens.{side}_prompt, {getattr(own, side)!r}, has {unknown[0]}; only {placeholder} is replaced in it"
             )
     if not tokens.prompts:
         if tokens.task and TASK not in own.query:
@@ -61,22 +61,22 @@ def read_prompts(config: ConfigDict) -> Prompts:
                 "queries that have none of their own"
             )
         return own
-    if tokens.prompts not in PUBLISHED:
+    if tokens.prompts not in PRESETS:
         raise ValueError(
-            f"tokens.prompts is {tokens.prompts!r}; it must be one of {', '.join(PUBLISHED)}, or '' for those of "
-            f"tokens.query_prompt and tokens.passage_prompt{suggest_name(tokens.prompts, PUBLISHED)}"
+            f"tokens.prompts is {tokens.prompts!r}; it must be one of {', '.join(PRESETS)}, or '' for those of "
+            f"tokens.query_prompt and tokens.passage_prompt{suggest_name(tokens.prompts, PRESETS)}"
         )
-    published = PUBLISHED[tokens.prompts]
-    if own.task and not published.task:
+    preset = PRESETS[tokens.prompts]
+    if own.task and not preset.task:
         raise ValueError(f"tokens.task is {own.task!r}, but the prompts {tokens.prompts!r} have no {TASK} to put it in")
-    task = own.task or published.task
+    task = own.task or preset.task
     for side in ("query", "passage"):
-        prompt, theirs = getattr(own, side), getattr(published, side)
+        prompt, theirs = getattr(own, side), getattr(preset, side)
         plain = theirs.replace(TITLE, NO_TITLE)
-        filled = fill_task(plain, task), fill_task(plain, published.task)  # as a model's directory has it
-        if prompt not in ("", theirs, *filled):
+        variants = fill_task(plain, task), fill_task(plain, preset.task)  # as a model's directory has it
+        if prompt not in ("", theirs, *variants):
             raise ValueError(
                 f"tokens.{side}_prompt is {prompt!r}, but that of tokens.prompts={tokens.prompts!r} is {theirs!r}: "
                 "leave one of the two keys out"
             )
-    return published._replace(task=task, in_mean=published.in_mean and own.in_mean)
+    return preset._replace(task=task, in_mean=preset.in_mean and own.in_mean)

@@ -69,8 +69,8 @@ class StoreOrigin:
 
     def folder(self, root: Path) -> Path:
         """Return the store's folder, which depends on paths and recipe, not on the content of files."""
-        named = [str(path.absolute()) for path in self.files]
-        return root / f"{self.name}-{sha256_json([FORMAT, named, self.recipe])[:16]}"
+        paths = [str(path.absolute()) for path in self.files]
+        return root / f"{self.name}-{sha256_json([FORMAT, paths, self.recipe])[:16]}"
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the size, modification time (nanoseconds) and digest of each file, by path."""
@@ -98,31 +98,31 @@ def _stat(path: Path) -> dict[str, int]:
 class Strings(Sequence[str]):
     """Sequence of texts in one array of UTF-8 bytes; a str is made on access."""
 
-    encoded: Ragged  # flat: uint8
+    utf8: Ragged  # flat: uint8
 
     def __len__(self) -> int:
-        return len(self.encoded)
+        return len(self.utf8)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self.encoded[range(len(self))[index]].tobytes().decode()
+        return self.utf8[range(len(self))[index]].tobytes().decode()
 
 
 class StringsBuilder:
     """Builds `Strings` from texts that are added one at a time."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._joined, self._ends = bytearray(), array("q", [0])
+        self._bytes, self._ends = bytearray(), array("q", [0])
         for text in texts:
             self.append(text)
 
     def append(self, text: str) -> None:
-        self._joined += text.encode()
-        self._ends.append(len(self._joined))
+        self._bytes += text.encode()
+        self._ends.append(len(self._bytes))
 
     def strings(self) -> Strings:
-        return Strings(Ragged(np.frombuffer(bytes(self._joined), np.uint8), np.array(self._ends, np.int64)))
+        return Strings(Ragged(np.frombuffer(bytes(self._bytes), np.uint8), np.array(self._ends, np.int64)))
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class ColumnWriter:
                 lengths.frombytes(block.lengths.tobytes())
                 yield block.flat
 
-        written = self._column(f"{name}.flat", np.dtype(dtype), (), flat())
+        values = self._column(f"{name}.flat", np.dtype(dtype), (), flat())
         offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-        return Ragged(written, self.array(f"{name}.offsets", offsets))
+        return Ragged(values, self.array(f"{name}.offsets", offsets))
 
     def strings(self, name: str, texts: Strings) -> None:
-        self.ragged(name, [texts.encoded], np.uint8)
+        self.ragged(name, [texts.utf8], np.uint8)
 
     def _column(
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[np.ndarray]
@@ -198,8 +198,8 @@ class ColumnWriter:
 
 
 def _write_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, described)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
 
 
@@ -210,15 +210,15 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
         manifest = read_with_digest(folder / "manifest.json")
         columns, facts = manifest["columns"], manifest["facts"]
         same = (manifest["format"], manifest["recipe"]) == (FORMAT, origin.recipe)
-        changed = origin.changed(manifest["files"])
+        changed_file = origin.changed(manifest["files"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StaleError("") from error
     except (ValueError, KeyError, TypeError) as error:
         raise StaleError(f"{folder}/manifest.json is damaged") from error
     if not same:
         raise StaleError(f"{folder} was made in another way")
-    if changed:
-        raise StaleError(f"{changed} has changed since it was tokenised")
+    if changed_file:
+        raise StaleError(f"{changed_file} has changed since it was tokenised")
 
     def sound(name: str) -> bool:
         path = folder / f"{name}.npy"
@@ -292,15 +292,15 @@ def _lease(leases: Leases, origin: StoreOrigin, root: Path, log: Say) -> Lease:
 
 def _make(origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[str, Any]], lease: Lease) -> None:
     folder = origin.folder(root)
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
         _clear(folder)
         state, writer = origin.state(), ColumnWriter(folder, lease.work)
         facts = make(writer)
-        if changed := origin.changed(state):
+        if changed_file := origin.changed(state):
             remedy = "leave it alone, and start again"
-            raise Location(changed).error("changed file", "the file changed while it was read", remedy)
+            raise Location(changed_file).error("changed file", "the file changed while it was read", remedy)
         manifest = {
             "format": FORMAT,
             "recipe": origin.recipe,
@@ -312,7 +312,7 @@ def _make(origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[s
     except BaseException:
         if lease.held:  # otherwise another process has taken the work over
             _clear(folder)
-            if made:
+            if is_new:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was written
         raise

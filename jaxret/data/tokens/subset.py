@@ -30,8 +30,8 @@ def take_random_queries(data: TrainingSet, count: int, seed: int) -> TrainingSet
 
     All passages stay; the digest identifies the subset.
     """
-    chosen = choose_ids(data.query_ids, count, seed)
-    rows = np.array([row for row, key in enumerate(data.query_ids) if key in chosen])
+    ids = choose_ids(data.query_ids, count, seed)
+    rows = np.array([row for row, key in enumerate(data.query_ids) if key in ids])
     teacher = data.teacher
     return replace(
         data,

@@ -31,8 +31,8 @@ class TeacherScores:
                 positives[i] = example.positive_scores[0]
             flat.extend(example.negative_scores or [math.nan] * len(example.negatives))
             offsets[i + 1] = len(flat)
-        scored = cls(positives, Ragged(np.array(flat, np.float32), offsets))
-        return scored if scored.scored_examples else None
+        scores = cls(positives, Ragged(np.array(flat, np.float32), offsets))
+        return scores if scores.scored_examples else None
 
     @property
     def scored_examples(self) -> int:

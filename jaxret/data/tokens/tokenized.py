@@ -143,10 +143,10 @@ def load_or_tokenize_examples(
             problem = "no example has a teacher's scores, of its target and of a negative"
             remedy = "give data with scores, or a run that has them as data.teacher_run, or learn without a teacher"
             raise where.error("no scores", problem, remedy)
-        imagined = None
+        pseudo_queries = None
         if source.pseudo_queries:
-            imagined = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
-        data = tokenize_examples(examples, tokenizer, progress, imagined, write_column=writer.ragged)
+            pseudo_queries = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
+        data = tokenize_examples(examples, tokenizer, progress, pseudo_queries, write_column=writer.ragged)
         writer.array("positives", data.positives)
         writer.array("known_positives", data.known_positives.rows)
         writer.ragged("known_positive_sets", [data.known_positives.sets])
@@ -175,10 +175,10 @@ def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Pol
     Raises:
         DataError: The run has another text for a query id. This happens for files without ids, whose rows are counted.
     """
-    ranked = read_ranked_lines(run, policy)
+    run_lines = read_ranked_lines(run, policy)
 
     def scored(example: Example) -> Example:
-        query, lines = example.query, ranked.get(example.query.id, [])
+        query, lines = example.query, run_lines.get(example.query.id, [])
         if lines and (text := lines[0].query_text) and text != query.text:
             problem = f"its query {query.id} is {text[:60]!r}, but that of {data} is {query.text[:60]!r}"
             raise lines[0].location.error(
@@ -278,8 +278,8 @@ def load_or_tokenize_corpus(
 
 
 def _corpus_origin(corpus: Corpus, policy: Policy, tokenizer: TextTokenizer) -> StoreOrigin:
-    forced = {"formats": {"corpus": corpus.format_name}} if corpus.format_name else {}
-    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage"), **forced}
+    formats = {"formats": {"corpus": corpus.format_name}} if corpus.format_name else {}
+    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage"), **formats}
     return StoreOrigin(corpus.name, corpus.files, recipe)
 
 

@@ -249,8 +249,8 @@ class TextTokenizer:
 
         An empty text has no ids. At most 2**20 characters of a text are read.
         """
-        prompted = (self.prompt("query") + text if text else "" for text in texts)
-        blocks = ([text for text, *_ in block] for block in _blocks((text, "", "") for text in prompted))
+        full_texts = (self.prompt("query") + text if text else "" for text in texts)
+        blocks = ([text for text, *_ in block] for block in _blocks((text, "", "") for text in full_texts))
         return sink(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
 
     def prompt(self, side: str, query: str | Query = "") -> str:
@@ -342,18 +342,18 @@ class TextTokenizer:
         with Progress(f"tokenize {cut.what}", shown=progress) as bar:
             for block in _blocks(texts):
                 rows: list[list[int]] = []
-                encoded = (
+                sides = (
                     self._encoded([text for text, *_ in block], limit),
                     self._encoded([t for _, t, *_ in block], limit),
                 )
-                for (_, _, prompt, size), (text, text_read), (title, title_read) in zip(block, *encoded):
+                for (_, _, prompt, size), (text, text_read), (title, title_read) in zip(block, *sides):
                     ids = [*start, *title, *([self.sep_id] if title else []), *text, *end] or [self.sep_id]
                     read = text_read + title_read
                     cut.add(len(ids), round(len(ids) * (size - read) / max(read, 1)))
                     ids = ids if len(ids) <= limit else [*ids[: limit - len(end)], *end]
                     if self.skip_prompt and prompt:
-                        marked = min(len(start) + self._prompt_size(prompt), len(ids) - 1)
-                        ids[:marked] = [~id for id in ids[:marked]]
+                        prompt_end = min(len(start) + self._prompt_size(prompt), len(ids) - 1)
+                        ids[:prompt_end] = [~id for id in ids[:prompt_end]]
                     rows.append([*ids, *[self.mask_id] * (limit - len(ids))] if fill else ids)  # type: ignore[list-item]
                 yield Ragged.from_lists(rows)
                 bar.update(len(block))
@@ -375,15 +375,15 @@ class TextTokenizer:
 
     def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
         """Return (ids, characters read) of each text: all of it, or a prefix with at least `limit` ids."""
-        encoded: list[tuple[list[int], int]] = [([], 0)] * len(texts)
+        results: list[tuple[list[int], int]] = [([], 0)] * len(texts)
         rest, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)
         while rest:
             parts = [_beginning(texts[i], reach) for i in rest]
             for i, part, encoding in zip(rest, parts, encode_texts(self.backend, parts)):
-                encoded[i] = encoding.ids, len(part)
-            rest = [i for i in rest if len(encoded[i][0]) < limit and encoded[i][1] < len(texts[i])]
+                results[i] = encoding.ids, len(part)
+            rest = [i for i in rest if len(results[i][0]) < limit and results[i][1] < len(texts[i])]
             reach *= 8
-        return encoded
+        return results
 
 
 def encode_texts(backend: Any, texts: Sequence[str]) -> Any:
@@ -428,12 +428,12 @@ def _blocks(texts: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, s
     """Yield blocks of (text, title, prompt, characters of text and title), with text and title cut at `_REACH`
     characters."""
     block: list[tuple[str, str, str, int]] = []
-    held = 0
+    characters = 0
     for text, title, prompt in texts:
         block.append((text[:_REACH], title[:_REACH], prompt, len(text) + len(title)))
-        held += len(block[-1][0]) + len(block[-1][1])
-        if len(block) == _BLOCK or held >= _BLOCK_CHARACTERS:
+        characters += len(block[-1][0]) + len(block[-1][1])
+        if len(block) == _BLOCK or characters >= _BLOCK_CHARACTERS:
             yield block
-            block, held = [], 0
+            block, characters = [], 0
     if block:
         yield block

@@ -28,22 +28,22 @@ def card_values(path: Path) -> dict[str, Any]:
     if not text.lstrip().startswith("---"):
         raise ValueError(f"{path} has no metadata: it must begin with YAML between two lines ---, such as license: mit")
     try:
-        stated = ModelCard(text).data.to_dict()
+        metadata = ModelCard(text).data.to_dict()
     except (ValueError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
         raise ValueError(f"{path}: what is between the lines --- is not YAML of keys and values ({first})") from error
     for key in _LISTS:
-        if key in stated:
-            stated[key] = stated[key] if isinstance(stated[key], list) else [stated[key]]
-    values = {key: stated[key] for key in MTEB_KEYS if key in stated}
-    if "license" in stated:
-        values["license"] = stated.get("license_link") if stated["license"] == "other" else stated["license"]
-    if "language" in stated:
-        values["languages"] = sorted({_language(path, str(name)) for name in stated["language"]})
-    if "base_model" in stated:
-        values["adapted_from"] = stated["base_model"][0]
-    if "training_datasets" in stated:
-        values["training_datasets"] = set(stated["training_datasets"])
+        if key in metadata:
+            metadata[key] = metadata[key] if isinstance(metadata[key], list) else [metadata[key]]
+    values = {key: metadata[key] for key in MTEB_KEYS if key in metadata}
+    if "license" in metadata:
+        values["license"] = metadata.get("license_link") if metadata["license"] == "other" else metadata["license"]
+    if "language" in metadata:
+        values["languages"] = sorted({_language(path, str(name)) for name in metadata["language"]})
+    if "base_model" in metadata:
+        values["adapted_from"] = metadata["base_model"][0]
+    if "training_datasets" in metadata:
+        values["training_datasets"] = set(metadata["training_datasets"])
     return values
 
 

@@ -104,16 +104,16 @@ def model_meta(run: Run, name: str, card: str = "") -> ModelMeta:
         FileNotFoundError: there is no such card.
     """
     path = Path(card) if card else run.workdir / "README.md"
-    stated = card_values(path) if card or path.exists() else {}
+    metadata = card_values(path) if card or path.exists() else {}
     try:
-        return _model_meta(run, name, stated)
+        return _model_meta(run, name, metadata)
     except ValidationError as error:
         first = error.errors()[0]
-        key = next((str(part) for part in first["loc"] if str(part) in stated), "metadata")
-        raise ValueError(f"{path}: {key} is {stated.get(key)!r}, which mteb does not take: {first['msg']}") from error
+        key = next((str(part) for part in first["loc"] if str(part) in metadata), "metadata")
+        raise ValueError(f"{path}: {key} is {metadata.get(key)!r}, which mteb does not take: {first['msg']}") from error
 
 
-def _model_meta(run: Run, name: str, stated: Mapping[str, Any]) -> ModelMeta:
+def _model_meta(run: Run, name: str, metadata: Mapping[str, Any]) -> ModelMeta:
     model, contract = run.model, run.contract
     late = model.late_interaction
     kind = "sparse" if model.sparse else "late-interaction" if late else "dense"
@@ -135,7 +135,7 @@ def _model_meta(run: Run, name: str, stated: Mapping[str, Any]) -> ModelMeta:
         "use_instructions": bool(run.config.tokens.query_prompt or run.config.tokens.prompts),
         "model_type": [kind],
     }
-    return ModelMeta(**values | dict(stated))
+    return ModelMeta(**values | dict(metadata))
 
 
 def _leaves(params: Any) -> list[Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MISSING = "matplotlib is not installed; pip install 'jaxret[plots]', then start the same command again"
+NO_MATPLOTLIB = "matplotlib is not installed; pip install 'jaxret[plots]', then start the same command again"
 # Okabe and Ito's colours, which readers with any colour vision can tell apart; lines differ in marker and dash, too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -91,8 +91,8 @@ def add_legend(figure: Figure, ax: Axes, most: int = 3) -> Figure:
 def label_text(name: str) -> str:
     """Return a name that matplotlib draws as it is: a $ begins no formula, and a _ in front does not hide it from a
     legend."""
-    escaped = name.replace("$", r"\$")
-    return f"\u200b{escaped}" if escaped.startswith("_") else escaped
+    text = name.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text
 
 
 def use_whole_numbers(ax: Axes) -> None:
@@ -125,7 +125,7 @@ def line_style(number: int) -> dict[str, Any]:
 def _style(**changes: Any) -> Iterator[None]:
     """Draw with the style of all pictures and some changes. Raises ValueError if matplotlib is not installed."""
     if not drawing_is_installed():
-        raise ValueError(MISSING)
+        raise ValueError(NO_MATPLOTLIB)
     import matplotlib
 
     with matplotlib.rc_context():

@@ -77,11 +77,11 @@ def training_picture(runs: Runs) -> Figure:
     measures = {_dev_measure(run) for members in runs.values() for run in members}
     names = ["loss", "learning_rate", *sorted(f"validation/{measure}" for measure in measures)]
     curves = {name: _curves(metrics, name) for name in names}
-    shown = [name for name in names if any(curves[name].values())]
-    if not shown:
+    curve_names = [name for name in names if any(curves[name].values())]
+    if not curve_names:
         raise ValueError(f"{', '.join(runs)}: no training step is logged")
-    figure, axes = new_picture(len(shown), share=False)
-    for ax, name in zip(axes, shown, strict=True):
+    figure, axes = new_picture(len(curve_names), share=False)
+    for ax, name in zip(axes, curve_names, strict=True):
         for number, (run, lines) in enumerate(curves[name].items()):
             _draw_curves(ax, lines, number, run)
         ax.set_xlabel("step")
@@ -93,8 +93,10 @@ def training_picture(runs: Runs) -> Figure:
 
 def metric_picture(runs: Runs, name: str) -> Figure | None:
     """Return the curves of one metric of metrics.jsonl over training steps; None if no run has logged it."""
-    logged = {run: [member for member in members if member.metrics.exists()] for run, members in runs.items()}
-    curves = _curves({run: [read_metrics(member) for member in members] for run, members in logged.items()}, name)
+    metrics = {
+        run: [read_metrics(member) for member in members if member.metrics.exists()] for run, members in runs.items()
+    }
+    curves = _curves(metrics, name)
     if not any(curves.values()):
         return None
     figure, (ax,) = new_picture()
@@ -145,10 +147,10 @@ def winner_picture(runs: Runs) -> Figure:
     what `jaxret diversity` wrote. Raises ValueError if the vectors of a run are equal."""
     shares = {}
     for name, members in runs.items():
-        measured = [_read_diversity(run) for run in members]
-        if any(one["equal"] for one in measured):
+        reports = [_read_diversity(run) for run in members]
+        if any(one["equal"] for one in reports):
             raise ValueError(f"{name}: the vectors of a passage are equal except for rounding, so none of them wins")
-        shares[name] = [{key: wins / one["pairs"] for key, wins in one["wins"].items()} for one in measured]
+        shares[name] = [{key: wins / one["pairs"] for key, wins in one["wins"].items()} for one in reports]
     return vector_bars(shares, "share of pairs won")
 
 
@@ -178,9 +180,9 @@ def domain_picture(runs: Runs, choice: DomainChoice) -> Figure:
     for number, (name, members) in enumerate(runs.items()):
         columns = []
         for side, (results, measure) in enumerate(((choice.x, measures[0]), (choice.y, measures[-1]))):
-            values, chosen = zip(*(_mean_result(run, results, measure) for run in members), strict=True)
+            values, names = zip(*(_mean_result(run, results, measure) for run in members), strict=True)
             columns.append(values)
-            labels[side] = f"{chosen[0]} on {', '.join(results)}"
+            labels[side] = f"{names[0]} on {', '.join(results)}"
         means = [float(np.mean(column)) for column in columns]
         look = line_style(number)
         if len(members) > 1:
@@ -240,8 +242,8 @@ def _read_diversity(run: Workdir) -> dict[str, Any]:
     paths = sorted(run.path.glob("eval/*.diversity.json"))
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths)
-        counted = f"has several ({names}); keep one" if paths else "has none"
-        raise ValueError(f"{run} needs one report of `jaxret diversity` in eval/, and {counted}")
+        problem = f"has several ({names}); keep one" if paths else "has none"
+        raise ValueError(f"{run} needs one report of `jaxret diversity` in eval/, and {problem}")
     return read_json(paths[0])
 
 

@@ -93,9 +93,9 @@ class ProbeData:
         weights = choice.weights or [1 / len(choice.layers)] * len(choice.layers)
         raw = choice.pooling == "average"  # pooled before it is scaled, as in training; a mixture is of scaled vectors
         parts = (self.passages.of(x, choice.token) if raw else self.side("passage", x, choice) for x in choice.layers)
-        weighted = (np.float32(weight) * part for weight, part in zip(weights, parts, strict=True))
-        mixed: np.ndarray = reduce(np.add, weighted)
-        return query @ (unit(mixed) if raw and choice.normalize else mixed).T
+        terms = (np.float32(weight) * part for weight, part in zip(weights, parts, strict=True))
+        mixture: np.ndarray = reduce(np.add, terms)
+        return query @ (unit(mixture) if raw and choice.normalize else mixture).T
 
     def quality(self, choice: Choice) -> Quality:
         """Return nDCG@10 and R@100 of a choice."""
@@ -170,6 +170,6 @@ def fit_weights(data: ProbeData, token: str, normalize: bool, queries: np.ndarra
 
     start = np.zeros(len(layers))
     start[-1] = START
-    fitted = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(layers)).x
-    weights = fitted / fitted.sum() if fitted.sum() else np.eye(len(layers))[-1]
+    solution = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(layers)).x
+    weights = solution / solution.sum() if solution.sum() else np.eye(len(layers))[-1]
     return Choice(layers, token, normalize, "mix", tuple(float(weight) for weight in weights))

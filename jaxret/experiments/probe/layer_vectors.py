@@ -40,30 +40,30 @@ class LayerVectors:
 
 
 def pool_layers(
-    hidden: HiddenStates, counted: Bool[jax.Array, "B T"] | None = None
+    hidden: HiddenStates, mean_mask: Bool[jax.Array, "B T"] | None = None
 ) -> Float[jax.Array, "layers P B H"]:
     """Return the vector of every layer for each of TOKENS. A text of one token is its own mean without the first.
 
-    counted: tokens that means are over; None: all real ones.
+    mean_mask: tokens that means are over; None: all real ones.
     """
     states, mask = hidden.states.astype(jnp.float32), hidden.mask
-    counted = mask if counted is None else mask & counted
+    mean_mask = mask if mean_mask is None else mask & mean_mask
     rest = mask & (jnp.arange(mask.shape[1]) > 0)
     rest = jnp.where(rest.any(axis=1, keepdims=True), rest, mask)
     last = jnp.maximum(mask.sum(axis=1) - 1, 0)
 
-    def mean(chosen: jax.Array) -> jax.Array:
-        total = jnp.where(chosen[None, ..., None], states, 0).sum(axis=2)
-        return total / jnp.maximum(chosen.sum(axis=1), 1)[None, :, None]
+    def mean(places: jax.Array) -> jax.Array:
+        total = jnp.where(places[None, ..., None], states, 0).sum(axis=2)
+        return total / jnp.maximum(places.sum(axis=1), 1)[None, :, None]
 
     ends = jnp.take_along_axis(states, last[None, :, None, None], axis=2)[:, :, 0]
-    return jnp.stack([states[:, :, 0], mean(counted), mean(rest & counted), ends], axis=1)
+    return jnp.stack([states[:, :, 0], mean(mean_mask), mean(rest & mean_mask), ends], axis=1)
 
 
 @partial(jax.jit, static_argnames=("model", "side"))
 def _pooled_states(params: dict, tokens: Tokens, model: RetrieverModel, side: Side) -> jax.Array:
-    counted = tokens.ids >= 0 if model.module.skip_prompt else None  # ids of prompts are marked
-    return pool_layers(model.hidden_states(params, tokens, side), counted)
+    mean_mask = tokens.ids >= 0 if model.module.skip_prompt else None  # ids of prompts are marked
+    return pool_layers(model.hidden_states(params, tokens, side), mean_mask)
 
 
 def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -> LayerVectors:
@@ -82,11 +82,11 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
     result = np.empty((shapes.num_layers + 1, len(TOKENS), len(texts), shapes.hidden_size), np.float32)
     with Progress(f"layers of {side}", len(texts), shown=progress) as bar:
         for rows, size, length in plan_batches(texts.lengths, embedder.tokens_per_batch, embedder.mesh.size):
-            padded = np.concatenate([rows, np.full(size - len(rows), -1)])
-            tokens = Tokens(*texts.padded(padded, min(length, embedder.max_lengths[side]), embedder.pad_id))
+            padded_rows = np.concatenate([rows, np.full(size - len(rows), -1)])
+            tokens = Tokens(*texts.padded(padded_rows, min(length, embedder.max_lengths[side]), embedder.pad_id))
             states = _pooled_states(embedder.params, shard_whole_batch(embedder.mesh, tokens), run.model, side)
             result[:, :, rows] = np.asarray(states)[:, :, : len(rows)]
             bar.update(len(rows))
-    kept = [token for token in TOKENS if token not in shapes.lacks]
-    places = [list(TOKENS).index(token) for token in kept]
-    return LayerVectors(result[:, places], tuple(kept))
+    token_names = [token for token in TOKENS if token not in shapes.lacks]
+    places = [list(TOKENS).index(token) for token in token_names]
+    return LayerVectors(result[:, places], tuple(token_names))

@@ -14,7 +14,7 @@ from jaxret.configs import load_config
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.pictures.canvas import (
-    MISSING,
+    NO_MATPLOTLIB,
     add_legend,
     drawing_is_installed,
     line_style,
@@ -52,7 +52,7 @@ def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
     path = run.workdir.evaluation(f"{probe.name}.probe")
     results = probe_json(probe, options.corpus_size) | {"options": vars(options), "checkpoint": run.checkpoint}
     write_json(path, results)
-    picture = f"no picture: {MISSING}"
+    picture = f"no picture: {NO_MATPLOTLIB}"
     if drawing_is_installed():
         picture = f"picture: {save_picture(partial(probe_picture, results), path.with_suffix(''))}"
     emit("probe", path=path, findings=results["findings"])
@@ -96,7 +96,7 @@ def probe_json(probe: Probe, corpus_size: int) -> dict[str, Any]:
         "corpus_size": corpus_size,
         "alone": [_quality_json(quality) | storage(quality) for quality in probe.alone],
         "pairs": [_quality_json(quality) | storage(quality) for quality in probe.pairs],
-        "findings": [_finding_json(finding, probe) | storage(finding.quality) for finding in probe.findings],
+        "findings": [_finding_json(result, probe) | storage(result.quality) for result in probe.findings],
     }
 
 
@@ -114,11 +114,11 @@ def _quality_json(quality: Quality) -> dict[str, Any]:
     }
 
 
-def _finding_json(finding: Finding, probe: Probe) -> dict[str, Any]:
-    values = {"name": finding.name, **_quality_json(finding.quality), "held_out": finding.quality.mean(probe.held_out)}
-    if compared := finding.comparison:
-        interval = {"difference": compared.difference, "low": compared.low, "high": compared.high}
-        values |= {**interval, "p": compared.p_permutation, "p_holm": finding.p_value}
+def _finding_json(result: Finding, probe: Probe) -> dict[str, Any]:
+    values = {"name": result.name, **_quality_json(result.quality), "held_out": result.quality.mean(probe.held_out)}
+    if comparison := result.comparison:
+        interval = {"difference": comparison.difference, "low": comparison.low, "high": comparison.high}
+        values |= {**interval, "p": comparison.p_permutation, "p_holm": result.p_value}
     return values
 
 
@@ -151,25 +151,25 @@ def _layer_tables(probe: Probe) -> list[str]:
 def _finding_table(probe: Probe, corpus_size: int) -> str:
     """Return a row for each finding: its value on the queries that chose it, and on the other queries."""
     rows = []
-    for finding in probe.findings:
-        quality, compared = finding.quality, finding.comparison
-        stored = probe.data.stored_bytes(quality.choice)
+    for result in probe.findings:
+        quality, comparison = result.quality, result.comparison
+        size = probe.data.stored_bytes(quality.choice)
         rows.append(
             [
-                finding.name,
+                result.name,
                 _describe(quality.choice),
                 f"{quality.mean(probe.held_out):.4f}",
                 f"{quality.recall[probe.held_out].mean():.4f}",
-                f"{compared.difference:+.4f}" if compared else "",
-                format_p_value(finding.p_value) if compared else "",
+                f"{comparison.difference:+.4f}" if comparison else "",
+                format_p_value(result.p_value) if comparison else "",
                 str(quality.choice.vectors),
-                f"{stored:,}",
-                f"{corpus_size * stored / 1e9:,.3g} GB",
+                f"{size:,}",
+                f"{corpus_size * size / 1e9:,.3g} GB",
             ]
         )
-    chosen = len(probe.data.relevance) - len(probe.held_out)
+    query_count = len(probe.data.relevance) - len(probe.held_out)
     header = ["", "layers", MEASURE, f"R@{RECALL}", "difference", "p (Holm)", "vectors", "bytes", f"{corpus_size:,}"]
-    title = f"Chosen on {chosen:,} queries, measured on the other {len(probe.held_out):,}:"
+    title = f"Chosen on {query_count:,} queries, measured on the other {len(probe.held_out):,}:"
     storage = f"bytes: of a passage's vectors in float32; {corpus_size:,}: of that many passages"
     return f"\n{title}\n\n{aligned_table(header, rows, left=2)}\n{storage}"
 
@@ -219,16 +219,16 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     """Return the weights of the mixture, and the command that trains the best pair of layers."""
     mixture = probe.findings[-1].quality.choice
     weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
-    shown = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
+    large = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
     pair = max((one for one in probe.pairs if one.choice.token in HEAD_TOKENS), key=Quality.mean)
     layers = [one for one in probe.alone if one.choice.layers[0] and one.choice.token in HEAD_TOKENS]
     single, choice = max(layers, key=Quality.mean), pair.choice
-    pairs = [finding for finding in probe.findings if len(finding.quality.choice.layers) == 2]
-    gain = max(pairs, key=lambda finding: finding.comparison.difference if finding.comparison else 0.0)
+    pairs = [result for result in probe.findings if len(result.quality.choice.layers) == 2]
+    gain = max(pairs, key=lambda result: result.comparison.difference if result.comparison else 0.0)
     score = "maximum" if choice.pooling == "none" else choice.pooling
     step = run.checkpoint["step"]
     return [
-        f"weights of the mixture: {shown}",
+        f"weights of the mixture: {large}",
         f"These numbers are of the encoder after {step:,} steps of training, which change the layers that it reads."
         if step
         else "These numbers say what the layers contain before training, not what they learn.",

@@ -103,26 +103,26 @@ def encode_probe_data(
     for judgement in queries.judgements:
         if judgement.relevance > 0:
             grades.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
-    judged = [query for query in queries.queries if query.id in grades]
-    chosen = [judged[number] for number in _draw(random, len(judged), options.queries)]
-    relevant = {passage for query in chosen for passage in grades[query.id]}
+    judged_queries = [query for query in queries.queries if query.id in grades]
+    sample = [judged_queries[number] for number in _draw(random, len(judged_queries), options.queries)]
+    relevant = {passage for query in sample for passage in grades[query.id]}
     passages = _draw_passages(Corpus.open(data), relevant, options.passages, random)
     row_of = {passage.id: row for row, passage in enumerate(passages)}
-    relevance = np.zeros((len(chosen), len(passages)), np.int64)
-    for row, query in enumerate(chosen):
+    relevance = np.zeros((len(sample), len(passages)), np.int64)
+    for row, query in enumerate(sample):
         for passage, grade in grades[query.id].items():
             if passage in row_of:
                 relevance[row, row_of[passage]] = grade
-    kept = np.flatnonzero(relevance.any(axis=1))
-    if len(kept) < 4:
+    rows = np.flatnonzero(relevance.any(axis=1))
+    if len(rows) < 4:
         raise ValueError(
-            f"{data}: {len(kept)} queries of the split {options.split!r} have a relevant passage in the corpus; "
+            f"{data}: {len(rows)} queries of the split {options.split!r} have a relevant passage in the corpus; "
             "a probe needs 4 at least"
         )
-    texts = run.tokenizer.queries([chosen[row] for row in kept])
+    texts = run.tokenizer.queries([sample[row] for row in rows])
     query_vectors = encode_layers(run, texts, "query", progress)
     passage_vectors = encode_layers(run, run.tokenizer.passages(passages), "passage", progress)
-    return ProbeData(query_vectors, passage_vectors, relevance[kept])
+    return ProbeData(query_vectors, passage_vectors, relevance[rows])
 
 
 def _draw(random: np.random.Generator, total: int, count: int) -> np.ndarray:
@@ -132,10 +132,10 @@ def _draw(random: np.random.Generator, total: int, count: int) -> np.ndarray:
 def _draw_passages(corpus: Corpus, relevant: set[str], count: int, random: np.random.Generator) -> list[Passage]:
     """Return the relevant passages, and others up to `count` in all, in the corpus's order; it is read twice."""
     others = sum(passage.id not in relevant for passage in corpus.read(Policy("skip")))
-    drawn = set(_draw(random, others, max(0, count - len(relevant))).tolist())
+    numbers = set(_draw(random, others, max(0, count - len(relevant))).tolist())
     passages, number = [], 0
     for passage in corpus.read(Policy("skip")):
-        if passage.id in relevant or number in drawn:
+        if passage.id in relevant or number in numbers:
             passages.append(passage)
         number += passage.id not in relevant
     return passages
@@ -163,9 +163,9 @@ def choose(
         "mixture of layers": mixture,
     }
     baseline = _values(last, second)
-    compared = {name: paired_comparison(baseline, _values(quality, second), seed) for name, quality in kinds.items()}
-    corrected = holm([comparison.p_permutation for comparison in compared.values()])
-    others = [Finding(name, kinds[name], compared[name], p) for name, p in zip(kinds, corrected, strict=True)]
+    comparisons = {name: paired_comparison(baseline, _values(quality, second), seed) for name, quality in kinds.items()}
+    p_values = holm([comparison.p_permutation for comparison in comparisons.values()])
+    others = [Finding(name, kinds[name], comparisons[name], p) for name, p in zip(kinds, p_values, strict=True)]
     return [Finding("last layer", last), *others]
 
 

@@ -174,9 +174,9 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
         corpora = [Corpus.open(source) for source in (evaluation.corpus, texts)]
         if corpora[0].file.path == corpora[1].file.path:
             return
-        encoded, passed = ({"sha256": corpus.scan().sha256} for corpus in corpora)
+        corpus_digest, text_digest = ({"sha256": corpus.scan().sha256} for corpus in corpora)
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
-        require_equal(encoded, passed, f"--corpus={evaluation.corpus}", f"the corpus of {texts}", remedy)
+        require_equal(corpus_digest, text_digest, f"--corpus={evaluation.corpus}", f"the corpus of {texts}", remedy)
 
 
 def _check_in_batch_teacher(
@@ -214,7 +214,7 @@ def _check_start(stage: Stage, contracts: Mapping[str, Mapping[str, Any]]) -> No
     """Raise FileNotFoundError, CheckpointError, ValueError or ContractError if the stage cannot start from its run."""
     start = stage.config.train.start_from
     if start in contracts:
-        stored, where = contracts[start], f"stage {start!r}"
+        contract, where = contracts[start], f"stage {start!r}"
     elif not is_run_folder(start):
         raise FileNotFoundError(f"train.start_from is {start!r}, which is neither an earlier stage nor a run")
     else:
@@ -223,6 +223,6 @@ def _check_start(stage: Stage, contracts: Mapping[str, Mapping[str, Any]]) -> No
             raise ValueError(f"train.start_from is {start!r}, which is {USES.get(config.task, config.task)}")
         with open_checkpoints(folder, config) as checkpoints:
             choose_checkpoint(checkpoints, "best", folder)
-        stored, where = read_json(folder.contract), str(folder.contract)
+        contract, where = read_json(folder.contract), str(folder.contract)
     remedy = "train.start_from must name a run with the same encoder, head, pooling and lengths."
-    require_same_contract(stored, contracts[stage.name], where, "this stage", remedy)
+    require_same_contract(contract, contracts[stage.name], where, "this stage", remedy)

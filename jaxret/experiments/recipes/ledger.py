@@ -38,11 +38,11 @@ class Ledger:
         """
         fingerprint, path = sha256_json(inputs), self.folder / "done" / f"{name}.json"
         try:
-            stored = read_with_digest(path)
-            same_inputs = stored["fingerprint"] == fingerprint
-            if same_inputs and self._are_unchanged(stored["files"]) and is_complete():
+            record = read_with_digest(path)
+            same_inputs = record["fingerprint"] == fingerprint
+            if same_inputs and self._are_unchanged(record["files"]) and is_complete():
                 self.log(f"== {name}: already done")
-                return stored["files"]
+                return record["files"]
             self.log(f"== {name}: again, because its {'files' if same_inputs else 'inputs'} changed")
         except FileNotFoundError:
             self.log(f"== {name}")

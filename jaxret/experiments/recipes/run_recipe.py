@@ -129,8 +129,8 @@ class _Recipe:
         self._write_lineage(stage)
         if stage.is_reranker:
             return None
-        trained = self._outputs[f"{stage.name}.train"]
-        encoding = {"corpus": self._corpus, "name": self._corpus_name, "run": trained, "dtype": config.encode.dtype}
+        run_files = self._outputs[f"{stage.name}.train"]
+        encoding = {"corpus": self._corpus, "name": self._corpus_name, "run": run_files, "dtype": config.encode.dtype}
         self._run_step(f"{stage.name}.encode", encoding, lambda: self._encode(stage), lambda: self._is_encoded(stage))
         self._run_step(f"{stage.name}.search", self._search_inputs(stage), lambda: self._search(stage))
         return self._order_measures(read_evaluation(self._result_path(stage)))
@@ -138,7 +138,7 @@ class _Recipe:
     def _order_measures(self, evaluation: Evaluation) -> Evaluation:
         """Order the measures as requested, accuracies last; evaluation files have them alphabetically."""
         mean, measures = evaluation.mean, choose_measures(self.evaluation.measures, self.evaluation.k)
-        names = [*measures.judged, *(f"Accuracy@{cutoff}" for cutoff in measures.cutoffs)]
+        names = [*measures.names, *(f"Accuracy@{cutoff}" for cutoff in measures.cutoffs)]
         return replace(evaluation, mean={name: mean[name] for name in names if name in mean})
 
     def _run_step(
@@ -311,13 +311,13 @@ class _Recipe:
         write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
 
     def _encode(self, stage: Stage) -> list[Path]:
-        encoded = encode_corpus(open_run(self.folder / stage.name), self.evaluation.corpus, progress=self.progress)
-        if read_parts(encoded.folder):
+        result = encode_corpus(open_run(self.folder / stage.name), self.evaluation.corpus, progress=self.progress)
+        if read_parts(result.folder):
             raise ContractError(
-                f"{encoded.folder} differs from {self.evaluation.corpus}: passages were appended or deleted ("
+                f"{result.folder} differs from {self.evaluation.corpus}: passages were appended or deleted ("
                 "see parts.json); remove parts.json to search the corpus as first encoded, or take another --workdir"
             )
-        return [encoded.folder / "manifest.json"]
+        return [result.folder / "manifest.json"]
 
     def _is_encoded(self, stage: Stage) -> bool:
         """Return whether the encoded corpus has exactly the files of its manifest, judged by their sizes.

@@ -75,15 +75,15 @@ class Stage:
         """Return the config with the data that the teacher scores."""
         if self.mining is None:
             return self.config
-        mined = {"data.train": shown_path(self.mined_path(folder)), "data.negatives_run": "", "data.subset": 0}
-        return change_config(self.config, mined, self.name)
+        keys = {"data.train": shown_path(self.mined_path(folder)), "data.negatives_run": "", "data.subset": 0}
+        return change_config(self.config, keys, self.name)
 
     def training_config(self, folder: Path) -> ConfigDict:
         """Return the config with the final training data."""
         if not self.teacher:
             return self.scoring_config(folder)
-        scored = {"data.train": shown_path(self.scored_path(folder)), "data.negatives_run": ""}
-        return change_config(self.scoring_config(folder), scored, self.name)
+        keys = {"data.train": shown_path(self.scored_path(folder)), "data.negatives_run": ""}
+        return change_config(self.scoring_config(folder), keys, self.name)
 
 
 def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> list[Stage]:
@@ -97,9 +97,9 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
         ValueError: a stage is not as docs/mining.md describes.
     """
     stages: list[Stage] = []
-    for number, written in enumerate(load_stages(config), 1):
+    for number, stage_keys in enumerate(load_stages(config), 1):
         where = f"{config}: stage {number}"
-        for entry, round_keys in _rounds(written, where):
+        for entry, round_keys in _rounds(stage_keys, where):
             stage = _with_config(_parse_stage(entry, where, stages), entry, config, overrides, round_keys)
             if stage.mining and match:
                 stage = replace(stage, mining=replace(stage.mining, match=match))
@@ -203,8 +203,8 @@ def _parse_stage(entry: Any, where: str, earlier: Sequence[Stage]) -> Stage:
         raise ValueError(f"{where} is {entry!r}; a stage is a dict, and so are its {' and '.join(groups)}")
     unknown = set(entry) - set(_KEYS)
     name = entry.get("name", "")
-    reserved = (*(stage.name for stage in earlier), "mined", "done", BM25_NAME, TRAINING_DATA)
-    if unknown or not name or name in reserved or name != Path(name).name:
+    reserved_names = (*(stage.name for stage in earlier), "mined", "done", BM25_NAME, TRAINING_DATA)
+    if unknown or not name or name in reserved_names or name != Path(name).name:
         raise ValueError(
             f"{where}: a stage has a unique name, and optionally {', '.join(_KEYS[1:])}; this one is {dict(entry)}"
         )
@@ -222,16 +222,16 @@ def _with_mining(stage: Stage, settings: dict[str, Any], where: str, earlier: Se
     if wrong := [key for key in settings if key not in (*setting_names, *_MINING)]:
         raise ValueError(f"{where}: mine has no {wrong[0]!r}; it has {', '.join((*_MINING, *setting_names))}")
     pools, concat = (tuple(settings.pop(key, ())) for key in _MINING)
-    searched = [stage.name for stage in earlier if not stage.is_reranker]
-    if wrong := [pool for pool in pools if pool not in (BM25_NAME, *searched)]:
+    retrievers = [stage.name for stage in earlier if not stage.is_reranker]
+    if wrong := [pool for pool in pools if pool not in (BM25_NAME, *retrievers)]:
         raise ValueError(
-            f"{where}: {wrong[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; those are {searched}"
+            f"{where}: {wrong[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; those are {retrievers}"
         )
-    mined = [stage.name for stage in earlier if stage.mining is not None]
-    if wrong := [name for name in concat if name not in (TRAINING_DATA, *mined)]:
+    mining_stages = [stage.name for stage in earlier if stage.mining is not None]
+    if wrong := [name for name in concat if name not in (TRAINING_DATA, *mining_stages)]:
         raise ValueError(
             f"{where}: concat {wrong[0]!r} is neither {TRAINING_DATA!r} nor an earlier stage that mines; those are "
-            f"{mined}"
+            f"{mining_stages}"
         )
     try:
         return replace(stage, mining=MiningSettings(**settings), pools=pools, concat=concat)

@@ -15,7 +15,7 @@ class Number(NamedTuple):
     """A cell of a table with a number: it is aligned right and sorted by its value. None is an empty cell."""
 
     value: float | None
-    shown: str = ""
+    text: str = ""
 
 
 Cell = str | Number
@@ -36,9 +36,9 @@ def join(parts: Sequence[str]) -> Html:
 
 def tag(name: str, *children: str, **attributes: str) -> Html:
     """Return an element. In names of attributes, a _ at the end is dropped, and others become hyphens: aria_label."""
-    named = (f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
+    pairs = (f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
     inner = "".join(as_html(child) for child in children)
-    return Html(f"<{name}{''.join(named)}>{inner}</{name}>")
+    return Html(f"<{name}{''.join(pairs)}>{inner}</{name}>")
 
 
 def paragraph(text: str, kind: str = "") -> Html:
@@ -89,6 +89,6 @@ def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell
 def _cell(cell: Cell, is_first: bool) -> Html:
     if isinstance(cell, Number):
         value = {} if cell.value is None else {"data_value": repr(float(cell.value))}
-        return tag("td", cell.shown, class_="n", **value)
+        return tag("td", cell.text, class_="n", **value)
     short = {"class_": "short"} if len(cell) <= SHORT else {}
     return tag("th", cell, scope="row", **short) if is_first else tag("td", cell, **short)

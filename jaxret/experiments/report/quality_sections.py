@@ -37,30 +37,30 @@ def quality_section(files: ReportFiles) -> Html:
     if not files.sets:
         return missing("No run was evaluated. An encoded corpus is searched and evaluated by", _SEARCH)
     parts: list[str] = []
-    for number_of_set, compared in enumerate(files.sets):
-        parts.append(tag("h3", compared.name))
-        absent = [run.label for run in files.runs if run not in compared.runs]
+    for number_of_set, set_results in enumerate(files.sets):
+        parts.append(tag("h3", set_results.name))
+        absent = [run.label for run in files.runs if run not in set_results.runs]
         if absent:
             parts.append(missing(f"Without a result here: {', '.join(absent)}.", _SEARCH))
-        if compared.comparison is None:
-            parts += [_means(compared), paragraph(f"Not compared: {compared.problem}", "warning")]
+        if set_results.comparison is None:
+            parts += [_means(set_results), paragraph(f"Not compared: {set_results.problem}", "warning")]
         else:
-            parts += _compared(compared, f"difference-{number_of_set}")
+            parts += _compared(set_results, f"difference-{number_of_set}")
     return join(parts)
 
 
-def _means(compared: ComparedSet) -> Html:
+def _means(set_results: ComparedSet) -> Html:
     """Return the measures of runs that cannot be compared with each other."""
-    measures = list(dict.fromkeys(name for run in compared.runs for name in run.evaluations[compared.name].mean))
-    means = {run.label: run.evaluations[compared.name].mean for run in compared.runs}
+    measures = list(dict.fromkeys(name for run in set_results.runs for name in run.evaluations[set_results.name].mean))
+    means = {run.label: run.evaluations[set_results.name].mean for run in set_results.runs}
     rows: list[list[Cell]] = [
         [label, *(value_cell(mean.get(name)) for name in measures)] for label, mean in means.items()
     ]
-    return data_table(f"Measures on {compared.name}", ["run", *measures], rows)
+    return data_table(f"Measures on {set_results.name}", ["run", *measures], rows)
 
 
-def _compared(compared: ComparedSet, name: str) -> list[str]:
-    comparison = compared.comparison
+def _compared(set_results: ComparedSet, name: str) -> list[str]:
+    comparison = set_results.comparison
     assert comparison is not None
     columns = [[comparison.score(system, measure) for system in comparison.systems] for measure in comparison.measures]
     cells = [_score_cells(column) for column in columns]
@@ -68,7 +68,7 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
     rows = [[system, *row] for system, *row in zip(comparison.systems, counts, *cells, strict=True)]
     parts: list[str] = [
         data_table(
-            f"{compared.name}: means over {comparison.describe_queries()}",
+            f"{set_results.name}: means over {comparison.describe_queries()}",
             ["system", "runs", *comparison.measures],
             rows,
         )
@@ -82,14 +82,14 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
         parts.append(gallery([inline_figure(picture, title, name)]) if picture else NO_PICTURES)
         header = ["system", "measure", "difference", "95 %", "significant", "wins", "ties", "losses", "t-test", "Holm"]
         header += ["randomisation", "Holm", "over runs"]
-        counted = sum(not test.comparison.equal for test in comparison.tests)
+        count = sum(not test.comparison.equal for test in comparison.tests)
         rows = [_test_cells(test) for test in comparison.tests]
         parts.append(
-            data_table(f"{compared.name}: minus {comparison.systems[0]}, query by query: paired tests", header, rows)
+            data_table(f"{set_results.name}: minus {comparison.systems[0]}, query by query: paired tests", header, rows)
         )
         parts.append(
             paragraph(
-                f"p-values are two-sided. Holm corrects the column on its left for all {counted} tests of this table. "
+                f"p-values are two-sided. Holm corrects the column on its left for all {count} tests of this table. "
                 f"Significant: the randomisation test's p after Holm is below {LEVEL}. Over runs: Welch's t-test "
                 "between the means of seeds, which is not corrected."
             )
@@ -100,7 +100,7 @@ def _compared(compared: ComparedSet, name: str) -> list[str]:
                 "There is one system, so there is nothing to test. Another one is added by", "jaxret report RUN RUN"
             )
         )
-    if notes := comparison_notes(compared.systems):
+    if notes := comparison_notes(set_results.systems):
         parts += [paragraph(note, "warning") for note in notes]
     return parts
 
@@ -216,13 +216,13 @@ def winner_section(files: ReportFiles) -> Html:
 def cost_section(files: ReportFiles) -> Html:
     """Return bytes of a passage and times of a query against quality."""
     parts: list[str] = []
-    for number_of_set, compared in enumerate(files.sets):
-        measure = compared.measures[0]
-        costs = {run: run.results[compared.name].get("cost", {}) for run in compared.runs}
-        parts.append(tag("h3", compared.name))
-        parts.append(_cost_pictures(compared, costs, f"cost-{number_of_set}"))
+    for number_of_set, set_results in enumerate(files.sets):
+        measure = set_results.measures[0]
+        costs = {run: run.results[set_results.name].get("cost", {}) for run in set_results.runs}
+        parts.append(tag("h3", set_results.name))
+        parts.append(_cost_pictures(set_results, costs, f"cost-{number_of_set}"))
         header = ["run", measure, "bytes a passage", "encoding p50, ms", "p99", "search p50, ms", "p99", "k", "backend"]
-        rows = [_cost_cells(run, compared.name, measure, cost) for run, cost in costs.items()]
+        rows = [_cost_cells(run, set_results.name, measure, cost) for run, cost in costs.items()]
         parts.append(data_table("One query at a time", header, rows))
         if any("latency" not in cost for cost in costs.values()):
             parts.append(
@@ -249,12 +249,12 @@ def _cost_cells(run: RunFiles, name: str, measure: str, cost: dict[str, Any]) ->
     ]
 
 
-def _cost_pictures(compared: ComparedSet, costs: dict[RunFiles, dict[str, Any]], name: str) -> Html:
+def _cost_pictures(set_results: ComparedSet, costs: dict[RunFiles, dict[str, Any]], name: str) -> Html:
     if not drawing_is_installed():
         return NO_PICTURES
-    measure, sizes, times = compared.measures[0], {}, {}
+    measure, sizes, times = set_results.measures[0], {}, {}
     for run, cost in costs.items():
-        quality = run.evaluations[compared.name].mean.get(measure)
+        quality = run.evaluations[set_results.name].mean.get(measure)
         if quality is None:
             continue
         if "bytes_per_passage" in cost:

@@ -24,7 +24,7 @@ from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFil
 from jaxret.experiments.report.set_texts import SetTexts, Winners, read_rankings, winning_vectors
 
 HITS = 5  # passages of a system that are shown of a query
-LISTED = 200  # queries of the table
+TABLE_QUERIES = 200  # queries of the table
 _TEXT, _QUERY = 260, 90  # characters of a passage, and of a query of the table
 
 Values = dict[str, dict[str, float]]  # system -> query id -> value, the mean over its runs
@@ -49,18 +49,18 @@ class Side:
     note: str = ""
 
 
-def query_section(files: ReportFiles, shown: int) -> Html:
-    """Return wins and losses of each system against the first one. shown: queries of each kind."""
+def query_section(files: ReportFiles, count: int) -> Html:
+    """Return wins and losses of each system against the first one. count: queries of each kind."""
     parts: list[str] = []
-    for compared in files.sets:
-        parts.append(tag("h3", compared.name))
-        if compared.comparison is None:
+    for set_results in files.sets:
+        parts.append(tag("h3", set_results.name))
+        if set_results.comparison is None:
             parts.append(missing("The runs cannot be compared on this data set, so no query is won or lost."))
             continue
-        values = _values(compared)
+        values = _values(set_results)
         try:
-            texts = SetTexts(compared)
-            parts += [_table(compared, values, texts), *_pairs(compared, values, texts, shown)]
+            texts = SetTexts(set_results)
+            parts += [_table(set_results, values, texts), *_pairs(set_results, values, texts, count)]
         except (OSError, ValueError) as error:
             parts.append(paragraph(f"Texts are missing: {error}", "warning"))
     if parts:
@@ -69,68 +69,68 @@ def query_section(files: ReportFiles, shown: int) -> Html:
     return missing("No run was evaluated, so no query is won or lost. An encoded corpus is searched by", command)
 
 
-def _values(compared: ComparedSet) -> Values:
-    measure = compared.measures[0]
+def _values(set_results: ComparedSet) -> Values:
+    measure = set_results.measures[0]
 
     def mean(results: Sequence[RunResult]) -> dict[str, float]:
         queries = results[0].values[measure]
         return {query: float(np.mean([one.values[measure][query] for one in results])) for query in queries}
 
-    return {system: mean(results) for system, results in compared.systems.items()}
+    return {system: mean(results) for system, results in set_results.systems.items()}
 
 
-def _table(compared: ComparedSet, values: Values, texts: SetTexts) -> Html:
+def _table(set_results: ComparedSet, values: Values, texts: SetTexts) -> Html:
     """Return the queries on which systems differ most, with all values."""
     systems = list(values)
     queries = list(values[systems[0]])
     spread = {query: max(row) - min(row) for query in queries for row in [[values[name][query] for name in systems]]}
-    chosen = sorted(queries, key=lambda query: (-spread[query], query))[:LISTED]
+    selection = sorted(queries, key=lambda query: (-spread[query], query))[:TABLE_QUERIES]
     rows: list[list[Cell]] = [
         [
             _shorten(_text(texts, query), _QUERY),
             *(value_cell(values[name][query]) for name in systems),
             value_cell(spread[query]),
         ]
-        for query in chosen
+        for query in selection
     ]
-    several = f"the {len(chosen):,} of {len(queries):,} on which systems differ most" if len(systems) > 1 else "all"
-    caption = f"{compared.measures[0]} of queries: {several if len(chosen) < len(queries) else 'all'}"
-    return details(f"Values of {len(chosen):,} queries", data_table(caption, ["query", *systems, "spread"], rows))
+    several = f"the {len(selection):,} of {len(queries):,} on which systems differ most" if len(systems) > 1 else "all"
+    caption = f"{set_results.measures[0]} of queries: {several if len(selection) < len(queries) else 'all'}"
+    return details(f"Values of {len(selection):,} queries", data_table(caption, ["query", *systems, "spread"], rows))
 
 
-def _pairs(compared: ComparedSet, values: Values, texts: SetTexts, shown: int) -> Iterator[Html]:
+def _pairs(set_results: ComparedSet, values: Values, texts: SetTexts, count: int) -> Iterator[Html]:
     """Yield a part for each system but the first: its wins and losses; of one system, its worst queries."""
     first, *others = values
     if not others:
-        worst = sorted(values[first], key=lambda query: (values[first][query], query))[:shown]
-        side = _side(compared, first, values, texts, worst)
-        title = f"The {len(worst)} queries with the lowest {compared.measures[0]}"
-        yield details(title, *(_query(compared, query, [side], texts) for query in worst))
+        worst = sorted(values[first], key=lambda query: (values[first][query], query))[:count]
+        side = _side(set_results, first, values, texts, worst)
+        title = f"The {len(worst)} queries with the lowest {set_results.measures[0]}"
+        yield details(title, *(_query(set_results, query, [side], texts) for query in worst))
         return
     wins, losses = {}, {}
     for other in others:
         difference = {query: values[other][query] - values[first][query] for query in values[first]}
         wins[other] = sorted((q for q in difference if difference[q] > 0), key=lambda q: (-difference[q], q))
         losses[other] = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
-    chosen = {other: [*wins[other][:shown], *losses[other][:shown]] for other in others}
-    chosen[first] = list(dict.fromkeys(query for queries in chosen.values() for query in queries))
-    sides = {system: _side(compared, system, values, texts, queries) for system, queries in chosen.items()}
+    selection = {other: [*wins[other][:count], *losses[other][:count]] for other in others}
+    selection[first] = list(dict.fromkeys(query for queries in selection.values() for query in queries))
+    sides = {system: _side(set_results, system, values, texts, queries) for system, queries in selection.items()}
     for place, other in enumerate(others):
         pair = [sides[first], sides[other]]
         notes = [paragraph(side.note, "warning") for side in pair if side.note]
         title = f"{other} against {first}: {len(wins[other]):,} wins, {len(losses[other]):,} losses"
-        part = details(title, *notes, *(_query(compared, query, pair, texts) for query in chosen[other]))
+        part = details(title, *notes, *(_query(set_results, query, pair, texts) for query in selection[other]))
         yield Html(part.replace("<details>", "<details open>", 1)) if place == 0 else part
 
 
-def _side(compared: ComparedSet, system: str, values: Values, texts: SetTexts, queries: Sequence[str]) -> Side:
+def _side(set_results: ComparedSet, system: str, values: Values, texts: SetTexts, queries: Sequence[str]) -> Side:
     """Return what the first run of a system shows for some queries."""
-    run = compared.run_of(compared.systems[system][0])
-    rankings = read_rankings(run, compared.name, queries, HITS)
+    run = set_results.run_of(set_results.systems[system][0])
+    rankings = read_rankings(run, set_results.name, queries, HITS)
     winners: Winners = {}
     note = ""
     if queries and run.vector_names:
-        winners, note = _winners(run, compared.name, rankings, texts)
+        winners, note = _winners(run, set_results.name, rankings, texts)
     return Side(system, values[system], rankings, winners, note)
 
 
@@ -146,7 +146,7 @@ def _winners(
         return {}, f"{run.label}: the vectors that won are unknown, because the model cannot be opened: {error}"
 
 
-def _query(compared: ComparedSet, query: str, sides: Sequence[Side], texts: SetTexts) -> Html:
+def _query(set_results: ComparedSet, query: str, sides: Sequence[Side], texts: SetTexts) -> Html:
     values = [side.values[query] for side in sides]
     line = "; ".join(f"{side.system} {value:.4f}" for side, value in zip(sides, values, strict=True))
     verdict: list[str] = []
@@ -154,7 +154,7 @@ def _query(compared: ComparedSet, query: str, sides: Sequence[Side], texts: SetT
         won = values[1] > values[0]
         word = f"{'win' if won else 'loss'} {values[1] - values[0]:+.4f}"
         verdict = [tag("span", word, class_="up" if won else "down"), Html(" · ")]
-    score = tag("p", *verdict, f"{compared.measures[0]}: {line} · query {query}", class_="score")
+    score = tag("p", *verdict, f"{set_results.measures[0]}: {line} · query {query}", class_="score")
     passages = texts.passages({key for side in sides for key, _ in side.rankings[query]})
     columns = (_hits(side, query, passages, texts) for side in sides)
     return tag("div", tag("h4", _text(texts, query)), score, tag("div", *columns, class_="sides"), class_="query")

@@ -79,9 +79,9 @@ class RunFiles:
 
     def reports(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return what `jaxret diversity` or `jaxret probe` measured, by the names of the data."""
-        ending = f".{kind}"
-        paths = sorted(self.workdir.path.glob(f"eval/*{ending}.json"))
-        return {path.stem.removesuffix(ending): read_json(path) for path in paths}
+        suffix = f".{kind}"
+        paths = sorted(self.workdir.path.glob(f"eval/*{suffix}.json"))
+        return {path.stem.removesuffix(suffix): read_json(path) for path in paths}
 
     @cached_property
     def vector_names(self) -> tuple[str, ...]:

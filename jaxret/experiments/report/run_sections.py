@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from jaxret.experiments.pictures.canvas import MISSING, drawing_is_installed, picture_svg
+from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, picture_svg
 from jaxret.experiments.pictures.run_pictures import metric_picture
 from jaxret.experiments.report.html import (
     Cell,
@@ -28,7 +28,7 @@ from jaxret.experiments.report.page import inline_figure
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.runs.identity import without_seeds
 
-NO_PICTURES = missing(f"Pictures are missing: {MISSING.partition(';')[0]}.", "pip install 'jaxret[plots]'")
+NO_PICTURES = missing(f"Pictures are missing: {NO_MATPLOTLIB.partition(';')[0]}.", "pip install 'jaxret[plots]'")
 _TITLES = {
     "loss": "Training loss",
     "learning_rate": "Learning rate",
@@ -41,14 +41,14 @@ _TITLES = {
 def overview_section(files: ReportFiles) -> Html:
     """Return what the report is of: counts, the best system of each data set, and a line for each run."""
     facts: list[tuple[str, str, str]] = [("Runs", str(len(files.runs)), ", ".join(run.label for run in files.runs))]
-    for compared in files.sets:
-        measure = compared.measures[0]
-        if compared.comparison:
-            scores = [compared.comparison.score(system, measure) for system in compared.comparison.systems]
+    for set_results in files.sets:
+        measure = set_results.measures[0]
+        if set_results.comparison:
+            scores = [set_results.comparison.score(system, measure) for system in set_results.comparison.systems]
             best = max(scores, key=lambda score: score.mean)
             several = f"the best of {len(scores)}, " if len(scores) > 1 else ""
-            queries = compared.comparison.describe_queries()
-            facts.append((f"{compared.name}: {measure}", str(best), f"{best.system}: {several}{queries}"))
+            queries = set_results.comparison.describe_queries()
+            facts.append((f"{set_results.name}: {measure}", str(best), f"{best.system}: {several}{queries}"))
     cards = (tag("div", tag("dt", name), tag("dd", value, tag("small", note))) for name, value, note in facts)
     header = ["run", "family", "encoder", "steps", "best checkpoint on dev", "results", "folder"]
     rows = [_overview_row(run) for run in files.runs]
@@ -72,14 +72,14 @@ def _overview_row(run: RunFiles) -> list[Cell]:
     dev = [line[f"validation/{metric}"] for line in run.metrics if f"validation/{metric}" in line]
     lower = metric in ("nll", "average_rank")
     best = (min if lower else max)(dev) if dev else None
-    shown = Number(best, f"{metric} {best:.4f}") if best is not None else Number(None)
+    best_cell = Number(best, f"{metric} {best:.4f}") if best is not None else Number(None)
     family = config["head.name"] if config.get("task") == "retrieval" else config.get("task", "")
     return [
         run.label,
         family,
         config["encoder.checkpoint"],
         value_cell(steps, ",.0f"),
-        shown,
+        best_cell,
         _names(run),
         str(run.workdir),
     ]
@@ -100,16 +100,17 @@ def config_section(files: ReportFiles) -> Html:
         return missing("No run has a config: these folders hold results alone.")
     keys = list(dict.fromkeys(key for run in runs for key in run.config))
     values = {key: [_shown(run.config.get(key)) for run in runs] for key in keys}
-    differing = [key for key in keys if len(set(values[key])) > 1]
+    different_keys = [key for key in keys if len(set(values[key])) > 1]
     header = ["key", *(run.label for run in runs)]
     parts: list[str] = []
-    if differing:
-        parts.append(data_table(f"{len(differing)} keys differ", header, [[key, *values[key]] for key in differing]))
-        if all(key.startswith("seed.") for key in without_results(runs, differing)):
+    if different_keys:
+        rows = [[key, *values[key]] for key in different_keys]
+        parts.append(data_table(f"{len(different_keys)} keys differ", header, rows))
+        if all(key.startswith("seed.") for key in without_results(runs, different_keys)):
             parts.append(paragraph("Beside seeds, no key differs that results depend on."))
     else:
         parts.append(paragraph("The configs are equal." if len(runs) > 1 else "There is one run, so nothing differs."))
-    same = [[key, values[key][0]] for key in keys if key not in differing]
+    same = [[key, values[key][0]] for key in keys if key not in different_keys]
     parts.append(details(f"The other {len(same)} keys", data_table("Keys with one value", ["key", "value"], same)))
     for run in runs:
         for line in run.history:
@@ -121,8 +122,8 @@ def config_section(files: ReportFiles) -> Html:
 
 def without_results(runs: list[RunFiles], keys: list[str]) -> list[str]:
     """Return those of some keys that results depend on, seeds included."""
-    kept = without_seeds(dict.fromkeys(keys))
-    return [key for key in keys if key in kept or key.startswith("seed.")]
+    result_keys = without_seeds(dict.fromkeys(keys))
+    return [key for key in keys if key in result_keys or key.startswith("seed.")]
 
 
 def _shown(value: Any) -> str:
@@ -135,8 +136,8 @@ def training_section(files: ReportFiles) -> Html:
     if not any("loss" in line for run in runs for line in run.metrics):
         return missing("No run has logged a training step; a run is trained by", "jaxret train --workdir=RUN")
     dev = sorted({name for run in runs for line in run.metrics for name in line if name.startswith("validation/")})
-    chosen = [f"validation/{metric}" for metric in dict.fromkeys(run.config["validation.metric"] for run in runs)]
-    first = ["loss", "learning_rate", *(name for name in chosen if name in dev)]
+    dev_names = [f"validation/{metric}" for metric in dict.fromkeys(run.config["validation.metric"] for run in runs)]
+    first = ["loss", "learning_rate", *(name for name in dev_names if name in dev)]
     others = [name for name in dev if name not in first] + ["gradient_norm"]
     parts: list[str] = [curves(files, first)]
     if not dev:
@@ -165,9 +166,9 @@ def curves(files: ReportFiles, names: list[str]) -> Html:
     if not drawing_is_installed():
         return NO_PICTURES
     figures = []
-    logged = {name for run in files.runs for line in run.metrics for name in line}
+    names_in_logs = {name for run in files.runs for line in run.metrics for name in line}
     for name in names:
-        if name in logged:
+        if name in names_in_logs:
             title = _TITLES.get(name, f"Dev {name.removeprefix('validation/')}")
             svg = picture_svg(partial(_drawn, files, name))
             figures.append(inline_figure(svg, title, f"curve-{'-'.join(name.split('/')).replace('@', '-')}"))
@@ -251,12 +252,12 @@ def _digests(files: ReportFiles) -> Iterator[list[Cell]]:
             if isinstance(entry, dict) and "sha256" in entry:
                 yield [run.label, f"{name} data", entry["sha256"], f"{entry.get('examples', 0):,} examples"]
         for name, result in run.results.items():
-            made = result.get("provenance", {})
-            if "checkpoint" in made:
-                step = made["checkpoint"].get("step")
-                yield [run.label, f"checkpoint of {name}", str(made["checkpoint"].get("digest")), f"step {step}"]
-            for what, digest in made.get("dataset", {}).get("sha256", {}).items():
+            provenance = result.get("provenance", {})
+            if "checkpoint" in provenance:
+                step = provenance["checkpoint"].get("step")
+                yield [run.label, f"checkpoint of {name}", str(provenance["checkpoint"].get("digest")), f"step {step}"]
+            for what, digest in provenance.get("dataset", {}).get("sha256", {}).items():
                 yield [run.label, f"{what} of {name}", digest, ""]
-            if "corpus" in made:
-                size = f"{made['corpus'].get('passages', 0):,} passages"
-                yield [run.label, f"corpus of {name}", str(made["corpus"].get("sha256")), size]
+            if "corpus" in provenance:
+                size = f"{provenance['corpus'].get('passages', 0):,} passages"
+                yield [run.label, f"corpus of {name}", str(provenance["corpus"].get("sha256")), size]

@@ -29,22 +29,22 @@ class SetTexts:
     """Texts of the queries and passages of a data set.
 
     Attributes:
-        compared: the data set.
+        set_results: the data set.
     """
 
-    compared: ComparedSet
+    set_results: ComparedSet
 
     @cached_property
     def dataset(self) -> EvaluationQueries:
         """Queries and judgements. Raises ContractError if the files are others than those of the results."""
-        run = self.compared.runs[0]
-        made = run.results[self.compared.name].get("provenance", {}).get("dataset", {})
-        if "queries" not in made or "sha256" not in made:
-            raise ContractError(f"{run.workdir.evaluation(self.compared.name)} does not say where its queries are")
-        source = made["queries"], made.get("qrels", ""), made.get("split", "")
+        run = self.set_results.runs[0]
+        origin = run.results[self.set_results.name].get("provenance", {}).get("dataset", {})
+        if "queries" not in origin or "sha256" not in origin:
+            raise ContractError(f"{run.workdir.evaluation(self.set_results.name)} does not say where its queries are")
+        source = origin["queries"], origin.get("qrels", ""), origin.get("split", "")
         dataset = load_evaluation_queries(*source, Policy("skip"))
-        if dataset.digests() != made["sha256"]:
-            raise ContractError(f"the queries or judgements of {made['queries']} are no longer those of the results")
+        if dataset.digests() != origin["sha256"]:
+            raise ContractError(f"the queries or judgements of {origin['queries']} are no longer those of the results")
         return dataset
 
     @cached_property
@@ -66,8 +66,8 @@ class SetTexts:
     @cached_property
     def _readers(self) -> list[Passages]:
         """Readers of the corpus of the results, that of the last part first."""
-        for run in self.compared.runs:
-            if folders := _corpus_folders(run, self.compared.name):
+        for run in self.set_results.runs:
+            if folders := _corpus_folders(run, self.set_results.name):
                 return [Passages(folder) for folder in reversed(folders)]
         raise FileNotFoundError(
             "no run has the encoded corpus of these results any more, so the texts cannot be located"
@@ -78,9 +78,9 @@ def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
     """Return the folders of the parts of the corpus that a result was measured on; [] if it is not there."""
     corpus = run.results[result]["provenance"]["corpus"]
     for name in run.workdir.corpora:
-        encoded = open_encoded(run.workdir.embeddings(name), verify=False)
-        if encoded.corpus == corpus:
-            return [shards.folder for shards in encoded.shards]
+        encoded_corpus = open_encoded(run.workdir.embeddings(name), verify=False)
+        if encoded_corpus.corpus == corpus:
+            return [shards.folder for shards in encoded_corpus.shards]
     manifests = sorted(run.workdir.path.glob(f"bm25/*/{MANIFEST}"))
     return [path.parent for path in manifests if read_json(path).get("corpus") == corpus][:1]
 
@@ -113,17 +113,18 @@ def winning_vectors(
     Raises:
         CheckpointError, ContractError, FileNotFoundError: the checkpoint of the result cannot be opened.
     """
-    made = run.results[result]["provenance"]["checkpoint"]
+    checkpoint = run.results[result]["provenance"]["checkpoint"]
     search = run.results[result]["provenance"]["search"]
-    opened = open_run(
-        run.workdir, str(made["step"]), search.get("query_length"), passage_length=search.get("passage_length")
+    full_run = open_run(
+        run.workdir, str(checkpoint["step"]), search.get("query_length"), passage_length=search.get("passage_length")
     ).with_dimension(search.get("dimension", 0))
-    if opened.checkpoint["digest"] != made["digest"]:
-        raise ContractError(f"checkpoint {made['step']} of {run.workdir} is no longer that of the results")
+    if full_run.checkpoint["digest"] != checkpoint["digest"]:
+        raise ContractError(f"checkpoint {checkpoint['step']} of {run.workdir} is no longer that of the results")
     passages = {one.id: one for of_query in hits.values() for one in of_query}
-    query_vectors = opened.embedder()(opened.tokenizer.queries(one.text for one in queries), "query").stacked()[:, 0]
-    tokens = opened.tokenizer.passages(list(passages.values()))
-    vectors = opened.embedder(unpooled=True)(tokens, "passage").stacked()
+    tokens = full_run.tokenizer.queries(one.text for one in queries)
+    query_vectors = full_run.embedder()(tokens, "query").stacked()[:, 0]
+    tokens = full_run.tokenizer.passages(list(passages.values()))
+    vectors = full_run.embedder(unpooled=True)(tokens, "passage").stacked()
     row = {key: place for place, key in enumerate(passages)}
     winners: Winners = {}
     for query, vector in zip(queries, query_vectors.astype(np.float64), strict=True):

@@ -56,8 +56,8 @@ def warning_section(files: ReportFiles) -> Html:
         parts += [paragraph(line, "warning") for line in lines]
     if not warnings:
         parts.append(paragraph("There is no warning."))
-    looked = "Looked for: cut texts, collapsed vectors, queries that are trained on, equal passages, missing results."
-    parts.append(paragraph(looked, "lead"))
+    sentence = "Looked for: cut texts, collapsed vectors, queries that are trained on, equal passages, missing results."
+    parts.append(paragraph(sentence, "lead"))
     if remarks:
         parts.append(details("What could not be looked at", bullets(list(dict.fromkeys(remarks)))))
     return join(parts)
@@ -68,9 +68,9 @@ def _of_run(run: RunFiles) -> Iterator[RunWarning]:
     for job, warnings in run.warnings.items():
         for one in warnings:
             yield RunWarning(one.kind, one.text if job == "train" else f"{job}: {one.text}")
-    skipped = max((line.get("skipped_steps", 0) for line in run.metrics), default=0)
-    if skipped:
-        yield RunWarning("results", f"train: {skipped:,.0f} steps were skipped, because the loss was not finite")
+    skips = max((line.get("skipped_steps", 0) for line in run.metrics), default=0)
+    if skips:
+        yield RunWarning("results", f"train: {skips:,.0f} steps were skipped, because the loss was not finite")
     for name, result in run.results.items():
         yield from _of_result(name, result)
 
@@ -96,29 +96,30 @@ def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
         if run.config.get("data.train") and run.config.get("task") != "pretraining":
             key = str(run.config["data.train"]), str(run.config["data.train_split"])
             sources.setdefault(key, []).append(run.label)
-    evaluated: dict[str, list[Query]] = {}
-    for compared in files.sets if sources else ():
+    queries_by_set: dict[str, list[Query]] = {}
+    for set_results in files.sets if sources else ():
         try:
-            evaluated[compared.name] = SetTexts(compared).dataset.queries
+            queries_by_set[set_results.name] = SetTexts(set_results).dataset.queries
         except (OSError, ValueError) as error:
-            yield RunWarning("unread", f"Queries of {compared.name} could not be compared with training data: {error}")
+            text = f"Queries of {set_results.name} could not be compared with training data: {error}"
+            yield RunWarning("unread", text)
     for (source, split), labels in sources.items():
         if problem := _too_large(source):
             yield RunWarning("unread", problem)
             continue
         try:
             examples = read_examples(source, split, Policy("skip"), targets=False)
-            trained = {question_key(example.query.text) for example in examples}
+            training_questions = {question_key(example.query.text) for example in examples}
         except (OSError, ValueError) as error:
             yield RunWarning("unread", f"Queries of {source} could not be compared with those of results: {error}")
             continue
-        for name, queries in evaluated.items():
-            leaked = [query for query in queries if question_key(query.text) in trained]
-            if leaked:
+        for name, queries in queries_by_set.items():
+            leaks = [query for query in queries if question_key(query.text) in training_questions]
+            if leaks:
                 yield RunWarning(
                     "leak",
-                    f"{len(leaked):,} of {len(queries):,} queries of {name} are in {source} ({split}), which "
-                    f"{', '.join(labels)} trained on, as {leaked[0].text!r}",
+                    f"{len(leaks):,} of {len(queries):,} queries of {name} are in {source} ({split}), which "
+                    f"{', '.join(labels)} trained on, as {leaks[0].text!r}",
                 )
 
 

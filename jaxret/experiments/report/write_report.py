@@ -90,7 +90,7 @@ def render_report(files: ReportFiles, options: ReportOptions) -> str:
     """Return the HTML of a report."""
     labels = [run.label for run in files.runs]
     title = options.title or (f"Report of {_listed(labels)}" if len(labels) <= 4 else f"Report of {len(labels)} runs")
-    data = ", ".join(compared.name for compared in files.sets)
+    data = ", ".join(set_results.name for set_results in files.sets)
     lead = f"Evaluated on {data}." if data else "Not evaluated yet."
     sections = [
         Section("overview", "Overview", overview_section(files)),

@@ -134,14 +134,14 @@ def _warm_up(case: Case, places: Places, seed: int | None) -> tuple[list[list[st
     passages, and the training of I3's head on them."""
     if not (config := resolved(case.row).warm_up):
         return [], {}
-    generated = places.workdir / f"generated-{case.source.name}"
+    queries_folder = places.workdir / f"generated-{case.source.name}"
     run = places.workdir / re.sub("[/:]", "-", config) / case.source.name
     run = run if seed is None else run / f"seed-{seed}"
     generate = ["generate", f"--model={places.folder(GENERATOR)}", f"--corpus={_corpus(places, case.source)}"]
-    generate += [f"--out={generated}", "--write=pseudo_queries", "--write=training"]
+    generate += [f"--out={queries_folder}", "--write=pseudo_queries", "--write=training"]
     train = ["train", f"--config={config}", *_config_flags(config, {}, places, seed), f"--workdir={run}"]
-    train.append(f"--config.data.train={generated / 'training'}")
-    keys = {"train.start_from": run, "data.pseudo_queries": generated / "pseudo-queries.jsonl"}
+    train.append(f"--config.data.train={queries_folder / 'training'}")
+    keys = {"train.start_from": run, "data.pseudo_queries": queries_folder / "pseudo-queries.jsonl"}
     return [generate, train], keys
 
 
@@ -311,10 +311,10 @@ def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
         folders = [places.folder(target.name) / name for name in target.folders(case.sets)]
         return [(folder, folder, folder) for folder in folders]
     corpus, queries = _corpus(places, target), _inside(places, target, target.queries)
-    judged = [_inside(places, target, target.qrels) if target.qrels else None]
+    judgement_files = [_inside(places, target, target.qrels) if target.qrels else None]
     if case.row.subsets:
-        judged += [subset_folder(case, places) / f"qrels.{name}.tsv" for name in SETS]
-    return [(corpus, queries, qrels) for qrels in judged]
+        judgement_files += [subset_folder(case, places) / f"qrels.{name}.tsv" for name in SETS]
+    return [(corpus, queries, qrels) for qrels in judgement_files]
 
 
 def _by_judgements(measures: Sequence[str]) -> list[str]:

@@ -39,31 +39,30 @@ def list_rows(
             raise ValueError("--run needs the row to run, as mlr/2/dual-encoder (without it all rows are listed)")
         _print(tables_text())
         return
-    selected = find_rows(pattern)
-    for config in {case.config for row in selected for case in resolved(row).cases() if case.config}:
+    rows = find_rows(pattern)
+    for config in {case.config for row in rows for case in resolved(row).cases() if case.config}:
         require_keys(load_config(config), places.overrides, config)
     if run_on is not None:
-        if len(selected) > 1:
-            raise ValueError(
-                f"{pattern} has {len(selected)} rows; --run takes one: {', '.join(r.id for r in selected)}"
-            )
-        (row,) = selected
-        measured = run_row(row, places, run_on)
-        print(comparison_table(measured) if measured else "\n".join(["the paper's numbers:", *row_numbers(row)]))
+        if len(rows) > 1:
+            raise ValueError(f"{pattern} has {len(rows)} rows; --run takes one: {', '.join(r.id for r in rows)}")
+        (row,) = rows
+        measurements = run_row(row, places, run_on)
+        numbers = "\n".join(["the paper's numbers:", *row_numbers(row)])
+        print(comparison_table(measurements) if measurements else numbers)
         emit(
             "reproduction",
             row=row.id,
             measured=[
                 {"target": one.case.target.name, "measure": one.measure, "value": one.value, "paper": one.paper}
-                for one in measured
+                for one in measurements
             ],
         )
         if scale != 1.0:
             print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
-    elif len(selected) == 1 and selected[0].id == pattern:
-        _print(row_text(selected[0], places))
+    elif len(rows) == 1 and rows[0].id == pattern:
+        _print(row_text(rows[0], places))
     else:
-        _print(numbers_text(selected))
+        _print(numbers_text(rows))
 
 
 def _print(text: str) -> None:
@@ -83,10 +82,10 @@ def tables_text() -> str:
     return aligned_table(["table", "caption", "runnable", "rows"], lines, left=2)
 
 
-def numbers_text(selected: Sequence[PaperRow]) -> str:
+def numbers_text(rows: Sequence[PaperRow]) -> str:
     """Return the paper's numbers of rows, and why some cannot be run."""
     lines = []
-    for row in selected:
+    for row in rows:
         lines.append(f"{row.id}{'' if row.runnable else '  (not run here: ' + (row.reason or 'no config') + ')'}")
         lines += [f"    {line}" for line in row_numbers(row)]
     return "\n".join(lines)
@@ -104,8 +103,8 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
             for index, (measure, number) in enumerate(zip(case.measures, case.numbers, strict=True))
         ]
         is_same = case.source == case.target or resolved(row).verb == "bm25"
-        trained = "" if is_same else f" (trained on {case.source.name})"
-        yield f"{case.target.name}{trained}: {', '.join(values)}"
+        note = "" if is_same else f" (trained on {case.source.name})"
+        yield f"{case.target.name}{note}: {', '.join(values)}"
     for name, times in row.milliseconds.items():
         yield f"{name}: {', '.join(f'{time:g} ms' for time in times)}"
     if row.gib:
@@ -134,15 +133,15 @@ def row_text(row: PaperRow, places: Places) -> str:
         lines.append(f"the same system as {row.same_as}")
     if not row.runnable:
         return "\n".join([*lines, f"not run here: {row.reason or 'no config'}"])
-    printed: set[str] = set()
-    missing: dict[str, None] = {}
+    earlier_lines: set[str] = set()
+    missing_lines: dict[str, None] = {}
     for case in row.cases() or resolved(row).cases():
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
-                if (line := f"jaxret {shlex.join(command)}") not in printed:
-                    printed.add(line)
+                if (line := f"jaxret {shlex.join(command)}") not in earlier_lines:
+                    earlier_lines.add(line)
                     lines.append(line)
-        missing |= dict.fromkeys(missing_files(case, places))
-    if missing:
-        lines += ["files that are not there, and where each comes from:", *(f"  {line}" for line in missing)]
+        missing_lines |= dict.fromkeys(missing_files(case, places))
+    if missing_lines:
+        lines += ["files that are not there, and where each comes from:", *(f"  {line}" for line in missing_lines)]
     return "\n".join(lines)

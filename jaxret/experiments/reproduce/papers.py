@@ -230,14 +230,14 @@ def resolved(row: PaperRow) -> PaperRow:
 
 
 def _rows(paper: str) -> Iterator[PaperRow]:
-    allowed = {entry.name for entry in fields(PaperRow)} - {"id", "caption"}
+    names = {entry.name for entry in fields(PaperRow)} - {"id", "caption"}
     for table in _read(paper)["tables"]:
-        shared = {key: value for key, value in table.items() if key not in ("number", "caption", "rows")}
+        defaults = {key: value for key, value in table.items() if key not in ("number", "caption", "rows")}
         for entry in table["rows"]:
-            values = {**shared, **entry}
+            values = {**defaults, **entry}
             name = values.pop("name")
             row_id = f"{paper}/{table['number'].replace(' ', '-')}/{name}"
-            if unknown := sorted(values.keys() - allowed):
+            if unknown := sorted(values.keys() - names):
                 raise ValueError(f"{row_id}: {unknown[0]!r} is not a field of a row")
             yield PaperRow(id=row_id, caption=table["caption"], **_frozen(values))
 

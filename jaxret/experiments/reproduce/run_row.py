@@ -72,11 +72,11 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
     if not cases:
         names = ", ".join(case.target.name for case in row.cases())
         raise ValueError(f"{row.id} has no numbers on {only!r}; it has {names}")
-    missing = [line for case in cases for line in missing_files(case, places)]
-    if missing:
-        raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing)))
+    missing_lines = [line for case in cases for line in missing_files(case, places)]
+    if missing_lines:
+        raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing_lines)))
     if row.verb == "count":
-        return [measured for case in cases for measured in _count_records(case, places)]
+        return [measurement for case in cases for measurement in _count_records(case, places)]
     places.workdir.mkdir(parents=True, exist_ok=True)  # --out of a command is in a folder that exists
     for case in cases:
         for seed in case_seeds(case):
@@ -92,7 +92,7 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
                 status = subprocess.run([sys.executable, "-m", "jaxret", *command], check=False).returncode
                 if status:
                     raise RuntimeError(f"jaxret {command[0]} ended with status {status}; the same command continues")
-    return [measured for case in cases for measured in measure_case(case, places)]
+    return [measurement for case in cases for measurement in measure_case(case, places)]
 
 
 def _count_records(case: Case, places: Places) -> Iterator[Measured]:
@@ -110,8 +110,8 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
 
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
     """Return the job of a command `jaxret mine`."""
-    flags, mined = _flags(command), dict[str, Any](case.source.mined)
-    settings = MiningSettings(**mined)
+    flags, values = _flags(command), dict[str, Any](case.source.mined)
+    settings = MiningSettings(**values)
     return MiningJob(flags["data"], (flags["pool"],), flags["out"], corpus=flags["corpus"], settings=settings)
 
 
@@ -189,10 +189,10 @@ def _error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> flo
     return math.sqrt(sum(part**2 * stdev(values) ** 2 / len(values) for part, values in each if len(values) > 1))
 
 
-def comparison_table(measured: Sequence[Measured]) -> str:
+def comparison_table(measurements: Sequence[Measured]) -> str:
     """Return the run's values beside the paper's as aligned text."""
     rows = []
-    for entry in measured:
+    for entry in measurements:
         difference = "" if entry.difference is None else f"{entry.difference:+.1f}"
         row = [entry.case.row.id, entry.case.target.name, entry.measure]
         if entry.case.row.counts:

@@ -57,14 +57,14 @@ class Grid:
         return "_".join(f"{names[key]}={_plain(value)}" for key, value in point.items())
 
 
-def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, fixed: Sequence[str]) -> Grid:
+def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, fixed_keys: Sequence[str]) -> Grid:
     """Read the grid of a command line.
 
     Args:
         entries: "KEY=VALUE,VALUE", "KEY=(1,2);(3,4)".
         seeds: values for all keys of `seed.`.
         config: its values have the types of the keys.
-        fixed: keys that the command line sets to one value.
+        fixed_keys: keys that the command line sets to one value.
     Raises:
         ValueError: an unknown key, a value of another type, a key or a value that is repeated, or a key that is set
             otherwise too or that changes no result.
@@ -79,14 +79,14 @@ def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, 
         require_keys(config, [key], "the config")
         if key in (axis.key for axis in axes):
             raise ValueError(f"--grid has {key} twice; write all its values in one")
-        if key in fixed:
+        if key in fixed_keys:
             raise ValueError(f"{key} is in --grid and set by --config.{key}; leave one out")
         if key in SEEDS and seeds:
             raise ValueError(f"{key} is in --grid, and --seeds sets it too; leave one out")
         if key not in (*SEEDS, *_PATHS) and not without_seeds({key: 0}):
             raise ValueError(f"{key} changes no result, so a sweep over it has one point")
         axes.append(Axis(key, _read_values(entry, key, text, config)))
-    if clash := [key for key in SEEDS if key in fixed and seeds]:
+    if clash := [key for key in SEEDS if key in fixed_keys and seeds]:
         raise ValueError(f"{clash[0]} is set by --seeds and by --config.{clash[0]}; leave one out")
     return Grid(tuple(axes), _read_seeds(seeds))
 
@@ -105,16 +105,16 @@ def require_distinct_points(grid: Grid, configs: Mapping[str, Sequence[Mapping[s
         grid: the grid, for the message.
         configs: label of a point -> the flat configs of its stages.
     """
-    seen: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for label, stages in configs.items():
         digest = sha256_json([list(map(_read_keys, stages))])
-        if digest in seen:
+        if digest in labels:
             names = sorted({config["head.name"] for config in stages})
             raise ValueError(
-                f"the points {seen[digest]!r} and {label!r} of {' and '.join(grid.keys)} are the same system: "
+                f"the points {labels[digest]!r} and {label!r} of {' and '.join(grid.keys)} are the same system: "
                 f"head {' and '.join(names)} reads no key in which they differ"
             )
-        seen[digest] = label
+        labels[digest] = label
 
 
 def _read_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jaxret.evaluation.comparison import Score
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.compare_runs import read_result
 from jaxret.experiments.evaluation_queries import result_name
-from jaxret.experiments.pictures.canvas import MISSING, drawing_is_installed, save_picture
+from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, save_picture
 from jaxret.experiments.pictures.sweep_picture import sweep_picture
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, complete_evaluation
 from jaxret.experiments.recipes.run_recipe import run_stages
@@ -159,17 +159,19 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     _check_runs(runs[part], evaluation)
     if setup.diversity:
         runs = _with_reports(runs, setup.diversity, evaluation.split)
-    chosen = runs[part]
+    part_runs = runs[part]
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
-    held: Sequence[SweepRun] = chosen
+    runs_of_others: Sequence[SweepRun] = part_runs
     for _ in range(2):  # again, because the other job may have completed a point while this one was at the rest
-        held = [run for run in held if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)]
-    for run in (run for run in chosen if run not in held):
+        runs_of_others = [
+            run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
+        ]
+    for run in (run for run in part_runs if run not in runs_of_others):
         if run.report and not run.report.exists():
             text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
             print(f"{run.name}: {text}", flush=True)
-    if held:
-        names = " and at ".join(run.name for run in held)
+    if runs_of_others:
+        names = " and at ".join(run.name for run in runs_of_others)
         raise LockedError(f"another job is at {names}; start the same command again when it has ended, to compare")
     if index:
         return None
@@ -221,17 +223,17 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
 def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[SweepRun]:
     """Return the runs with the paths of their reports. Raises ValueError for data that cannot be read, and where no
     point has several vectors of a passage."""
-    reported = [
+    runs_with_reports = [
         replace(run, report=diversity_path(run.measured, diversity, split)) if _has_several_vectors(run) else run
         for run in runs
     ]
-    if all(run.report is None for run in reported):
+    if all(run.report is None for run in runs_with_reports):
         raise ValueError(
             "--diversity: no point has several vectors of a passage, equally many for every passage, to compare"
         )
-    if not all(run.report is None or run.report.exists() for run in reported):
+    if not all(run.report is None or run.report.exists() for run in runs_with_reports):
         read_judged_texts(diversity, split)
-    return reported
+    return runs_with_reports
 
 
 def _has_several_vectors(run: SweepRun) -> bool:
@@ -247,8 +249,8 @@ def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:
         reports = [read_diversity(run.report) for run in runs if run.label == label and run.report]
         for measure in DIVERSITY_MEASURES:
             values = [report[measure] for report in reports]
-            if defined := [value for value in values if value is not None]:
-                scores.append(Score(label, measure, tuple(defined)))
+            if numbers := [value for value in values if value is not None]:
+                scores.append(Score(label, measure, tuple(numbers)))
     return scores
 
 
@@ -256,16 +258,16 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
     """Write what all points share, or compare it with what the folder has. More values and seeds may come later."""
     path, keys = folder / "sweep.json", set(setup.grid.keys)
     config = flatten(config_json(_base_config(setup)))
-    shared = {
+    settings = {
         "config": {key: value for key, value in without_seeds(config).items() if key not in keys},
         "grid": sorted(keys),
         "stages": setup.stages,
         "evaluation": {**asdict(evaluation), "measures": list(evaluation.measures or ())},
     }
     with Leases(folder) as leases:  # jobs of one sweep may begin together
-        leases.publish_once(path, shared)
+        leases.publish_once(path, settings)
     remedy = "Give another --workdir for a sweep with other settings."
-    require_equal(read_json(path), shared, str(path), "this sweep", remedy)
+    require_equal(read_json(path), settings, str(path), "this sweep", remedy)
 
 
 def _base_config(setup: SweepSetup) -> ConfigDict:
@@ -315,7 +317,7 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
     print(f"\n{results.to_text()}\ntable: {write_sweep(results, folder)}")
     emit("sweep", folder=folder, results=results.to_json())
     if not drawing_is_installed():
-        print(f"no picture: {MISSING}")
+        print(f"no picture: {NO_MATPLOTLIB}")
         return
     picture = save_picture(lambda: sweep_picture(results.to_json()), folder / "results")
     print(f"picture: {picture}")

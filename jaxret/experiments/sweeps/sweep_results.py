@@ -99,8 +99,8 @@ class SweepResults:
         cells = [*values, str(len(scores[self.measures[0]].runs)), *(str(scores.get(m, "-")) for m in self.measures)]
         for one in self.comparison.tests:
             if one.system == label:
-                paired = one.comparison
-                cells += [f"{paired.difference:+.4f}", f"{paired.low:+.4f} to {paired.high:+.4f}"]
+                comparison = one.comparison
+                cells += [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
                 return [*cells, format_p_value(one.holm_permutation), format_p_value(one.p_runs)]
         return [*cells, "baseline", "", "", ""]
 
@@ -128,11 +128,11 @@ def compare_points(
     require_comparable(every)
     for members in results.values():
         require_distinct_runs(members, named=True)
-    chosen = common_measures(every, measures)
+    names = common_measures(every, measures)
     first = baseline or next(iter(results))
     values = {label: [result.values for result in results[label]] for label in (first, *results)}
-    comparison = compare_systems(values, chosen[:1])
-    scores = score_systems({label: values[label] for label in results}, chosen)
+    comparison = compare_systems(values, names[:1])
+    scores = score_systems({label: values[label] for label in results}, names)
     notes = comparison_notes({label: list(members) for label, members in results.items()})
     return SweepResults(grid.keys, points, tuple(scores), comparison, tuple(notes))
 

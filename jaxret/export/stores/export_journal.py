@@ -39,11 +39,11 @@ class ExportJournal:
                 raise FileExistsError(f"{out} exists already, and is not an export to a store; give a new folder")
             return
         path = manifest if manifest.exists() else start
-        stored = read_with_digest(path)
+        contents = read_with_digest(path)
         remedy = "Give a new --out (and --table): what was exported stays as it is."
-        require_equal(stored["export"], self._identity, str(path), "this export", remedy)
+        require_equal(contents["export"], self._identity, str(path), "this export", remedy)
         if path == manifest:
-            self.entries = stored["shards"]
+            self.entries = contents["shards"]
             return
         while (path := self._entry(len(self.entries))).exists():
             self.entries.append(read_with_digest(path)["shard"])

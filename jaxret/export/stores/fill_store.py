@@ -42,8 +42,8 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
     """
     require_parent(out, "--out")
     searcher = Searcher(run, corpus_folder(run.workdir, corpus))
-    encoded = searcher.shards
-    rows = CorpusRows(encoded, options.texts)
+    encoded_corpus = searcher.shards
+    rows = CorpusRows(encoded_corpus, options.texts)
     address = without_password(options.url) or str(out)
     with hold_folder(out, f"export --to={kind}"), store_errors(kind, address):
         target = store_target(rows, kind, out, options)
@@ -51,7 +51,7 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
         store = open_vector_store(kind, target)
         try:
             fill_store(store, rows, journal)
-            vectors = sample_queries(encoded, options.sample)
+            vectors = sample_queries(encoded_corpus, options.sample)
             if queries:
                 vectors = encode_queries(searcher, queries, options.sample)
             result = compare_store(searcher, store, vectors, options.k)
@@ -63,8 +63,8 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
     same += f"; scores differ by {result['largest_difference']:.1e} at most"
     if result["tied"]:
         same += f", and {result['tied']} passages of equal scores are in another order"
-    counted = f"{store.place}: {encoded.total_rows:,} passages, counted, of {len(journal.entries):,} shard(s)"
-    return "\n".join([f"{counted}. {same}.", *store.notes])
+    sentence = f"{store.place}: {encoded_corpus.total_rows:,} passages, counted, of {len(journal.entries):,} shard(s)"
+    return "\n".join([f"{sentence}. {same}.", *store.notes])
 
 
 def store_target(rows: CorpusRows, kind: str, out: Path, options: StoreOptions) -> StoreTarget:
@@ -108,14 +108,14 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
             raise FileExistsError(f"{problem}; choose another --table")
         journal.begin()
     store.create()
-    done = sum(entry["rows"] for entry in journal.entries)
-    store.keep_first(done, journal.entries)
-    if (count := store.count()) < done:
+    start = sum(entry["rows"] for entry in journal.entries)
+    store.keep_first(start, journal.entries)
+    if (count := store.count()) < start:
         raise ValueError(
-            f"{store.place} has {count:,} passages, and {done:,} were written; it was changed since: give a new --out "
+            f"{store.place} has {count:,} passages, and {start:,} were written; it was changed since: give a new --out "
             "and --table"
         )
-    with Progress("export", rows.corpus.total_rows, "passage", start=done) as bar:
+    with Progress("export", rows.corpus.total_rows, "passage", start=start) as bar:
         for number, (first, size, batches) in enumerate(rows):
             if number < len(journal.entries):
                 continue

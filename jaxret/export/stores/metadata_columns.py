@@ -24,11 +24,11 @@ class MetadataColumns:
     several values of a field, the column has lists, sorted as texts.
     """
 
-    def __init__(self, corpus: EncodedCorpus, taken: Iterable[str]) -> None:
-        """taken: names of the other columns."""
+    def __init__(self, corpus: EncodedCorpus, other_columns: Iterable[str]) -> None:
+        """other_columns: names of the other columns."""
         self._parts = [read_fields(shards) for shards in corpus.shards]
         names = sorted({name for part in self._parts for name in part})
-        self.fields = dict(zip(column_names(names, taken), names, strict=True))
+        self.fields = dict(zip(column_names(names, other_columns), names, strict=True))
         self.schema = pa.schema([pa.field(column, self._type(name)) for column, name in self.fields.items()])
         self._by_row: tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]] = (-1, {})
 
@@ -97,16 +97,16 @@ def _is_number(value: str) -> bool:
     return math.isfinite(number) and value in (json.dumps(number), str(int(number)) if abs(number) < 2**53 else "")
 
 
-def column_names(fields: Sequence[str], taken: Iterable[str]) -> list[str]:
+def column_names(fields: Sequence[str], other_columns: Iterable[str]) -> list[str]:
     """Return a name for each field that every store allows: letters, digits and _; none is that of another column,
     also where a store does not tell capitals."""
-    used, names = {name.lower() for name in taken}, []
+    lower_names, names = {name.lower() for name in other_columns}, []
     for field in fields:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", field)[:_LONGEST]
         plain = f"_{plain}" if not plain[:1].isalpha() else plain
         name, number = plain, 2
-        while name.lower() in used:
+        while name.lower() in lower_names:
             name, number = f"{plain}_{number}", number + 1
-        used.add(name.lower())
+        lower_names.add(name.lower())
         names.append(name)
     return names

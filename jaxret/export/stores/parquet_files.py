@@ -15,7 +15,7 @@ from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.vector_store import Hits, StoreTarget
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json
 
-_SEARCHED = 4096  # rows multiplied at a time
+_BLOCK_ROWS = 4096  # rows multiplied at a time
 
 
 class ParquetFiles:
@@ -70,7 +70,7 @@ class ParquetFiles:
         best: list[Hits] = [[] for _ in queries]
         every, begins = np.concatenate(queries), np.cumsum([0, *(len(query) for query in queries[:-1])])
         for path in self._files():
-            for batch in pq.ParquetFile(path).iter_batches(_SEARCHED, columns=["id", self._target.vector_column]):
+            for batch in pq.ParquetFile(path).iter_batches(_BLOCK_ROWS, columns=["id", self._target.vector_column]):
                 ids, vectors = batch.column("id").to_pylist(), vectors_of_batch(batch)
                 starts = np.cumsum([0, *(len(each) for each in vectors[:-1])])
                 products = every @ np.concatenate(vectors).astype(np.float32).T

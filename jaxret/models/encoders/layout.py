@@ -42,7 +42,7 @@ class TokenLayout:
         """Return the layout of a batch. Only the length of `prefix`, which replaces the first token, is read."""
         mask = tokens.mask if prefix is None else repeat_first(tokens.mask, len(prefix))
         rows = jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
-        layout = cls(mask, rows if train else None, mean_mask=tokens.counted)
+        layout = cls(mask, rows if train else None, mean_mask=tokens.mean_mask)
         if tokens.packing is None:
             return layout
         starts, shape = tokens.packing.starts, (tokens.packing.rows, tokens.packing.width)

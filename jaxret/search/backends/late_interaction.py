@@ -98,7 +98,7 @@ def search_lists(
         at_once: passages of a tile.
     """
     size, length = mask.shape
-    exists = owner < count
+    exists = jnp.less(owner, count)
 
     def tile(documents: tuple[Compressed, jax.Array]) -> jax.Array:
         part, mask_of_tile = documents

@@ -84,7 +84,7 @@ def test_a_built_set_has_the_records_of_its_source(folder: Path, built: Path) ->
 
 def test_built_records_are_counted(folder: Path) -> None:
     done = build_data_set(folder, folder.parent / "made", "1.0.0")
-    assert done.written == {
+    assert done.records == {
         "passages/full": 7,
         "other_passages/full": 4,
         "queries/full": 3,
@@ -93,10 +93,10 @@ def test_built_records_are_counted(folder: Path) -> None:
         "judgements/train": 4,
         "examples/train": 2,
     }
-    assert not +done.lost
+    assert not +done.losses
     (folder / "train.jsonl").write_text(json.dumps({**RECORDS[0], "pos_scores": [0.1]}) + "\n")
     done = build_data_set(folder, folder.parent / "made", "1.0.1")
-    assert +done.lost == {"digits of scores that float32 does not have": 1}
+    assert +done.losses == {"digits of scores that float32 does not have": 1}
     assert read_examples(folder.parent / "made", "train")[0].positive_scores[0] == pytest.approx(0.1, rel=1e-7)
 
 
@@ -116,7 +116,7 @@ def test_examples_refer_to_rows_of_the_corpus(folder: Path) -> None:
     record = {"query_id": "q1", "positive_document_ids": ["p5"], "negative_document_ids": ["p0", "p6"]}
     (folder / "train.jsonl").write_text(json.dumps(record) + "\n")
     made = folder.parent / "made"
-    assert "other_passages/full" not in build_data_set(folder, made, "1.0.0").written
+    assert "other_passages/full" not in build_data_set(folder, made, "1.0.0").records
     (example,) = BuiltExamples(Path(f"tfds:{made}/examples/train"))
     assert (example.positives, example.negatives) == ((PASSAGES[5],), (PASSAGES[0], PASSAGES[6]))
     assert read_examples(made, "train", targets=False) == [example]
@@ -171,7 +171,7 @@ def test_invalid_names_and_versions(name: str, version: str, message: str, folde
 
 def test_files_with_and_without_passages(folder: Path) -> None:
     made = folder.parent / "made"
-    assert build_data_set(folder / "corpus.jsonl", made, "1.0.0").written == {"passages/full": 7}
+    assert build_data_set(folder / "corpus.jsonl", made, "1.0.0").records == {"passages/full": 7}
     assert list(read_corpus(made)) == PASSAGES
     with pytest.raises(ValueError, match=r"dev\.tsv is qrels, 3 columns, which gives judgements; a whole data set has"):
         build_data_set(folder / "qrels" / "dev.tsv", made, "2.0.0")

@@ -84,7 +84,7 @@ def test_training_files_round_trip(name: str, other: str, tmp_path: Path) -> Non
     assert detect_file(tmp_path / "a").format.name == name
     done = convert_data(tmp_path / "a", tmp_path / "b", other)
     assert detect_file(tmp_path / "b").format.name == other
-    assert not set(+done.lost) - {"queries' ids"}, str(done)
+    assert not set(+done.losses) - {"queries' ids"}, str(done)
     assert f"{len(originals)} in {tmp_path / 'b'}" in str(done)
     convert_data(tmp_path / "b", tmp_path / "c", name)
     for path in ("a", "b", "c"):
@@ -142,10 +142,10 @@ def test_texts_with_tabs_are_refused_in_tables(tmp_path: Path) -> None:
     texts = [Passage("1", "a\tb\nc"), Passage("2", "d", "title")]
     write_beir(tmp_path / "data", texts, [Query("q", "a", ("x",))], {})
     done = convert_data(tmp_path / "data", tmp_path / "collection.tsv.gz", "msmarco.texts", role="passages")
-    assert +done.lost == {"texts with tabs or line ends": 1, "titles (joined to the texts)": 1}
+    assert +done.losses == {"texts with tabs or line ends": 1, "titles (joined to the texts)": 1}
     assert list(read_corpus(tmp_path / "collection.tsv.gz")) == [Passage("1", "a b c"), Passage("2", "title d")]
     assert "not held: " in str(done)
-    assert +convert_data(tmp_path / "data", tmp_path / "q", "msmarco.texts", role="queries").lost == {
+    assert +convert_data(tmp_path / "data", tmp_path / "q", "msmarco.texts", role="queries").losses == {
         "queries' answers": 1
     }
 
@@ -173,12 +173,12 @@ def folder(tmp_path: Path) -> Path:
 def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     done = convert_data(folder, tmp_path / name, name)
     if name == "msmarco":
-        assert set(+done.lost) == {"titles (joined to the texts)"}
+        assert set(+done.losses) == {"titles (joined to the texts)"}
         assert [(p.id, p.text.removeprefix("title ")) for p in read_corpus(tmp_path / name)] == [
             (p.id, p.text) for p in read_corpus(folder)
         ]
     else:
-        assert not +done.lost
+        assert not +done.losses
         assert list(read_corpus(tmp_path / name)) == list(read_corpus(folder))
     convert_data(tmp_path / name, tmp_path / "back", "beir")
     assert sorted(q.id for q in read_queries(tmp_path / "back")) == [q.id for q in read_queries(folder)]
@@ -217,7 +217,7 @@ def test_values_lost_in_a_folder_are_counted(name: str, lost: dict[str, int], fo
     (folder / "queries.jsonl").write_text(lines + '{"_id": "q5", "text": "nobody judged this"}\n')
     (folder / "qrels" / "test.tsv").write_text("q4\tp6\t2\nq3\tp7\t0\n")
     done = convert_data(folder, tmp_path / name, name)
-    assert dict(+done.lost) == lost
+    assert dict(+done.losses) == lost
 
 
 def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -> None:
@@ -234,11 +234,11 @@ def test_judgements_come_before_training_records(folder: Path, tmp_path: Path) -
     assert [p.id for p in read_examples(folder, "train")[0].negatives] == ["p9", "p2"]
     done = convert_data(folder, tmp_path / "beir", "beir")
     assert read_judgements(tmp_path / "beir", "train") == judged
-    assert +done.lost == {"passages of training records that nobody judged": 1}
-    assert (+convert_data(folder, tmp_path / "ms", "msmarco").lost)[
+    assert +done.losses == {"passages of training records that nobody judged": 1}
+    assert (+convert_data(folder, tmp_path / "ms", "msmarco").losses)[
         "passages of training records that nobody judged"
     ] == 1
-    assert (+convert_data(folder, tmp_path / "tevatron", "tevatron").lost)["grades above 1"] == 1
+    assert (+convert_data(folder, tmp_path / "tevatron", "tevatron").losses)["grades above 1"] == 1
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
 
 def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path: Path) -> None:
     done = convert_data(folder, tmp_path / "dpr", "dpr")
-    assert done.written["train.json"] == 2
+    assert done.records["train.json"] == 2
     assert list(read_corpus(tmp_path / "dpr")) == list(read_corpus(folder))
     texts = [
         [(e.query.text, e.positives, e.negatives) for e in read_examples(one, "train", targets=False)]
@@ -264,7 +264,7 @@ def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path:
     originals = examples(scores=True, ids=False)
     written(tmp_path / "flag.jsonl", "flag.examples", originals)
     done = convert_data(tmp_path / "flag.jsonl", tmp_path / "new", "beir", split="train")
-    assert +done.lost == {"scores": 22}
+    assert +done.losses == {"scores": 22}
     assert read_examples(tmp_path / "new", "train", targets=False) == examples(ids=False)
 
 
@@ -276,7 +276,7 @@ def test_rankings_and_judgements_round_trip(tmp_path: Path) -> None:
         assert detect_file(tmp_path / "b").format.name == name
         assert read_run(tmp_path / "b") == run
     done = convert_data(tmp_path / "a", tmp_path / "b", "msmarco.run")
-    assert +done.lost == {"scores": 9}
+    assert +done.losses == {"scores": 9}
     assert [key for key, _ in read_run(f"msmarco.run:{tmp_path / 'b'}")["q2"]] == [key for key, _ in run["q2"]]
     (tmp_path / "qrels").write_text("q1 0 p1 3\nq1 0 p2 0\nq2 0 p1 1\n")
     for name in ("trec.qrels", "beir.qrels", "st.labels"):
@@ -325,8 +325,8 @@ def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
         convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels")
     assert not (tmp_path / "b").exists()
     policy = Policy("skip")
-    assert convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels", policy=policy).written == {str(tmp_path / "b"): 1}
-    assert policy.skipped == {"wrong columns": 1}
+    assert convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels", policy=policy).records == {str(tmp_path / "b"): 1}
+    assert policy.skip_counts == {"wrong columns": 1}
 
 
 def test_formats_that_can_be_written() -> None:

@@ -397,7 +397,7 @@ def test_an_id_in_two_files_of_a_folder(folder: Path) -> None:
     policy = Policy("skip")
     (example,) = read_examples(folder, "train", policy)
     assert (example.query.id, example.negatives) == ("10", ())
-    assert policy.skipped == {"unknown passage id": 1, "unknown query id": 1}
+    assert policy.skip_counts == {"unknown passage id": 1, "unknown query id": 1}
 
 
 def test_both_tevatron_formats(tmp_path: Path) -> None:
@@ -729,7 +729,7 @@ def test_judgements_in_records_do_not_contradict_each_other(name: str, tmp_path:
         read_judgements(path)
     policy = Policy("skip")
     assert len(read_judgements(path, policy=policy)) == 1
-    assert policy.skipped == {"contradicting judgement": 1}
+    assert policy.skip_counts == {"contradicting judgement": 1}
 
 
 def test_judgements_in_csv_and_as_booleans(tmp_path: Path) -> None:

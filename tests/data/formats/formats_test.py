@@ -360,7 +360,7 @@ def check(read: Callable[[Policy], object], reason: str, message: str, location:
         read(Policy())
     policy = Policy("skip")
     result = read(policy)
-    assert policy.skipped == {reason: 1}
+    assert policy.skip_counts == {reason: 1}
     assert policy.report() == f"skipped 1 record: 1 {reason} ({location})"
     return result
 
@@ -375,7 +375,7 @@ def test_bad_corpus_lines(tmp_path: Path, line: str | bytes | dict, reason: str,
     assert scan.passages == 2
     policy = Policy("skip")
     assert list(Corpus.open(path).read(policy, scan)) == expected
-    assert policy.skipped == {reason: 1}
+    assert policy.skip_counts == {reason: 1}
 
 
 @pytest.mark.parametrize(
@@ -633,7 +633,7 @@ def test_policy_counts_each_record_once_and_reports_in_one_line() -> None:
     for line in (1, 2, 3, 3, 3):
         policy.reject(Location(Path("a/c.jsonl"), line).error("empty passage", "it is empty", "fill it"))
     policy.reject(Location(Path("a/c.jsonl"), 3).error("x", "found", "remedy"), "own reason")
-    assert policy.skipped == {"empty passage": 3, "own reason": 1}
+    assert policy.skip_counts == {"empty passage": 3, "own reason": 1}
     assert policy.report() == "skipped 4 records: 3 empty passage (c.jsonl:1, c.jsonl:2, ...), 1 own reason (c.jsonl:3)"
     with pytest.raises(ValueError, match='on_error is \'ignore\'; it must be "error", "skip" or "keep"'):
         Policy("ignore")
@@ -651,11 +651,11 @@ def test_scan_agrees_with_reading_and_names_all_lines(tmp_path: Path) -> None:
     policy = Policy("skip")
     scan = Corpus.open(tmp_path).scan(policy)
     assert scan.duplicates == {"a": (1, 3, 6), "b": (2, 5)}
-    assert policy.skipped == {"duplicate id": 3}
+    assert policy.skip_counts == {"duplicate id": 3}
     with_scan = list(Corpus.open(path).read(policy, scan))
     assert with_scan == list(read_corpus(path, policy)) == [Passage("a", "0"), Passage("b", "1"), Passage("c", "3")]
     assert scan.passages == len(with_scan)
-    assert policy.skipped == {"duplicate id": 3}  # the same places, however often they are read
+    assert policy.skip_counts == {"duplicate id": 3}  # the same places, however often they are read
 
 
 def test_scan_tells_equal_hashes_from_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_a_question_missing_in_the_other_file_is_a_bad_record(tmp_path: Path) ->
     policy = Policy("skip")
     evaluated = read_evaluation_queries(str(folder), str(folder), "dev", policy)
     assert [query.text for query in evaluated.queries] == ["what is number 1"]
-    assert policy.skipped == {"unknown question": 1}
+    assert policy.skip_counts == {"unknown question": 1}
     done = jaxret("data", "check", str(folder))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "bad: " in done.stdout

@@ -85,7 +85,7 @@ def test_bad_lists_of_ids(row: str, message: str, tmp_path: Path) -> None:
     assert message in str(raised.value)
     policy = Policy("skip")
     assert list(read_run(path, policy)["q4"]) == [("5", 1.0), ("6", 0.5)]
-    assert policy.skipped.total() == 1
+    assert policy.skip_counts.total() == 1
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_ir_datasets(irds: Any, tmp_path: Path, no_network: list[Any]) -> None:
     assert list(read_corpus(f"{source}/docs")) == DOCS
     done = convert_data(source, tmp_path / "beir", "beir")
     assert read_judgements(tmp_path / "beir", "dev") == JUDGED
-    assert not +done.lost
+    assert not +done.losses
     assert not no_network
 
 

@@ -11,7 +11,7 @@ import pytest
 from jaxret.data.formats import read_examples, read_queries, write_beir
 from jaxret.data.formats.example_writers import write_flag_examples, write_tevatron_first, write_tuples
 from jaxret.data.records import Passage, Query
-from jaxret.data.tokens.prompts import PUBLISHED, WEB_SEARCH, read_prompts
+from jaxret.data.tokens.prompts import PRESETS, WEB_SEARCH, read_prompts
 from jaxret.data.tokens.tokenizer import NO_TITLE, TITLE, TextTokenizer, fill_task
 from tests.pipeline import write_encoder, write_language_model
 from tests.tiny import make_config
@@ -31,7 +31,7 @@ AS_PUBLISHED = {
 
 
 def test_published_prompts_equal_the_model_cards() -> None:
-    assert AS_PUBLISHED.keys() == PUBLISHED.keys()
+    assert AS_PUBLISHED.keys() == PRESETS.keys()
     for name, (query, passage) in AS_PUBLISHED.items():
         prompts = read_prompts(make_config({"tokens.prompts": name}))
         assert fill_task(prompts.query, prompts.task) + QUESTION == query
@@ -45,7 +45,7 @@ def test_tokens_task_replaces_the_default_task() -> None:
     own = read_prompts(make_config({"tokens.query_prompt": "{task}: ", "tokens.task": "Find a claim:"}))
     assert fill_task(own.query, own.task) == "Find a claim: "  # as LLM2Vec, which adds the colon where it is missing
     same = {"tokens.prompts": "qwen3", "tokens.query_prompt": f"Instruct: {WEB_SEARCH}\nQuery:"}
-    assert read_prompts(make_config(same)) == PUBLISHED["qwen3"]  # as a sentence-transformers directory says it
+    assert read_prompts(make_config(same)) == PRESETS["qwen3"]  # as a sentence-transformers directory says it
     assert read_prompts(make_config(same | {"tokens.task": "Find a claim"})) == prompts
 
 
