@@ -89,7 +89,7 @@ def checked_passages(texts: Iterable[str | Passage], name: str, first: int = 0) 
 
 
 def listed_texts(texts: Any, kind: Any, name: str) -> Iterator[Any]:
-    """Yield the texts, if they are a list of texts."""
+    """Yield the texts, if they are a list of texts. Raises ValueError for one text, or what is no list of texts."""
     if isinstance(texts, str | bytes | Passage | Mapping):
         raise ValueError(f"{name} must be a list of texts, not one {type(texts).__name__}: put it in [ ]")
     require_kind(name, texts, Iterable, "a list of texts")

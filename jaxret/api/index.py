@@ -283,6 +283,8 @@ class Index:
 
         Vectors are those of `Retriever.encode_passages`, rounded as they are stored: float32 [n,V,D], or a list of
         [V,D] where each passage has its own number.
+
+        Raises ValueError if `block` is below 1.
         """
         if (block := whole_number("block", block)) < 1:
             raise ValueError(f"block is {block}; it must be at least 1")

@@ -55,6 +55,8 @@ def report_errors() -> Iterator[None]:
     """Print an error as `error: ...` and exit with status 1, or 70 for an unexpected error.
 
     JAXRET_DEBUG=1 shows tracebacks instead.
+
+    Raises SystemExit with the status of the error.
     """
     try:
         yield

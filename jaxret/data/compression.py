@@ -40,7 +40,7 @@ def detect_compression(path: Path) -> str:
 
 def read_blocks(path: Path, size: int) -> Iterator[bytes]:
     """Yields the decompressed bytes of a file, up to `size` at a time. What is wrong with the compression is a
-    DamagedError."""
+    DamagedFileError."""
     kind = detect_compression(path)
     opener: Any = gzip.open if kind == ".gz" else zstandard_module().open if kind == ".zst" else open
     errors = (EOFError, gzip.BadGzipFile, zlib.error, *([zstandard_module().ZstdError] if kind == ".zst" else []))

@@ -75,7 +75,8 @@ class Digest(Protocol):
 
 
 def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
-    """Yields the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them."""
+    """Yields the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them. Raises DataError for a
+    pipe, a missing file, or damaged compression."""
     lines = 0
     if path.is_fifo():  # a pipe can be read only once, and may block
         remedy = "write it to a file, and give that"

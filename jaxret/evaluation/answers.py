@@ -145,6 +145,9 @@ def answer_accuracy(
     Args:
         run, queries, passage_texts, match: see `answer_ranks`.
         ks: cut-offs, each 1 or more.
+
+    Raises:
+        ValueError: no cut-off, one below 1, or no queries.
     """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}; give at least one cut-off, each 1 or more")

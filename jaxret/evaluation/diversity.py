@@ -45,6 +45,8 @@ def normalized_scores(
     """Return the scores of each query with each vector of its passage, float64.
 
     The paper does not state its normalization: softmax over the vectors (which fits its numbers), cosine, or none.
+
+    Raises ValueError for an unknown normalization.
     """
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(NORMS)}")

@@ -141,7 +141,8 @@ def _rounded(evaluation: Evaluation) -> dict[str, float]:
 
 
 def read_evaluation(path: str | os.PathLike[str]) -> Evaluation:
-    """Read a file of `write_evaluation`. Accuracies by answer strings follow the measures by judgements."""
+    """Read a file of `write_evaluation`. Accuracies by answer strings follow the measures by judgements. Raises
+    ValueError for a file that is no evaluation."""
     report = read_json(path)
     try:
         answers = report.get("answers", {"mean": {}, "per_query": {}})

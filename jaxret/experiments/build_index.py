@@ -42,6 +42,9 @@ def index_corpus(
         corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
         run: encodes options.queries; needed where there are some.
         progress: show bars.
+
+    Raises:
+        ValueError: fewer than two passages.
     """
     folder = corpus_folder(workdir, corpus)
     place = index_folder(folder, options.name or options.factory)

@@ -185,7 +185,7 @@ def render_comparison(
 
 
 def split_argument(argument: str) -> tuple[str, list[str]]:
-    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN])."""
+    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN]). Raises ValueError for no name, or no runs."""
     if "=" not in argument or os.path.exists(argument):
         return "", [argument]
     name, _, runs = argument.partition("=")
@@ -196,7 +196,8 @@ def split_argument(argument: str) -> tuple[str, list[str]]:
 
 
 def common_result_name(folders: Sequence[str]) -> str:
-    """Return the name of the only result that all folders have; "" without folders."""
+    """Return the name of the only result that all folders have; "" without folders. Raises FileNotFoundError or
+    ValueError for a folder without results; several common results, or none."""
     if not folders:
         return ""
     stems = [{path.stem for path in Workdir(folder).evaluations} for folder in folders]

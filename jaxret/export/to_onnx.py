@@ -66,6 +66,9 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
         side: "query" or "passage".
         form: form of the vectors; None for hidden states.
         path: file to write.
+
+    Raises:
+        ValueError: prompts do not count in the run's means, which a graph cannot compute.
     """
     if run.tokenizer.skip_prompt:
         raise ValueError(

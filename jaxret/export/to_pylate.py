@@ -86,6 +86,9 @@ def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.n
         out: the PyLate directory.
         side: "query" or "passage".
         tokens: token ids.
+
+    Raises:
+        ValueError: a setting, read back, is not the run's.
     """
     file_keys = pylate.read_pylate_keys(out)
     del file_keys[TITLE_SEPARATOR]  # no file of PyLate has it

@@ -128,7 +128,8 @@ class EncodedCorpus:
         return begin, EncodedCorpus(self.folder, self.parts, self.shards, self._chosen(begin, end), self.cut)
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the passage ids of some rows. Reads one id file at a time and keeps only these ids."""
+        """Return the passage ids of some rows. Reads one id file at a time and keeps only these ids. Raises IndexError
+        for a row that the corpus does not have."""
         rows = np.asarray(indices, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
             wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]

@@ -115,7 +115,7 @@ def _describe_values(name: str, tables: Sequence[Mapping[str, Field]]) -> str:
 
 def read_fields(shards: ShardSet) -> dict[str, Field]:
     """Return the fields of a part by name, memory-mapped; make them if they do not exist, are damaged, or of other
-    texts."""
+    texts. Raises ValueError if the folder changes during the call."""
     folder, sha256 = shards.folder / "metadata", corpus_of(shards).get("sha256")
     fields = _stored(folder, sha256)
     if fields is None:

@@ -52,7 +52,7 @@ class ShardSet:
 
     @property
     def vectors_per_row(self) -> int:
-        """Return V, where it is the same for every row."""
+        """Return V, where it is the same for every row. Raises ValueError if every row has its own number."""
         if self.manifest.vectors_per_row is None:
             raise ValueError(f"{self.folder} has lists of vectors, or of words: every row has its own number")
         return self.manifest.vectors_per_row
@@ -175,7 +175,8 @@ def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
 
 
 def read_shards(folder: str | Path) -> ShardSet:
-    """Open a finished folder of vectors by its manifest alone; `ShardSet.check` looks at the files."""
+    """Open a finished folder of vectors by its manifest alone; `ShardSet.check` looks at the files. Raises ShardError
+    if the folder is not finished."""
     folder = Path(folder)
     path = folder / "manifest.json"
     if not path.is_file():

@@ -140,7 +140,8 @@ class Manifest:
 
 
 def plan_shards(total_rows: int, rows_per_shard: int) -> list[Shard]:
-    """Return the shards of a corpus; only the last may be short. They depend on nothing but the two numbers."""
+    """Return the shards of a corpus; only the last may be short. They depend on nothing but the two numbers. Raises
+    ValueError for a number below 1."""
     if total_rows < 1 or rows_per_shard < 1:
         raise ValueError(f"cannot cut {total_rows} rows into shards of {rows_per_shard}: both must be at least 1")
     starts = range(0, total_rows, rows_per_shard)

@@ -144,7 +144,8 @@ def delete_passages(folder: Path, ids: str | Path) -> tuple[int, int]:
 
 
 def delete_ids(folder: Path, where_of: Mapping[str, object]) -> tuple[int, int]:
-    """Delete the passages with some ids, as `delete_passages` does; `where_of` has the place of each id, for errors."""
+    """Delete the passages with some ids, as `delete_passages` does; `where_of` has the place of each id, for errors.
+    Raises ValueError for an id of no passage; nothing is deleted then."""
     with hold_folder(folder, "deleting"):
         encoded_corpus = open_encoded(folder)
         unknown, parts = set(where_of), []

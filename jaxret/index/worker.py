@@ -64,7 +64,8 @@ class EncodeWorker:
         return open_token_reader(self.source, self.run.tokenizer)
 
     def fill(self) -> None:
-        """Encode shards that no other job encodes, until all of them exist."""
+        """Encode shards that no other job encodes, until all of them exist. Raises ShardError if others change shards
+        that were written."""
         log, shards = job_log(self.progress), self.writer.pending()
         if not shards:
             return
@@ -190,6 +191,9 @@ class EncodeWorker:
             lease: of the shard.
             vectors: of its passages.
             ids: of its passages.
+
+        Raises:
+            ValueError: vectors that are not finite; it names the passage.
         """
         array: Any = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
         if isinstance(array, Ragged) and self.run.model.vectors_per_passage is not None:

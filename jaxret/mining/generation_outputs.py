@@ -36,7 +36,8 @@ class GeneratedQueries:
         self.count, self.with_queries = sum(lengths), sum(length > 0 for length in lengths)
 
     def passages(self) -> Iterator[tuple[Passage, list[str]]]:
-        """Yield each passage with its queries."""
+        """Yield each passage with its queries. Raises ValueError for queries that are not those of the corpus's
+        passage."""
         corpus = self.corpus.read(Policy(self.on_error), self.scan)
         for passage, (key, texts) in zip(corpus, self.read(), strict=True):
             if passage.id != key:

@@ -59,6 +59,9 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
         progress: show progress bars.
     Returns:
         (passages with keywords, passages).
+
+    Raises:
+        ValueError: `count` is below 1, or no passage has an English word.
     """
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")

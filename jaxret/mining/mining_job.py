@@ -291,6 +291,9 @@ def select_examples(
         texts: reader of passages by id.
         chooser: selects negatives and counts.
         progress: show a progress bar.
+
+    Raises:
+        ValueError: nothing was retrieved at the ranks, or nothing of it is in the corpus.
     """
     settings = chooser.settings
     with Progress("mine", len(questions.queries), "query", shown=progress) as bar:

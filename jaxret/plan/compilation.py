@@ -136,7 +136,7 @@ def _complete(dump: Path) -> bool:
 
 
 def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:
-    """Read the needs of a program from its dump."""
+    """Read the needs of a program from its dump. Raises CompileError if a file of the dump is missing."""
     texts = {}
     for suffix in ("after_optimizations.txt", "buffer-assignment.txt"):
         path = _dumped(folder / "dump", suffix)

@@ -225,7 +225,8 @@ def plan_encoding(
 
 
 def corpus_bytes(config: ConfigDict, retriever: RetrieverModel, passages: int) -> int:
-    """Return the bytes of the vectors on disk, for passages of the largest length; without ids."""
+    """Return the bytes of the vectors on disk, for passages of the largest length; without ids. Raises ValueError for
+    an unknown encode.dtype."""
     if config.encode.dtype not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
     vectors = retriever.most_vectors(config.tokens.passage_length)

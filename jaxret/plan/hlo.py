@@ -166,7 +166,7 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def array_bytes(kind: str, shape: tuple[int, ...]) -> float:
-    """Return the bytes of an array, without padding."""
+    """Return the bytes of an array, without padding. Raises ValueError for an unknown type."""
     width = _BYTES.get(kind)
     if width is None:
         bits = re.match(r"[a-z]+(\d+)", kind)

@@ -61,7 +61,8 @@ class PlanRequest:
 
 
 def print_plans(request: PlanRequest) -> bool:
-    """Print a plan for each topology, or a table. Return False if a plan does not fit its chips."""
+    """Print a plan for each topology, or a table. Return False if a plan does not fit its chips. Raises ValueError for
+    an unknown subject, or no config."""
     if request.subject not in SUBJECTS:
         suggestion = suggest_name(request.subject, SUBJECTS)
         raise ValueError(f"plan {request.subject}: the subject is one of {', '.join(SUBJECTS)}{suggestion}")

@@ -228,6 +228,9 @@ def search_program(
         load: passages on the devices, k and precision.
         devices: all of the mesh.
         platform: of the program, if the devices stand for others.
+
+    Raises:
+        ValueError: vectors are weights of words.
     """
     retriever = retriever_of(config, directory)
     if retriever.sparse:

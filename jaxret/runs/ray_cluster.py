@@ -40,7 +40,8 @@ class EngineOptions:
         self.worker_resources()
 
     def worker_resources(self) -> dict[str, Any]:
-        """Return the resources of a worker as arguments of Ray."""
+        """Return the resources of a worker as arguments of Ray. Raises ValueError for a text that is no kind and
+        number."""
         kind, _, count = self.resources.partition(":")
         if not kind or not count.isdecimal() or int(count) < 1:
             raise ValueError(f"resources is {self.resources!r}; it must be a kind and a number, as GPU:1 or CPU:2")

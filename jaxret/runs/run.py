@@ -324,6 +324,9 @@ def open_model(
         build: Makes the model of a config and the encoder's config.
         checkpoint: "best", "last" or a step.
         overrides: Settings that differ from training.
+
+    Raises:
+        ContractError/ValueError: a config without a key that this version needs; overrides out of range.
     """
     folder = Workdir(workdir)
     config = config_of_task(folder, task)
@@ -443,6 +446,9 @@ def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, ove
         model: Model, which has the longest possible text.
         tokenizer: Tokenizer with the lengths of training.
         overrides: Settings that differ from training.
+
+    Raises:
+        ValueError: a length that the model does not have.
     """
     for key in ("query_length", "passage_length"):
         length = getattr(overrides, key)

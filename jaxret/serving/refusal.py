@@ -37,7 +37,8 @@ class Body:
                 raise RefusalError(422, f"{shown(name)} is not a key of this request{hint} (keys: {', '.join(keys)})")
 
     def get(self, name: str, kind: type, default: Any) -> Any:
-        """Return a value of a type; `default` if it is missing or null."""
+        """Return a value of a type; `default` if it is missing or null. Raises RefusalError for a value of another
+        type."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -47,14 +48,14 @@ class Body:
         return value
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """Return one of some texts."""
+        """Return one of some texts. Raises RefusalError for another text."""
         value = self.get(name, str, default)
         if value not in choices:
             raise RefusalError(422, f"{name} is {shown(value)}; it must be one of {', '.join(choices)}")
         return value
 
     def count(self, name: str, default: int, most: int) -> int:
-        """Return a whole number from 1 to `most`."""
+        """Return a whole number from 1 to `most`. Raises RefusalError for a number out of range."""
         value = self.get(name, int, default)
         if not 1 <= value <= most:
             raise RefusalError(422, f"{name} is {value}; it must be 1 to {most}")
@@ -67,6 +68,9 @@ class Body:
             name: key.
             most: texts.
             most_characters: characters of each text.
+
+        Raises:
+            RefusalError: no texts, too many, too long ones, or token ids.
         """
         value = self._values.get(name)
         if value is None:

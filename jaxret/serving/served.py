@@ -233,7 +233,8 @@ class ServedRetriever:
         return key
 
     def count(self, k: int) -> int:
-        """Return the number of passages to search for, of which the first k are the answer."""
+        """Return the number of passages to search for, of which the first k are the answer. Raises RefusalError if `k`
+        is above the candidates that the server scores."""
         searcher = self._searcher()
         if searcher.generator and k > searcher.generator.spec.passages:
             raise RefusalError(422, f"k is {k}; this server scores {searcher.generator.spec.passages} candidates")

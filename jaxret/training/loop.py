@@ -100,7 +100,8 @@ class TrainResult:
 
     def require_finished(self) -> None:
         """End the process, with the status of one that SIGTERM ended, if it ended training: the steps of a script that
-        follow must not take a half-trained model for the result."""
+        follow must not take a half-trained model for the result. Raises SystemExit if training ended before its last
+        step."""
         if self.step < self.total_steps:
             raise SystemExit(128 + signal.SIGTERM)
 

@@ -3,8 +3,10 @@
 Rules, each with what it prints:
 
   duplicate   a public function or class of the package has a name that another module uses too
-  name        a variable, parameter, field or function is called by a participle that says nothing (BANNED)
-  docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four parameters
+  name        a variable, parameter, field or function is called by a participle that says nothing (BANNED), or a
+              variable or parameter of the package by any other one that is not in TERMS
+  docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four
+              parameters, or does not say that a public function of the package raises an error
   parameters  a function has more than seven parameters
 
 Exit status 1 with anything printed.
@@ -22,7 +24,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("jaxret", "tests", "bench")
 BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
+# Past participles that may name a variable: terms of the field, and values that are true or false. It only shrinks.
+TERMS = re.compile(
+    r"centred|changed|closed|concatenated|counted|damaged|done|ended|expected|frozen|gated|hidden|judged|"
+    r"keyed|named|normed|pooled|published|released|removed|repeated|required|scaled|shown|stacked|summed|"
+    r"trusted|unpooled|unrolled|won"
+)
+PARTICIPLE = re.compile(r"[a-z]{3,}ed")
+NOUNS = {"embed", "feed", "need", "seed", "speed", "shed"}
+IRREGULAR = re.compile(
+    r"begun|broken|built|chosen|done|drawn|felt|frozen|gone|held|hidden|kept|lost|made|met|paid|said|seen|"
+    r"sent|shown|sold|sought|spent|stolen|taken|taught|thought|torn|understood|won|worn|written"
+)
 OPENINGS = re.compile(r"\s*(What|As|The same)\b")
+RAISES = re.compile(r"[Rr]ais|Error|[Rr]efuse")
+BUGS = {"AssertionError", "NotImplementedError"}  # raised for a mistake in this project, which nobody catches
 MOST_PARAMETERS, ARGS_FROM = 7, 4
 # Names that every module of a kind has.
 EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages"}
@@ -70,6 +86,41 @@ def bound(scope: ast.AST) -> set[str]:
     return names
 
 
+def variables(function: Function) -> set[str]:
+    """The variables that a function binds itself, and its parameters."""
+    names = set(parameters(function))
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        todo.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def is_participle(name: str) -> bool:
+    """Whether a name is one past participle that is not in TERMS, whatever underscores it has at its ends."""
+    word = name.strip("_")
+    regular = PARTICIPLE.fullmatch(word) is not None and word not in NOUNS
+    return (regular or IRREGULAR.fullmatch(word) is not None) and TERMS.fullmatch(word) is None
+
+
+def own_errors(function: Function) -> set[str]:
+    """The classes of the errors that a function raises itself, as it writes them."""
+    errors: set[str] = set()
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            errors.add(ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc))
+        todo.extend(ast.iter_child_nodes(node))
+    return {error for error in errors if error[0].isupper() and error not in BUGS}
+
+
 def check_file(path: Path) -> Iterator[str]:
     """Every violation of one file but duplicates, as "RULE FILE SCOPE: text"."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -78,6 +129,9 @@ def check_file(path: Path) -> Iterator[str]:
         where = f"{name} {scope}".strip()
         for word in sorted(bound(node) & BANNED):
             yield f"name {where}: {word}"
+        if name.startswith("jaxret/") and isinstance(node, Function):
+            for word in sorted(filter(is_participle, variables(node))):
+                yield f"name {where}: {word}"
         document = (
             ast.get_docstring(node, clean=False) if isinstance(node, ast.Module | ast.ClassDef | Function) else None
         )
@@ -90,6 +144,8 @@ def check_file(path: Path) -> Iterator[str]:
             public = not any(part.startswith("_") for part in scope.split("."))
             if name.startswith("jaxret/") and public and count >= ARGS_FROM and document and "Args:" not in document:
                 yield f"docstring {where}: {count} parameters and no Args:"
+            if name.startswith("jaxret/") and public and document and not RAISES.search(document):
+                yield from (f"docstring {where}: raises {error}" for error in sorted(own_errors(node)))
 
 
 def duplicates() -> Iterator[str]:

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Record]]:
     """Yields (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came; of a
-    named set's table its records, as JSON."""
+    named set's table its records, as JSON. Raises DataError for a table without names for its columns."""
     container = file.container
     if container == "rows":
         yield from _rows(file.path, digest)

@@ -247,7 +247,8 @@ def examples_by_target(example: Example) -> Iterator[Example]:
 
 
 def detect_examples(source: PathLike, split: str | None, negatives_run: PathLike | None = None) -> DataFile | None:
-    """The file of training records; None if examples are to be made of judgements."""
+    """The file of training records; None if examples are to be made of judgements. Raises DataError if a run is given
+    for records that name their own negatives."""
     path = source_path(source)
     if is_folder(path):
         file = examples_path(path, split) if negatives_run is None else None

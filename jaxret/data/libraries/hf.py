@@ -20,7 +20,8 @@ _DEFAULT = "default"
 
 
 def open_hf_set(path: Path) -> NamedSet:
-    """Open a set of this library, see `open_named_set`."""
+    """Open a set of this library, see `open_named_set`. Raises DataError for a name that is no set, or a set that was
+    not fetched."""
     library = import_library(path)
     parts = Path(library_of(path)[1]).parts
     for count in range(len(parts), 0, -1):

@@ -21,7 +21,7 @@ class FetchError(Exception):
 
 
 def open_irds_set(path: Path) -> NamedSet:
-    """Open a set of this library, see `open_named_set`."""
+    """Open a set of this library, see `open_named_set`. Raises DataError if ir_datasets has no such set."""
     library = import_library(path)
     name = library_of(path)[1]
     rest: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ def is_tfds_set(folder: Path) -> bool:
 
 
 def open_tfds_set(path: Path) -> NamedSet:
-    """Open a set of this library, see `open_named_set`."""
+    """Open a set of this library, see `open_named_set`. Raises DataError for a version that was not built."""
     root, folder, version, rest = _split(path)
     versions = {sub.name: list_versions(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
     configs = {name: folder / name for name, numbers in versions.items() if numbers}

@@ -97,6 +97,9 @@ def encode_probe_data(
         queries: judged queries of it.
         options: how many of these.
         progress: show bars.
+
+    Raises:
+        ValueError: fewer than four queries have a relevant passage.
     """
     random = np.random.default_rng(options.seed)
     grades: dict[str, dict[str, int]] = {}

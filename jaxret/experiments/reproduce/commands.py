@@ -61,6 +61,9 @@ def case_commands(case: Case, places: Places, seed: int | None = None) -> list[l
         case: the row and the data set.
         places: folders, and keys that differ from the paper's.
         seed: number of the run, for rows that are the mean of several.
+
+    Raises:
+        ValueError: the row has no config for the data set.
     """
     row = resolved(case.row)
     if row.verb == "count":

@@ -137,7 +137,8 @@ def case_seeds(case: Case) -> list[int | None]:
 
 
 def measure_case(case: Case, places: Places) -> Iterator[Measured]:
-    """Yield what the runs of a case measured, from the evaluations that its searches wrote."""
+    """Yield what the runs of a case measured, from the evaluations that its searches wrote. Raises ValueError for an
+    evaluation without the measure of the row."""
     row = resolved(case.row)
     if row.verb == "diversity":
         yield from _measure_diversity(case, places)

@@ -95,8 +95,8 @@ def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) ->
     if query.shape[1] == key.shape[1]:
         scores = product("bhqw,bhkw->bhqk", query, key, dtype, jnp.float32)
     else:  # heads that share a key are an axis of their own, so that no key is copied
-        shared = query.reshape(len(query), key.shape[1], -1, *query.shape[2:])
-        scores = product("bhgqw,bhkw->bhgqk", shared, key, dtype, jnp.float32)
+        query_groups = query.reshape(len(query), key.shape[1], -1, *query.shape[2:])
+        scores = product("bhgqw,bhkw->bhgqk", query_groups, key, dtype, jnp.float32)
         scores = scores.reshape(*query.shape[:3], key.shape[2])
     scores = scores if bias is None else scores + bias
     mask = mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
@@ -106,11 +106,11 @@ def _plain(query: Any, key: Any, value: Any, mask: Any, drop: Any, bias: Any) ->
     total = jnp.sum(weights, axis=-1, keepdims=True)
     weights = drop(weights)
     if query.shape[1] == key.shape[1]:
-        mixed = product("bhqk,bhkw->bhqw", weights, value, dtype, jnp.float32)
+        context = product("bhqk,bhkw->bhqw", weights, value, dtype, jnp.float32)
     else:
         weights = weights.reshape(len(query), key.shape[1], -1, *weights.shape[2:])
-        mixed = product("bhgqk,bhkw->bhgqw", weights, value, dtype, jnp.float32).reshape(query.shape)
-    return jnp.swapaxes((mixed / total).astype(dtype), 1, 2)
+        context = product("bhgqk,bhkw->bhgqw", weights, value, dtype, jnp.float32).reshape(query.shape)
+    return jnp.swapaxes((context / total).astype(dtype), 1, 2)
 
 
 def rotate(

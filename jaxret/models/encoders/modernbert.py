@@ -348,7 +348,8 @@ KINDS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope
 
 
 def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`layer_types` and `rope_parameters`, as transformers 5 writes them, -> the keys of the first files."""
+    """`layer_types` and `rope_parameters`, as transformers 5 writes them, -> the keys of the first files. Raises
+    ValueError for layers or rotary positions that are not implemented."""
     older = dict(raw)
     types = raw.get("layer_types")
     if types is not None:

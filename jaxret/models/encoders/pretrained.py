@@ -246,6 +246,9 @@ def save_pretrained(
       config: of the encoder.
       params: of the encoder.
       pooler: tensors of `read_pooler`, which BertForMaskedLM does not have.
+
+    Raises:
+      ValueError: parameters do not fit the config.
     """
     directory = Path(directory)
     flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")

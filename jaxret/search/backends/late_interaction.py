@@ -44,14 +44,14 @@ class DeviceVectorLists:
         """Return the k passages with the highest scores of queries, which are lists of float32 vectors."""
         count, k, (size, length) = len(queries), min(k, self.real), self.mask.shape
         width, several = power_of_two(len(queries.flat)), power_of_two(count)  # few sizes, so few programs are compiled
-        padded = np.zeros((width, queries.flat.shape[1]), np.float32)
-        padded[: len(queries.flat)] = queries.flat
+        vectors = np.zeros((width, queries.flat.shape[1]), np.float32)
+        vectors[: len(queries.flat)] = queries.flat
         owner = np.full(width, several, np.int32)
         owner[: len(queries.flat)] = np.repeat(np.arange(count), queries.lengths)
-        compressed = compress(padded, self.precision)
-        at_once = documents_at_once(size, length * (width + padded.shape[1]), jax.default_backend())
+        numbers = compress(vectors, self.precision)
+        at_once = documents_at_once(size, length * (width + vectors.shape[1]), jax.default_backend())
         computed_k = min(power_of_two(k), size)
-        best_hits = search_lists(compressed, owner, self.vectors, self.mask, several, computed_k, at_once)
+        best_hits = search_lists(numbers, owner, self.vectors, self.mask, several, computed_k, at_once)
         scores, places = (np.asarray(x)[:count] for x in best_hits)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
         # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.

@@ -20,7 +20,10 @@ from jaxret.training.pretraining.scratch import copy_tokenizer
 
 def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) -> list[str]:
     """Write config.json and model.safetensors of transformers' BertForMaskedLM (or a model like it), the tokenizer, the
-    head of pre-training and a card into an empty folder; read the encoder back. Returns sentences on what it wrote."""
+    head of pre-training and a card into an empty folder; read the encoder back. Returns sentences on what it wrote.
+
+    Raises ValueError if the weights, read back, are not those that were written.
+    """
     shapes, params, step = run.model.module.config, jax.device_get(run.params), run.checkpoint["step"]
     save_pretrained(folder, shapes, params["encoder"])
     copy_tokenizer(run.workdir.encoder, folder)
