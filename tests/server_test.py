@@ -43,6 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 QUESTIONS = ["river stone music", "silver garden", "paper light forest", "winter market"]
 
 
+@pytest.mark.daily("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
@@ -82,6 +83,7 @@ def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.daily("60-6")
 @pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

@@ -14,12 +14,14 @@ from jaxret.training.loop import train
 from tests.pipeline import resources, tiny_config, write_data, write_encoder
 
 
+@pytest.mark.daily("20-False")
 @pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("steps", "keeps"),
     [
+        (20, False),
         (100, False),
         pytest.param(100, True, marks=pytest.mark.exhaustive),
         pytest.param(5000, False, marks=pytest.mark.exhaustive),

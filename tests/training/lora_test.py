@@ -130,6 +130,7 @@ def test_new_adapters_change_nothing_and_are_initialised_as_in_peft() -> None:
     assert not np.array_equal(a[0], a[1]), "each layer draws its own"
 
 
+@pytest.mark.daily("bert")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "encoder"),
@@ -155,10 +156,12 @@ def test_merged_weights_give_the_vectors_of_adapters(settings: dict[str, Any], e
     assert np.abs(before - ours).max() > 1e-3, "control: the steps changed the vectors"
 
 
+@pytest.mark.daily("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
+        pytest.param({}, id="plain"),
         pytest.param({"train.chunk_size": 4, "train.accumulate": 2}, id="chunks"),
         pytest.param({"lora.dropout": 0.3}, marks=pytest.mark.exhaustive, id="dropout"),
         pytest.param({"encoder.recompute": "layer"}, marks=pytest.mark.exhaustive, id="recompute"),

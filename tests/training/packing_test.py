@@ -24,8 +24,10 @@ LAST = {"head.token": "last"}
 MODERNBERT_DROPPING = dataclasses.replace(
     tiny.MODERNBERT, attention_dropout=0.1, mlp_dropout=0.1, embedding_dropout=0.1
 )
+ONE_LAYER = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=1)
 # Overrides of the base config, and the encoder.
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "one_layer": (tiny.DUAL_ENCODER | MEAN | {"encoder.tied": True}, ONE_LAYER),
     "dual_encoder": (tiny.DUAL_ENCODER, tiny.WITHOUT_DROPOUT),
     "dual_encoder_mean": (tiny.DUAL_ENCODER | MEAN, tiny.WITHOUT_DROPOUT),
     "mlr": (tiny.SELF_CONTRASTIVE, tiny.WITHOUT_DROPOUT),
@@ -56,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "mlr_gemma_dropout": (tiny.SELF_CONTRASTIVE | MEAN, dataclasses.replace(tiny.GEMMA, attention_dropout=0.1)),
     "mvr_modernbert_dropout": (FAMILIES["mvr"], MODERNBERT_DROPPING),
 }
-SHORT = ("mlr",)
+SHORT = ("one_layer", "mlr")
 
 
 def gradient(case: str, devices: int, chunk_size: int) -> Any:
@@ -83,6 +85,7 @@ def make_batch(case: str, seed: int = 0) -> Batch:
     return tiny.make_batch(QUERIES, seed=seed, pseudo_queries="i3" in case)
 
 
+@pytest.mark.daily("one_layer")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]

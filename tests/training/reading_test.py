@@ -212,6 +212,7 @@ def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
 
 # With [CLS] what is left is the rounding of the operands of products, as much forward as backward. Rare words have it
 # too; it averages out in sums over more numbers, as those of a wider model.
+@pytest.mark.daily("mean")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "shapes", "most", "control"),
