@@ -10,7 +10,6 @@ from tests.conftest import DAILY_TABLES, REPOSITORY
 # name it by the mark `daily`.
 EXCEPTIONS: dict[str, str] = {
     "tests/coming_from_test.py::test_the_commands_run": "programs that train, on samples of real files",
-    "tests/data/tokens/packing_test.py::test_real_lengths": "the texts of real data sets",
     "tests/docs_test.py::test_a_tutorial_prints_what_it_shows_in_jupyter": "Jupyter, in another environment",
     "tests/experiments/mteb_test.py::test_results_in_mteb_files_equal_jaxret_search": "mteb, in another environment",
     "tests/index/bucket_jobs_test.py::test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3": "a server of S3",
