@@ -377,9 +377,7 @@ def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
         (("{runs}/dual", "--batch=0"), "--batch=0: it must be a whole number of at least 1"),
     ],
 )
-def test_a_bad_start_is_one_sentence(
-    request: pytest.FixtureRequest, arguments: tuple[str, ...], message: str
-) -> None:
+def test_a_bad_start_is_one_sentence(request: pytest.FixtureRequest, arguments: tuple[str, ...], message: str) -> None:
     if any("{runs}" in argument for argument in arguments):
         runs = request.getfixturevalue("runs")
         arguments = tuple(argument.format(runs=runs) for argument in arguments)

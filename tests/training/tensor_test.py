@@ -106,7 +106,7 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("more", "first"),
     [
-        pytest.param({"data__dev": ""}, {}, id="begun without the axis"),
+        pytest.param({"data__dev": "", "encoder__layers": 1}, {}, id="begun without the axis"),
         pytest.param(
             {"lora__rank": 2, "lora__alpha": 4.0, "lora__dropout": 0.2, "tokens__packing": True}, SHARED, id="lora"
         ),
