@@ -10,7 +10,7 @@ from tests.conftest import DAILY_TABLES, REPOSITORY
 # name it by the mark `daily`.
 EXCEPTIONS: dict[str, str] = {
     "tests/coming_from_test.py::test_the_commands_run": "programs that train, on samples of real files",
-    "tests/configs/config_test.py::test_i3_trains_and_validates_in_chunks_of_one_query": "compiles for half a minute",
+    "tests/configs/config_test.py::test_i3_trains_and_validates_in_chunks_of_one_query": "half a minute of compilation",
     "tests/docs_test.py::test_a_tutorial_prints_what_it_shows_in_jupyter": "Jupyter, in another environment",
     "tests/experiments/mteb_test.py::test_results_in_mteb_files_equal_jaxret_search": "mteb, in another environment",
     "tests/index/bucket_jobs_test.py::test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3": "a server of S3",
@@ -20,7 +20,7 @@ EXCEPTIONS: dict[str, str] = {
     "tests/search/ray_search_test.py::test_workers_search_what_one_process_does": "a cluster of Ray",
     "tests/serving/clients_test.py::test_clients_of_other_libraries": "other libraries, in another environment",
     "tests/training/loop_test.py::test_killed_and_resumed_in_another_process": "two programs, one long enough to kill",
-    "tests/training/packed_run_test.py::test_a_packed_run_equals_a_padded_one": "compiles for ten seconds, with one layer too",
+    "tests/training/packed_run_test.py::test_a_packed_run_equals_a_padded_one": "ten seconds of compilation",
     "tests/training/packed_run_test.py::test_an_epoch_of_real_texts": "an epoch of real data sets",
 }
 OWN_ENVIRONMENT = ("tests/faults/", "tests/plan/")  # whose targets of the Makefile are test-faults and test-plan
