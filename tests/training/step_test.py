@@ -57,7 +57,7 @@ class Trainer:
         self.mesh = mesh_of(mesh)
         self.objective = make_objective(FAMILIES[family], self.mesh, encoder)
         self.optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
-        pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}))["encoder"])
+        pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}, encoder))["encoder"])
         config.optimizer.ema, config.train.skip_nonfinite = rule.ema, rule.skip_nonfinite
         self.state = init_state(config, self.mesh, self.objective.model, pretrained, self.optimizer)
         self.step = make_train_step(self.objective, self.optimizer, self.state, jax.random.key(9), rule)
