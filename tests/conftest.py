@@ -75,11 +75,34 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 pytest_plugins = ["tests.fault_table"]
 
 
+LONG = ("slow", "exhaustive")  # the marks of what `make test` leaves out
+DAILY_TABLES = pytest.StashKey[dict[str, bool]]()  # each table with an exhaustive case -> whether it has a daily one
+
+
+def _mark_each_test(items: list[pytest.Item]) -> None:
+    """Moves the marks LONG from modules to their tests: a daily case is without them, and the others keep them."""
+    modules = {module for item in items if (module := item.getparent(pytest.Module))}
+    for item in items:
+        module = item.getparent(pytest.Module)
+        item.own_markers += [mark for mark in module.own_markers if mark.name in LONG] if module else []
+    for module in modules:
+        module.own_markers[:] = [mark for mark in module.own_markers if mark.name not in LONG]
+
+
+def _table(item: pytest.Item) -> str:
+    """The table of a case, as FILE::TEST; empty for a test that has no cases."""
+    table, bracket, _ = item.nodeid.partition("[")
+    return table if bracket else ""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest reads marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that take longest go first, so that no worker waits for the other's last one. Of a table the first case, or
-    the one that is named as daily, is in `make test`. Raises UsageError for a daily case that does not exist."""
+    the one that is named as daily, is in `make test`, whatever marks its module has. Raises UsageError for a daily case
+    that does not exist."""
     items.sort(key=lambda item: "training" not in item.path.parts)
+    _mark_each_test(items)
+    exhaustive = {table for item in items if (table := _table(item)) and item.get_closest_marker("exhaustive")}
     begun: set[str] = set()
     cases: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # by table and its daily case
     for item in items:
@@ -87,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             table, _, case = item.nodeid.removesuffix("]").partition("[")
             cases[table, daily.args[0]].add(case)
             if case == daily.args[0]:
-                item.own_markers[:] = [mark for mark in item.own_markers if mark.name not in ("slow", "exhaustive")]
+                item.own_markers[:] = [mark for mark in item.own_markers if mark.name not in LONG]
         if item.get_closest_marker("table") and not item.get_closest_marker("exhaustive"):
             table = item.nodeid.partition("[")[0]
             if table in begun:
@@ -96,6 +119,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (table, case), collected in cases.items():
         if case not in collected and len(collected) > 1:  # not one case alone, named on the command line
             raise pytest.UsageError(f"{table} has no case {case!r}, which is marked as daily")
+    daily_tables = {_table(item) for item in items if not any(item.get_closest_marker(name) for name in LONG)}
+    config.stash[DAILY_TABLES] = {table: table in daily_tables for table in sorted(exhaustive)}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -127,6 +127,7 @@ def test_every_family(family: str, pooling: str, encoder: str, tied: bool) -> No
     train_encode_search(family, pooling, encoder, tied)
 
 
+@pytest.mark.daily("dual_encoder-none-t5-True")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "pooling", "encoder", "tied"),

@@ -41,11 +41,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 QUESTIONS = ["river stone music", "silver garden", "paper light forest", "winter market"]
+SIZES = (1, 10, 90, 500)  # of results
 
 
+@pytest.mark.daily("few")
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
-def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "sizes"),
+    [(1, (1, 10)), (2, SIZES), pytest.param(40, SIZES, marks=pytest.mark.exhaustive)],
+    ids=["few", "2", "40"],
+)
+def test_threads_give_the_results_of_one(rounds: int, sizes: tuple[int, ...], run: Path) -> None:
     """32 threads, several k, filters, backends, exact and approximate: the parameters of a search travel with it."""
     retriever = Retriever.open(run)
     every = [SearchOptions(), SearchOptions(backend="xla")]
@@ -59,7 +65,7 @@ def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     calls = [
         (index, questions, k)
         for index in indexes
-        for k in (1, 10, 90, 500)
+        for k in sizes
         for questions in (QUESTIONS[:1], QUESTIONS[1:2], QUESTIONS)
     ]
     calls = [call for call in calls if call[2] <= len(call[0])]
@@ -82,6 +88,7 @@ def test_threads_give_the_results_of_one(rounds: int, run: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.daily("60-6")
 @pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

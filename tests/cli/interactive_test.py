@@ -36,6 +36,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
 
 
+@pytest.mark.daily("faiss-cpu")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["faiss-cpu", "xla"])
 def test_answers_equal_those_of_single_searches(

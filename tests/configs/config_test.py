@@ -322,6 +322,7 @@ def distinct_when_shrunken() -> list[tuple[str, str]]:
     return list(cases.values())
 
 
+@pytest.mark.daily("recipes/mvr_open_qa-cocondenser_dual_encoder")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "suffix"), distinct_when_shrunken())
 def test_a_shrunken_recipe_runs(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def test_an_endless_line_is_an_error(tmp_path: Path, name: str, code: str, start
     assert seconds < 20
 
 
+@pytest.mark.daily("corpus.jsonl.gz")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["corpus.jsonl.gz", pytest.param("psgs.tsv.gz", marks=LONG)])
 def test_a_billion_blank_lines_cost_little(tmp_path: Path, name: str) -> None:

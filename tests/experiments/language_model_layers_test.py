@@ -17,6 +17,7 @@ from tests.pipeline import untrained_run, write_data, write_language_model
 QUESTION = "silver river stone"
 
 
+@pytest.mark.daily("last")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("token", ["last", "mean_without_first"])
 def test_mlr_on_a_language_model(tmp_path: Path, token: str) -> None:

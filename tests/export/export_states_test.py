@@ -168,6 +168,7 @@ def assert_same_vectors(corpus: EncodedCorpus, out: Path) -> None:
     np.testing.assert_array_equal(index.reconstruct_n(0, index.ntotal), vectors)
 
 
+@pytest.mark.daily("hf")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("to", ["hf", "sentence-transformers"])
 def test_transformers_reports_nothing_missing(to: str, root: Path, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def make_run(folder: Path, **overrides: Any) -> Path:
     return folder / "run"
 
 
+@pytest.mark.daily("cls")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.exhaustive) for name in RUNS])
 def test_exported_modules_give_the_same_vectors(tmp_path: Path, name: str) -> None:
     run, out = make_run(tmp_path, **RUNS[name]), tmp_path / "out"
@@ -85,12 +86,14 @@ def test_transformers_loads_the_trained_weights(tmp_path: Path) -> None:
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
+@pytest.mark.daily("mlr")
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
         ({"head__name": "me_bert", "head__me_bert__count": 2}, "'me_bert'"),
         (MLR, "'mlr' with pooling 'none'"),
     ],
+    ids=["me_bert", "mlr"],
 )
 @pytest.mark.exhaustive
 def test_unsupported_heads_are_exported_as_an_encoder(tmp_path: Path, overrides: dict[str, Any], named: str) -> None:

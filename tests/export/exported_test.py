@@ -33,6 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 TITLE, TEXT = "River", "a stream of water"
 
 
+@pytest.mark.daily("mlr")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAMILIES)
 def test_read_export_gives_the_runs_vectors(name: str, tmp_path: Path) -> None:

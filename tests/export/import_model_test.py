@@ -68,8 +68,9 @@ def test_the_tests_encoders_have_the_tokens_of_other_libraries(tmp_path: Path, w
     ]
 
 
+@pytest.mark.daily("cls")
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("token", "normalize"), [("", None), ("mean", True)])
+@pytest.mark.parametrize(("token", "normalize"), [("", None), ("mean", True)], ids=["cls", "mean"])
 def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, normalize: bool | None) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     folder = write_encoder(tmp_path / "encoder")

@@ -103,6 +103,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily("cls")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUNS)
 def test_exported_runs_equal_the_run(name: str, tmp_path: Path) -> None:

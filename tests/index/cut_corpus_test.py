@@ -70,6 +70,7 @@ def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
     return searcher.search(read_queries(root / "data" / "queries.jsonl"), 10).rankings
 
 
+@pytest.mark.daily("one_vector")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_cut_vectors_equal_a_fresh_encoding(kind: str, root: Path, runs: RunsByKind) -> None:
@@ -86,6 +87,7 @@ def test_cut_vectors_equal_a_fresh_encoding(kind: str, root: Path, runs: RunsByK
     assert cut.bytes_per_passage < stored.bytes_per_passage
 
 
+@pytest.mark.daily("one_vector")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: Path, runs: RunsByKind) -> None:

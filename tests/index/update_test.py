@@ -248,6 +248,7 @@ class Killed(BaseException):
     """Nobody catches it."""
 
 
+@pytest.mark.daily("delete")
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [pytest.param("append", marks=pytest.mark.exhaustive), "delete"])
 def test_a_killed_change_leaves_the_old_or_the_new_corpus(

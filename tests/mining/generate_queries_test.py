@@ -108,6 +108,7 @@ def test_a_killed_job_continues_to_the_same_bytes(model: Path, corpus: Path, tmp
     assert written.items() <= parts(out).items()
 
 
+@pytest.mark.daily("beam")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "decoding",

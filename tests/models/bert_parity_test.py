@@ -188,6 +188,7 @@ def test_bfloat16_stays_near_float32() -> None:
         assert {"xf32>" in pair for pair in operands} == {wide}
 
 
+@pytest.mark.daily("layer-0.6")
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "most"), [pytest.param("cheap", 0.8, marks=pytest.mark.exhaustive), ("layer", 0.6)])
 def test_recomputation_gives_the_same_values_and_gradients(policy: str, most: float) -> None:

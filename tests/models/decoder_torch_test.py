@@ -100,6 +100,7 @@ def distance(states: np.ndarray, expected: np.ndarray) -> float:
     return float((np.abs(states - expected).max((1, 2)) / np.abs(expected).max((1, 2))).max())
 
 
+@pytest.mark.daily("llama 3-right")
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_hidden_states_round_trip(tmp_path: Path, name: str, side: str) -> None:
@@ -116,6 +117,7 @@ def test_hidden_states_round_trip(tmp_path: Path, name: str, side: str) -> None:
     assert load_pretrained(tmp_path / "ours")[0] == config
 
 
+@pytest.mark.daily("embeddinggemma")
 @pytest.mark.parametrize("name", ["llama 3", "mistral", "qwen3", "gemma3", "embeddinggemma"])
 def test_bfloat16_is_as_near_to_float32_as_torch_is(tmp_path: Path, name: str) -> None:
     model, tokens = random_model(name), random_tokens("right")
@@ -128,6 +130,7 @@ def test_bfloat16_is_as_near_to_float32_as_torch_is(tmp_path: Path, name: str) -
     assert 1e-4 < error <= 1.5 * of_torch
 
 
+@pytest.mark.daily("llama 3")
 @pytest.mark.parametrize("name", ["llama 3", "qwen3, biases, windows", "gemma3"])
 def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str) -> None:
     model, tokens = random_model(name), random_tokens("right")

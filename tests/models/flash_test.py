@@ -83,6 +83,7 @@ def test_flash_equals_plain_attention(
         assert tiny.distance(control, expected) > 20 * tolerance, "control: another mask, another dropout"
 
 
+@pytest.mark.daily("window2-heads2-3")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "heads", "leading"),
@@ -145,13 +146,19 @@ def gradient(
     return jax.device_get(jax.jit(loss)(params, batch))
 
 
+@pytest.mark.daily("tied")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("family", "fsdp", "recompute"),
-    [(tiny.DUAL_ENCODER, 4, "cheap"), (tiny.MVR, 1, "none"), (tiny.I3, 1, "layer")],
+    ("family", "devices", "fsdp", "recompute"),
+    [
+        pytest.param(tiny.DUAL_ENCODER | {"encoder.tied": True}, 2, 2, "none", id="tied"),
+        pytest.param(tiny.DUAL_ENCODER, 8, 4, "cheap", id="dual_encoder"),
+        pytest.param(tiny.MVR, 8, 1, "none", id="mvr"),
+        pytest.param(tiny.I3, 8, 1, "layer", id="i3"),
+    ],
 )
-def test_a_step_on_eight_devices(
-    family: dict[str, Any], fsdp: int, recompute: str, monkeypatch: pytest.MonkeyPatch
+def test_a_step_on_several_devices(
+    family: dict[str, Any], devices: int, fsdp: int, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout and all, inside the scan, its recomputation and the shard_map: what plain attention gives there. Types of
     what varies over devices are not checked, for which JAX's interpreter of kernels is not made; without them
@@ -159,12 +166,12 @@ def test_a_step_on_eight_devices(
     one, _ = gradient(family, "plain", 1, 1)
     monkeypatch.setattr(jax, "shard_map", partial(jax.shard_map, check_vma=False))
     overrides = family | {"encoder.recompute": recompute}
-    value, expected = gradient(overrides, "plain", 8, fsdp)
-    actual_value, actual = gradient(overrides, "flash", 8, fsdp)
+    value, expected = gradient(overrides, "plain", devices, fsdp)
+    actual_value, actual = gradient(overrides, "flash", devices, fsdp)
     assert abs(actual_value - one) <= 2e-6 * max(abs(one), 1)
     assert abs(actual_value - value) <= 2e-6 * max(abs(value), 1)
     assert tiny.relative_error(actual, expected) <= 2e-6
-    other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", 8, fsdp)
+    other, _ = gradient(overrides | {"encoder.dtype": "bfloat16"}, "flash", devices, fsdp)
     assert abs(other - value) > 1e-5, "control: other rounding, another loss"
 
 

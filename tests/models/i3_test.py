@@ -171,6 +171,7 @@ def test_initial_weights_of_the_reconstructor() -> None:
     np.testing.assert_array_equal(released.pseudo_tokens(text).ids, [[7, 3, 3, 3, 8]] * 2)
 
 
+@pytest.mark.daily("paper")
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.exhaustive)])
 def test_the_reconstruction_loss_is_a_cross_entropy_over_real_labels(variant: str) -> None:

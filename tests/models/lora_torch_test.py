@@ -88,6 +88,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.daily("qwen3")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.exhaustive) for name in TARGETS]

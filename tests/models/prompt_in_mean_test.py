@@ -50,6 +50,7 @@ def by_hand(run: Run, counted: list[slice]) -> np.ndarray:
     return np.stack([states[i, :length][part].mean(0) for i, (length, part) in enumerate(zip(plain.lengths, counted))])
 
 
+@pytest.mark.daily("mean")
 @pytest.mark.slow
 @pytest.mark.parametrize("token", [pytest.param("mean", marks=pytest.mark.exhaustive), "mean_without_first"])
 def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token: str) -> None:
@@ -71,6 +72,7 @@ def test_vectors_are_means_without_the_prompt(tmp_path: Path, model: Path, token
     np.testing.assert_array_equal(of_passages, without)  # they have no prompt
 
 
+@pytest.mark.daily("bert")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "encoder",
@@ -81,8 +83,10 @@ def test_packed_rows_exclude_the_same_tokens(encoder: Any) -> None:
     objective = tiny.make_objective(overrides, make_mesh(1, jax.devices()[:1]), encoder)
     params, batch = tiny.make_params(objective.model), tiny.make_batch(4)
 
+    program = jax.jit(lambda batch: objective(params, batch, jax.random.key(0)).loss)
+
     def loss(batch: Batch) -> float:
-        return float(objective(params, jax.tree.map(jnp.asarray, batch), jax.random.key(0)).loss)
+        return float(program(jax.tree.map(jnp.asarray, batch)))
 
     def marked(batch: Batch, count: int) -> Batch:
         ids = np.array(batch.documents.ids)

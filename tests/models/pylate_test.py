@@ -54,6 +54,7 @@ def opened(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     return open_run(folder / "run")
 
 
+@pytest.mark.daily("attended")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_and_scores_equal_pylate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def states(
     return hidden.states
 
 
+@pytest.mark.daily("bert-selection1-layer")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "selection", "recompute"),

@@ -127,6 +127,7 @@ def distance(config: Any, params: Any, tokens: Tokens, expected: np.ndarray) -> 
     return float(np.abs(np.asarray(states) - expected)[:, np.asarray(tokens.mask)].max())
 
 
+@pytest.mark.daily("modernbert")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_fresh_random_model_has_equal_hidden_states(tmp_path: Path, name: str) -> None:
     model, tokens = random_model(name, seed=11), random_tokens(seed=12)
@@ -137,6 +138,7 @@ def test_a_fresh_random_model_has_equal_hidden_states(tmp_path: Path, name: str)
     assert distance(config, params, tokens, other) > TINY_TOLERANCE  # control: the weights matter
 
 
+@pytest.mark.daily("bert-all")
 @pytest.mark.parametrize(
     ("name", "layers"),
     [("bert", "last"), ("bert", "all"), ("distilbert", "last"), ("modernbert", "last"), ("modernbert", "all")],
@@ -171,6 +173,7 @@ def test_gradients_of_every_weight_equal_torch(tmp_path: Path, name: str, layers
         np.testing.assert_allclose(actual[key], gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)
 
 
+@pytest.mark.daily("bert-BertModel")
 @pytest.mark.parametrize(
     ("name", "auto"),
     [
@@ -203,6 +206,7 @@ def test_transformers_loads_saved_files(tmp_path: Path, name: str, auto: str) ->
     assert changed <= {"_name_or_path", "architectures", "dtype", "transformers_version"} | special
 
 
+@pytest.mark.daily("distilbert")
 @pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert"])
 def test_mlm_logits_round_trip(tmp_path: Path, name: str) -> None:
     """Theirs -> ours: equal logits; ours -> theirs: the same ones."""
@@ -228,6 +232,7 @@ def test_mlm_logits_round_trip(tmp_path: Path, name: str) -> None:
         np.testing.assert_array_equal(loaded.eval()(input_ids=ids, attention_mask=mask).logits, expected)
 
 
+@pytest.mark.daily("float16")
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_half_precision_weights_load_as_the_float32_they_stand_for(tmp_path: Path, name: str) -> None:
     model, tokens = random_model("bert", seed=41).to(getattr(torch, name)), random_tokens(seed=42)
@@ -277,6 +282,7 @@ CLASSIFIERS = {
 }
 
 
+@pytest.mark.daily("bert")
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_cross_encoder_scores_as_torch_does_and_is_read_back_by_it(name: str, tmp_path: Path) -> None:
     """Its logit of one label, with token types where there are some; our files give torch the same."""

@@ -106,6 +106,7 @@ def test_a_head_has_a_part_of_its_own() -> None:
     assert by_phase(actual, "head") == {"forward": projection, "backward": 2 * projection}
 
 
+@pytest.mark.daily("late")
 @pytest.mark.parametrize(
     ("overrides", "chunk_size"),
     [

@@ -202,6 +202,7 @@ print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visibl
 """
 
 
+@pytest.mark.daily("1-devices1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "devices"), [pytest.param(2, ["all", "all"], marks=pytest.mark.exhaustive), (1, ["0", "1"])]

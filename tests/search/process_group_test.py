@@ -292,11 +292,14 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one/runs/data.test.trec").read_bytes() == (one / "runs/data.test.trec").read_bytes()
 
 
+@pytest.mark.daily("index")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--query=a", "--index=x"], "several processes search exactly: leave candidates and index, or"),
+        pytest.param(
+            ["--query=a", "--index=x"], "several processes search exactly: leave candidates and index, or", id="index"
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in [

@@ -216,8 +216,9 @@ print(*{state for state, _ in texts})
 """
 
 
+@pytest.mark.daily("first")
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("every", [pytest.param(999, id="first"), 5, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_writer_that_is_killed_at_any_request_leaves_the_old_state_or_the_new(gcs: Server, every: int) -> None:
     server, environment = gcs
     run_script(WRITER, environment, "gs://bucket/run", "0")

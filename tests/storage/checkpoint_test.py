@@ -475,6 +475,7 @@ def saves_and_restores(folder: Path, count: int) -> None:
     require_no_growth(before, count - warm, "restores")
 
 
+@pytest.mark.daily("run[1]")
 @pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

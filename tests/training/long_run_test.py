@@ -14,18 +14,21 @@ from jaxret.training.loop import train
 from tests.pipeline import resources, tiny_config, write_data, write_encoder
 
 
+@pytest.mark.daily("few")
 @pytest.mark.slow
 @pytest.mark.faults(31)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
-    ("steps", "keeps"),
+    ("steps", "keeps", "more"),
     [
-        (100, False),
-        pytest.param(100, True, marks=pytest.mark.exhaustive),
-        pytest.param(5000, False, marks=pytest.mark.exhaustive),
+        (20, False, {"encoder__layers": 1}),
+        (100, False, {}),
+        pytest.param(100, True, {}, marks=pytest.mark.exhaustive),
+        pytest.param(5000, False, {}, marks=pytest.mark.exhaustive),
     ],
+    ids=["few", "100", "kept", "5000"],
 )
-def test_steps_leak_no_resources(steps: int, keeps: bool, tmp_path: Path) -> None:
+def test_steps_leak_no_resources(steps: int, keeps: bool, more: dict[str, Any], tmp_path: Path) -> None:
     """Open files, threads and memory after the first fifth of the steps and at the end. Control: a callback that keeps
     files and memory is seen."""
     write_encoder(tmp_path / "encoder")
@@ -39,7 +42,7 @@ def test_steps_leak_no_resources(steps: int, keeps: bool, tmp_path: Path) -> Non
             kept.extend([socket.socket(), bytearray(b"x" * 10 * 2**20)])
 
     saves = {"train__log_every": steps // 10, "train__checkpoint_every": steps, "data__dev": ""}
-    config = tiny_config(tmp_path / "encoder", tmp_path / "data", train__steps=steps, **saves)
+    config = tiny_config(tmp_path / "encoder", tmp_path / "data", train__steps=steps, **saves, **more)
     train(config, tmp_path / "run", progress=False, callback=look)
     early, late = seen[2], seen[-1]
     assert len(seen) == 10

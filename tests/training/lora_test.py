@@ -130,6 +130,7 @@ def test_new_adapters_change_nothing_and_are_initialised_as_in_peft() -> None:
     assert not np.array_equal(a[0], a[1]), "each layer draws its own"
 
 
+@pytest.mark.daily("bert")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "encoder"),
@@ -149,16 +150,19 @@ def test_merged_weights_give_the_vectors_of_adapters(settings: dict[str, Any], e
     weights = run.state.weights
     merged = jax.tree.map(jnp.asarray, merge_adapters(jax.device_get(weights), adapters.scaling))
     plain, tokens = make_retriever(settings | {"encoder.tied": True}, encoder), make_tokens(4, 6)
-    ours = run.objective.model.encode(weights, tokens, "passage").vectors
-    np.testing.assert_allclose(plain.encode(merged, tokens, "passage").vectors, ours, rtol=1e-5, atol=1e-5)
-    before = plain.encode(jax.tree.map(jnp.asarray, {"encoder": run.base}), tokens, "passage").vectors
+    ours = jax.jit(lambda p: run.objective.model.encode(p, tokens, "passage").vectors)(weights)
+    encode = jax.jit(lambda p: plain.encode(p, tokens, "passage").vectors)
+    np.testing.assert_allclose(encode(merged), ours, rtol=1e-5, atol=1e-5)
+    before = encode({"encoder": run.base})
     assert np.abs(before - ours).max() > 1e-3, "control: the steps changed the vectors"
 
 
+@pytest.mark.daily("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
+        pytest.param({}, id="plain"),
         pytest.param({"train.chunk_size": 4, "train.accumulate": 2}, id="chunks"),
         pytest.param({"lora.dropout": 0.3}, marks=pytest.mark.exhaustive, id="dropout"),
         pytest.param({"encoder.recompute": "layer"}, marks=pytest.mark.exhaustive, id="recompute"),

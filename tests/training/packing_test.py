@@ -24,8 +24,10 @@ LAST = {"head.token": "last"}
 MODERNBERT_DROPPING = dataclasses.replace(
     tiny.MODERNBERT, attention_dropout=0.1, mlp_dropout=0.1, embedding_dropout=0.1
 )
+ONE_LAYER = dataclasses.replace(tiny.WITHOUT_DROPOUT, num_layers=1)
 # Overrides of the base config, and the encoder.
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "one_layer": (tiny.DUAL_ENCODER | MEAN | {"encoder.tied": True}, ONE_LAYER),
     "dual_encoder": (tiny.DUAL_ENCODER, tiny.WITHOUT_DROPOUT),
     "dual_encoder_mean": (tiny.DUAL_ENCODER | MEAN, tiny.WITHOUT_DROPOUT),
     "mlr": (tiny.SELF_CONTRASTIVE, tiny.WITHOUT_DROPOUT),
@@ -56,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "mlr_gemma_dropout": (tiny.SELF_CONTRASTIVE | MEAN, dataclasses.replace(tiny.GEMMA, attention_dropout=0.1)),
     "mvr_modernbert_dropout": (FAMILIES["mvr"], MODERNBERT_DROPPING),
 }
-SHORT = ("mlr",)
+SHORT = ("one_layer", "mlr")
 
 
 def gradient(case: str, devices: int, chunk_size: int) -> Any:
@@ -83,6 +85,7 @@ def make_batch(case: str, seed: int = 0) -> Batch:
     return tiny.make_batch(QUERIES, seed=seed, pseudo_queries="i3" in case)
 
 
+@pytest.mark.daily("one_layer")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive]) for name in CASES]
@@ -91,9 +94,9 @@ def test_packed_texts_equal_padded_ones(case: str) -> None:
     """On one device; and over eight, in chunks: each is compared with itself, as device_invariance_test.py compares
     devices. Padded texts are as long here as packed ones leave the encoder, so that the masks of dropout are the same
     too."""
-    plain, chunked = gradient(case, 1, 0), gradient(case, 8, 8)
+    programs = [(gradient(case, 8, 8), 16), (gradient(case, 1, 0), 1)]
     batch, head = make_batch(case), head_of(case)
-    for program, bins in ((plain, 1), (chunked, 16)):
+    for program, bins in programs[: 1 if case == "one_layer" else 2]:
         value, expected = program(batch)
         assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-2
         rows = pack(batch, bins, head)
@@ -104,7 +107,7 @@ def test_packed_texts_equal_padded_ones(case: str) -> None:
         assert abs(packed_value - value) <= TOLERANCE * max(abs(value), 1)
         assert tiny.relative_error(gradients, expected) <= TOLERANCE
         assert tiny.distance(gradients, expected) <= LEAF.get(case, LEAF_TOLERANCE)
-    other = plain(pack(make_batch(case, seed=5), 1, head))
+    other = program(pack(make_batch(case, seed=5), bins, head))
     assert tiny.distance(other[1], expected) > 0.01, "control: another batch"
 
 

@@ -205,13 +205,14 @@ def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
     """The gradient of the passages' word table [vocabulary,H], of a model as it is drawn."""
     mesh = make_mesh(devices=jax.devices()[:1])
     objective = tiny.make_objective({"head.token": token, "encoder.dtype": dtype}, mesh, shapes)
-    params = objective.model.init(jax.random.key(0))
+    params = jax.jit(objective.model.init)(jax.random.key(0))
     gradient = jax.jit(jax.grad(lambda p, b: objective(p, b, jax.random.key(0)).loss))(params, crowded_batch())
     return np.asarray(gradient["passage_encoder"]["embeddings"]["word"]["embedding"], np.float64)
 
 
 # With [CLS] what is left is the rounding of the operands of products, as much forward as backward. Rare words have it
 # too; it averages out in sums over more numbers, as those of a wider model.
+@pytest.mark.daily("mean")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "shapes", "most", "control"),

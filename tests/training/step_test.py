@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxret.models.encoders.bert import BertConfig
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.plan.hlo import collectives, parse_hlo
 from jaxret.training.optimizers import make_optimizer
@@ -22,6 +23,7 @@ from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.training.train_state import PLAIN_RULE, TrainState, UpdateRule
 from jaxret.types import Batch, Tokens
 from tests.tiny import (
+    BERT,
     DUAL_ENCODER,
     OPTIMIZER,
     SELF_CONTRASTIVE,
@@ -50,12 +52,12 @@ def mesh_of(name: str) -> Any:
 class Trainer:
     """A step and the state it begins with, on one of the meshes."""
 
-    def __init__(self, family: str, mesh: str, rule: UpdateRule = PLAIN_RULE) -> None:
+    def __init__(self, family: str, mesh: str, rule: UpdateRule = PLAIN_RULE, encoder: BertConfig = BERT) -> None:
         config = make_config(FAMILIES[family] | OPTIMIZER)
         self.mesh = mesh_of(mesh)
-        self.objective = make_objective(FAMILIES[family], self.mesh)
+        self.objective = make_objective(FAMILIES[family], self.mesh, encoder)
         self.optimizer, _ = make_optimizer(config.optimizer, total_steps=10)
-        pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}))["encoder"])
+        pretrained = jax.tree.map(np.array, make_params(make_retriever({"encoder.tied": True}, encoder))["encoder"])
         config.optimizer.ema, config.train.skip_nonfinite = rule.ema, rule.skip_nonfinite
         self.state = init_state(config, self.mesh, self.objective.model, pretrained, self.optimizer)
         self.step = make_train_step(self.objective, self.optimizer, self.state, jax.random.key(9), rule)
@@ -115,6 +117,7 @@ def test_eight_devices_equal_one(family: str, mesh: str) -> None:
         assert abs(metrics["loss"] - after["loss"]) > 1e-3, "control: another step, another loss"
 
 
+@pytest.mark.daily("self_contrastive")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["dual_encoder", pytest.param("self_contrastive", marks=pytest.mark.exhaustive)])
 def test_parameters_are_split_over_fsdp(family: str) -> None:
@@ -126,6 +129,7 @@ def test_parameters_are_split_over_fsdp(family: str) -> None:
     assert encoder["layers"]["intermediate"]["bias"].sharding.is_fully_replicated
 
 
+@pytest.mark.daily("dual_encoder")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["dual_encoder", pytest.param("self_contrastive", marks=pytest.mark.exhaustive)])
 def test_in_batch_negatives_span_all_devices(family: str) -> None:
@@ -262,6 +266,7 @@ def test_finite_steps_are_not_affected_by_the_rule() -> None:
         assert relative_error(tree, other) <= TOLERANCE
 
 
+@pytest.mark.daily("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_the_moving_average(mesh: str) -> None:
@@ -301,6 +306,7 @@ def test_the_moving_average_equals_torch() -> None:
 
 
 COUNT = 3
+ONE_LAYER = replace(WITHOUT_DROPOUT, num_layers=1)  # compiles in a third of the time
 
 
 def stacked(*seeds: int) -> Batch:
@@ -329,6 +335,7 @@ def separately(family: str) -> tuple[Any, Any]:
     return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float64) for x in leaves], axis=0), *separate)
 
 
+@pytest.mark.daily("dual_encoder-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh"),
@@ -365,13 +372,14 @@ def test_accumulated_batches_share_no_negatives() -> None:
     assert abs(float(loss(make_batch(QUERIES, GROUP))) - apart) > 0.05, "control"
 
 
+@pytest.mark.daily("8x1")
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["8x1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
     """A batch more moves the vectors of its documents and their gradients, and no parameter's."""
     moved = []
     for count in (2, 4):
-        trainer = Trainer("dual_encoder", mesh, UpdateRule(accumulate=count))
+        trainer = Trainer("dual_encoder", mesh, UpdateRule(accumulate=count), ONE_LAYER)
         batch = shard_batch(trainer.mesh, stacked(*range(count)), stacked=True)
         program = trainer.step.trace(trainer.state, batch).lower().compile()
         moved.append(sum(c.times * c.bytes for c in collectives(parse_hlo(program.as_text()), 8)))

@@ -75,6 +75,7 @@ def test_value_and_gradients_equal_those_of_one_device(
     assert distance(many[1], one[1]) < 1e-5
 
 
+SHARED = {"mesh__tensor": 2, "mesh__fsdp": 2}
 SIZES = ((1, 1, 1), (8, 2, 2))  # devices, mesh.fsdp, mesh.tensor
 
 
@@ -100,30 +101,35 @@ def test_steps_of_adapters_equal_those_of_one_device(settings: dict[str, Any]) -
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, QWEN.intermediate_size // 4, 16)}
 
 
+@pytest.mark.daily("begun without the axis")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more",
+    ("more", "first"),
     [
-        pytest.param({"lora__rank": 2, "lora__alpha": 4.0, "lora__dropout": 0.2, "tokens__packing": True}, id="lora"),
-        pytest.param({"optimizer__ema": 0.5}, marks=pytest.mark.exhaustive, id="full"),
+        pytest.param({"data__dev": "", "encoder__layers": 1}, {}, id="begun without the axis"),
+        pytest.param(
+            {"lora__rank": 2, "lora__alpha": 4.0, "lora__dropout": 0.2, "tokens__packing": True}, SHARED, id="lora"
+        ),
+        pytest.param({"optimizer__ema": 0.5}, SHARED, marks=pytest.mark.exhaustive, id="full"),
     ],
 )
-def test_a_run_stops_and_resumes_as_without_the_axis(more: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_stops_and_resumes_as_without_the_axis(
+    more: dict[str, Any], first: dict[str, int], tmp_path: Path
+) -> None:
     """With validation, from a checkpoint of another mesh; the vectors of the run follow."""
     encoder, data = write_divisible_model(tmp_path / "encoder"), write_data(tmp_path / "data")
     more = {**more, "head__token": "last", "optimizer__decay": "none", "train__batch_size": 16}
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     train(tiny_config(encoder, data, **more), alone, progress=False)
-    for steps, fsdp in ((3, 2), (6, 4)):
-        mesh = {"mesh__tensor": 2, "mesh__fsdp": fsdp, "train__steps": steps}
-        done = train(tiny_config(encoder, data, **more, **mesh), shared, progress=False)
+    for steps, mesh in ((3, first), (6, SHARED | {"mesh__fsdp": 4})):
+        done = train(tiny_config(encoder, data, **more, **mesh, train__steps=steps), shared, progress=False)
     assert (done.resumed_from, done.step) == (3, 6)
     lines = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (alone, shared)]
     assert len(lines[0]) == len(lines[1])
     for expected, actual in zip(*lines, strict=True):
         for name in {"loss", "gradient_norm", "validation/average_rank"} & expected.keys():
             assert actual[name] == pytest.approx(expected[name], rel=1e-4), (expected["step"], name)
-    assert any("validation/average_rank" in line for line in lines[0])
+    assert any("validation/average_rank" in line for line in lines[0]) == ("data__dev" not in more)
     expected, actual = (jax.device_get(open_run(run).params) for run in (alone, shared))
     assert relative_error(actual, expected) < 1e-4
 

@@ -107,6 +107,7 @@ def test_attention_kernels_do_not_change_the_count(attention: str) -> None:
     assert counted(attention) == plain
 
 
+@pytest.mark.daily("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("chip_is_known", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_every_line_of_the_log_has_rates(chip_is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.formats import Policy, read_examples
+from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet, stack_batches, tokenize_examples
 from jaxret.data.tokens.packing import (
     Packer,
@@ -185,19 +186,34 @@ def computed(batch: Batch, bins: int) -> tuple[int, int]:
 SOURCES = {"nq-qed": "nq-qed/train.json", "medquad": "medquad"}
 
 
+def generated_data(encoder: Path) -> TrainingSet:
+    """2,560 examples whose numbers of words are spread like those of real texts."""
+    lengths = zip(lengths_like(12, 20 * 128, 0), lengths_like(80, 20 * 128, 1))
+    texts = [("river " * query, "stone " * passage) for query, passage in lengths]
+    examples = [Example(Query(f"q{i}", query), (Passage(f"p{i}", text),), ()) for i, (query, text) in enumerate(texts)]
+    return tokenize_examples(examples, TextTokenizer.load(encoder, 256, 256))
+
+
+def real_data(name: str, request: pytest.FixtureRequest) -> TrainingSet:
+    data_dir, minilm_dir = (request.getfixturevalue(fixture) for fixture in ("data_dir", "minilm_dir"))
+    examples = read_examples(data_dir / SOURCES[name], "train", Policy("skip"))
+    return tokenize_examples(examples, TextTokenizer.load(minilm_dir, 256, 256))
+
+
+@pytest.mark.daily("generated-1.45-1-1.08")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("bins", "most"), [(1, 1.08), (8, 1.08), (16, 1.09)])
-@pytest.mark.parametrize(("name", "before"), [("nq-qed", 1.9), ("medquad", 1.45)])
-def test_real_lengths(name: str, before: float, bins: int, most: float, data_dir: Path, minilm_dir: Path) -> None:
-    """Queries and passages of an epoch, 128 queries at a time: the table of docs/scale.md (pytest -rP prints it)."""
-    tokenizer = TextTokenizer.load(minilm_dir, 256, 256)
-    examples = read_examples(data_dir / SOURCES[name], "train", Policy("skip"))
-    real_data = tokenize_examples(examples, tokenizer)
+@pytest.mark.parametrize(("name", "before"), [("generated", 1.45), ("nq-qed", 1.9), ("medquad", 1.45)])
+def test_padding_of_an_epoch(
+    name: str, before: float, bins: int, most: float, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Queries and passages, 128 queries at a time: the table of docs/scale.md (pytest -rP prints it)."""
+    data = real_data(name, request) if name in SOURCES else generated_data(write_encoder(tmp_path))
     padded = BatchPlan(128, 0, length_multiple=32, max_query_length=256, max_passage_length=256)
-    packed = padded.with_packer(real_data, bins, (1, 1), 384)
+    packed = padded.with_packer(data, bins, (1, 1), 384)
     ratios = []
     for plan in (padded, packed):
-        batches = [plan.training_batch(real_data, step) for step in range(len(real_data) // 128)]
+        batches = [plan.training_batch(data, step) for step in range(len(data) // 128)]
         tokens, real = np.array([computed(batch, bins) for batch in batches]).sum(axis=0)
         ratios.append(tokens / real)
     programs = {

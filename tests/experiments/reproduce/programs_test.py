@@ -116,6 +116,7 @@ def test_a_step_of_every_kind_is_traced() -> None:
 LOWERED: set[str] = set()
 
 
+@pytest.mark.daily("mlr/2/dual-encoder")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.id)
 def test_every_step_is_lowered(row: PaperRow) -> None:

@@ -49,11 +49,14 @@ def values(folder: Path) -> dict[str, dict[str, float]]:
     }
 
 
+@pytest.mark.daily("key")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--grid=loss.temperatur=1,2",), "loss.temperatur: the config has no such key; did you mean"),
+        pytest.param(
+            ("--grid=loss.temperatur=1,2",), "loss.temperatur: the config has no such key; did you mean", id="key"
+        ),
         pytest.param(
             ("--grid=train.batch_size=4,8",),
             "train.batch_size is in --grid and set by --config.train.batch_size",
