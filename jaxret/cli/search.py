@@ -75,13 +75,8 @@ def main() -> None:
         raise ValueError("give either --query (a question), --queries (a file) or --interactive")
     if _QUERY.value is not None:
         check_question(_QUERY.value)
-    has_split = flags.FLAGS["split"].present
-    if (
-        has_split
-        and _QUERIES.value
-        and not _QRELS.value
-        and has_queries_of_every_split(_QUERIES.value, evaluation.split)
-    ):
+    without_qrels = flags.FLAGS["split"].present and _QUERIES.value and not _QRELS.value
+    if without_qrels and has_queries_of_every_split(_QUERIES.value, evaluation.split):
         raise ValueError(
             f"--split={evaluation.split} chooses nothing: {_QUERIES.value} has the queries of every split in one file, "
             f"and judgements say which are of one; give --qrels={_QUERIES.value} too"

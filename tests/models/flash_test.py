@@ -146,7 +146,6 @@ def gradient(
     return jax.device_get(jax.jit(loss)(params, batch))
 
 
-@pytest.mark.daily("tied")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "devices", "fsdp", "recompute"),
