@@ -244,8 +244,12 @@ class Dropout(nn.Module):
     parts: int = 1  # devices along "tensor" that have a part of x's last axis each
 
     @property
+    def training(self) -> bool:
+        return self.layout.batch_rows is not None
+
+    @property
     def active(self) -> bool:
-        return self.layout.batch_rows is not None and self.rate > 0
+        return self.training and self.rate > 0
 
     @nn.compact
     def __call__(self, x: Float[jax.Array, "R ..."]) -> Float[jax.Array, "R ..."]:
