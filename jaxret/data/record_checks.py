@@ -54,7 +54,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def require_grade(value: int, location: Location) -> int:
-    """Return a judgement's grade, which measures compute with."""
+    """Return a judgement's grade, which measures compute with. Raises DataError for a grade out of range."""
     if abs(value) > GRADE_LIMIT:
         raise location.error(
             "bad score", f"score {shorten(value)} is too large", f"grades are from -{GRADE_LIMIT:,} to {GRADE_LIMIT:,}"
@@ -63,7 +63,7 @@ def require_grade(value: int, location: Location) -> int:
 
 
 def require_strings(value: Any, name: str, location: Location) -> tuple[str, ...]:
-    """A list of strings, as a tuple."""
+    """A list of strings, as a tuple. Raises DataError for another value."""
     if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
         problem = f"{name} is {describe_kind(value)}: {shorten(value)}"
         raise location.error("wrong type", problem, "a list of strings is expected")
@@ -83,7 +83,7 @@ def require_text(value: str, name: str, location: Location) -> str:
 
 def require_id(value: str, name: str, location: Location) -> str:
     """An id goes to files whose columns are separated by white space, so it has none and is not empty; nor has it
-    control characters, which other tools end a word or a text at."""
+    control characters, which other tools end a word or a text at. Raises DataError for another text."""
     if value.split() != [value]:
         problem = f"{name} is empty" if not value else f"{name} {value!r} contains white space"
         raise location.error("bad id", problem, "an id is one word, because run and qrels files split at white space")
@@ -109,7 +109,7 @@ def check_passage(passage: Passage, location: Location, policy: Policy | None = 
 
 
 def check_query(query: Query, location: Location) -> Query:
-    """The query, if its id is one word and its text is not blank."""
+    """The query, if its id is one word and its text is not blank. Raises DataError for another query."""
     require_id(query.id, "query id", location)
     if _is_blank(query.text):
         raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or leave it out")

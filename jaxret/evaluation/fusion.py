@@ -1,7 +1,7 @@
 """Fusion of rankings: one ranking from several systems' rankings of the same queries.
 
 Each method gives every passage of a ranking a number; the fused score is the weighted sum of these numbers over the
-rankings. A passage that a ranking lacks gets the number of the method's `missing`, which is never above that of a
+rankings. A passage that a ranking lacks gets the method's `fill_value`, which is never above that of a
 passage of the ranking.
 """
 

@@ -64,7 +64,7 @@ def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | Non
 
     Args:
         folder: of the vectors.
-        corpus: folder or file.
+        corpus: its text.
         scan: its sizes and times.
         work: folder of the file until it is complete.
     """

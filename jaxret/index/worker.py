@@ -31,7 +31,7 @@ from jaxret.storage.leases import Lease, Leases
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged, TextVectors
 
-WRITES = 2  # shards that wait to be on disk; the device goes on meanwhile
+PENDING_WRITES = 2  # shards that wait to be on disk; the device goes on meanwhile
 PAUSE = 0.5  # seconds between two reads of the state of other jobs
 OLD = 86_400  # seconds after which leftovers of other commands are deleted
 
@@ -115,7 +115,7 @@ class EncodeWorker:
             for vectors in self.embedder.encode_stream(passages(read), "passage", bar.update):
                 shard, lease, ids = claims.popleft()
                 writes.append(writers.submit(self.write, shard, lease, vectors, ids))
-                if len(writes) > WRITES:
+                if len(writes) > PENDING_WRITES:
                     writes.popleft().result()
             for write in writes:
                 write.result()

@@ -30,7 +30,7 @@ from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 
 PAUSE = 0.5  # seconds between two reads of the state of other jobs
-BEGUN, PARTS = "generation.json", "parts"
+BEGIN_FILE, PARTS = "generation.json", "parts"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class GenerationJob:
 
     def begin(self) -> None:
         """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
-        path = self.folder / BEGUN
+        path = self.folder / BEGIN_FILE
         if not path.exists():
             _ = self.generator  # raises before settings are written, which would refuse later ones
         self.leases.publish_once(path, with_digest(self.made_from))
@@ -221,7 +221,9 @@ class GenerationJob:
             except ValueError as error:
                 raise ValueError(f"{error}; {remedy}") from error
             if (content.get("part"), content.get("made_from")) != (number, sha256_json(self.made_from)):
-                raise ValueError(f"{path} is a part of other queries than {self.folder / BEGUN} describes; {remedy}")
+                raise ValueError(
+                    f"{path} is a part of other queries than {self.folder / BEGIN_FILE} describes; {remedy}"
+                )
             yield from ((key, texts) for key, texts in content["queries"])
 
     def finish(self) -> GenerationResult:

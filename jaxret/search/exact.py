@@ -100,7 +100,7 @@ def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> Qu
     flat = queries.flat if isinstance(queries, Ragged) else queries
     if flat.dtype != np.float32 or flat.ndim != 2 or flat.shape[1] != corpus.dimension:
         raise ValueError(
-            f"queries are {flat.dtype} {list(flat.shape)}; the documents want float32 [Q,{corpus.dimension}]: "
+            f"queries are {flat.dtype} {list(flat.shape)}; the passages need float32 [Q,{corpus.dimension}]: "
             "were both encoded with the same checkpoint?"
         )
     result: QueryVectors

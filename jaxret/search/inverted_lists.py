@@ -102,7 +102,7 @@ class SparseBlocks:
         self.total_rows, self.dimension = sum(map(len, blocks)), blocks[0].dimension
 
     def describe(self, row: int) -> str:
-        return f"document row {row}"
+        return f"passage row {row}"
 
     def __iter__(self) -> Iterator[tuple[int, SparseRows]]:
         first = 0
@@ -185,7 +185,7 @@ class InvertedLists:
             raise ValueError(f"k is {k}; it must be at least 1")
         if queries.dimension != self.corpus.dimension:
             raise ValueError(
-                f"queries have weights of {queries.dimension} words, the documents of {self.corpus.dimension}: "
+                f"queries have weights of {queries.dimension} words, the passages of {self.corpus.dimension}: "
                 "were both encoded with the same checkpoint?"
             )
         total, width = self.corpus.total_rows, min(k, self.corpus.total_rows)

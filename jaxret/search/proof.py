@@ -143,15 +143,15 @@ def search_until_proven(
     width = min(k, total_rows)
     scores = np.empty((queries, width), np.float32)
     rows = np.empty((queries, width), np.int64)
-    hopeless = np.zeros(queries, bool)
+    needs_full_scan = np.zeros(queries, bool)
     unproven_queries, rounds, scored_pairs = np.arange(queries), [], 0
     while unproven_queries.size:
         rounds.append(len(unproven_queries))
-        if settle and (hopeless_queries := unproven_queries[hopeless[unproven_queries]]).size:
-            best = scores[hopeless_queries], rows[hopeless_queries]
-            scored_pairs += settle(hopeless_queries, *best)
-            scores[hopeless_queries], rows[hopeless_queries] = best
-            unproven_queries = unproven_queries[~hopeless[unproven_queries]]
+        if settle and (full_scan_queries := unproven_queries[needs_full_scan[unproven_queries]]).size:
+            best = scores[full_scan_queries], rows[full_scan_queries]
+            scored_pairs += settle(full_scan_queries, *best)
+            scores[full_scan_queries], rows[full_scan_queries] = best
+            unproven_queries = unproven_queries[~needs_full_scan[unproven_queries]]
         depth = min(depth, total_rows)
         unproven = [unproven_queries[:0]]
         for part in _parts(unproven_queries, max(1, PASS_CANDIDATES // depth)):
@@ -161,10 +161,10 @@ def search_until_proven(
             highest_left_out = (candidates.bound.astype(np.float64) + error).astype(np.float32)  # rounding is monotone
             unproven.append(part[highest_left_out >= scores[part, -1]])
             ties = (candidates.scores[:, -1] == scores[part, -1]) & (scores[part, -1] > -np.inf) & (depth > width)
-            hopeless[part] = ties | (WHOLE * depth >= total_rows)
+            needs_full_scan[part] = ties | (WHOLE * depth >= total_rows)
         unproven_queries = np.concatenate(unproven)
         if unproven_queries.size and depth == total_rows:
-            raise RuntimeError(f"{description} did not return all {depth} documents: choose another backend")
+            raise RuntimeError(f"{description} did not return all {depth} passages: choose another backend")
         depth *= 2
     return SearchResult(scores, rows, description, tuple(rounds), scored_pairs)
 

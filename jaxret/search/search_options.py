@@ -10,6 +10,7 @@ from jaxret.configs.options import check_options, option
 from jaxret.runs.ray_cluster import RayWorkers
 
 BACKEND_NAMES = ("auto", "faiss-gpu", "faiss-cpu", "xla", "scipy")
+FLOAT32_BACKENDS = ("faiss-gpu", "faiss-cpu", "scipy")  # that have no other precision
 PRECISION_NAMES = ("float32", "float16", "bfloat16", "int8")
 PROXY_NAMES = ("mean", "muvera")
 
@@ -92,6 +93,10 @@ class SearchOptions:
             raise ValueError("backend and precision are of exact search: leave them or the index out")
         if self.index and self.filters:
             raise ValueError("filters need exact search: leave the index out, which was built of all passages")
+        if self.precision != "float32" and self.backend in FLOAT32_BACKENDS:
+            raise ValueError(f"search backend {self.backend!r} computes in float32, not in {self.precision}: take xla")
+        if wrong := [text for text in self.filters if ":" not in text]:
+            raise ValueError(f"filter {wrong[0]!r:.99}: FIELD:VALUE is expected")
         if self.max_passage and (self.candidates or self.index):
             raise ValueError("max_passage needs exact search: leave candidates and index out")
         if self.several and (self.candidates or self.index):

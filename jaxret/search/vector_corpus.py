@@ -77,7 +77,7 @@ class BlockCorpus:
         return isinstance(self.blocks[0], Ragged)
 
     def describe(self, row: int) -> str:
-        return f"document row {row}"
+        return f"passage row {row}"
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         first = 0

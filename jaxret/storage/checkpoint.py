@@ -68,10 +68,10 @@ def _leaf_digest(leaf: jax.Array) -> jax.Array:
     for axis, size in enumerate(words.shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     weight = (2 * index + 1) * jnp.uint32(0x9E3779B1)
-    mixture = (words ^ (words >> 15)) * jnp.uint32(0x85EBCA6B)
-    mixture = (mixture ^ (mixture >> 13) ^ index) * jnp.uint32(0xC2B2AE35)
-    mixture = mixture ^ (mixture >> 16)
-    return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32), jnp.sum(mixture, dtype=jnp.uint32)])
+    hashed_words = (words ^ (words >> 15)) * jnp.uint32(0x85EBCA6B)
+    hashed_words = (hashed_words ^ (hashed_words >> 13) ^ index) * jnp.uint32(0xC2B2AE35)
+    hashed_words = hashed_words ^ (hashed_words >> 16)
+    return jnp.stack([jnp.sum(words * weight, dtype=jnp.uint32), jnp.sum(hashed_words, dtype=jnp.uint32)])
 
 
 @jax.jit

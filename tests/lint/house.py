@@ -28,12 +28,12 @@ BANNED = {"found", "told", "there", "asked", "given", "known", "wanted"}
 TERMS = re.compile(
     r"centred|changed|closed|concatenated|counted|damaged|done|ended|expected|frozen|gated|hidden|judged|"
     r"keyed|named|normed|pooled|published|released|removed|repeated|required|scaled|shown|stacked|summed|"
-    r"trusted|unpooled|unrolled|won"
+    r"tied|trusted|unpooled|unrolled|won"
 )
-PARTICIPLE = re.compile(r"[a-z]{3,}ed")
+PARTICIPLE = re.compile(r"[a-z]{2,}ed")
 NOUNS = {"embed", "feed", "need", "seed", "speed", "shed"}
 IRREGULAR = re.compile(
-    r"begun|broken|built|chosen|done|drawn|felt|frozen|gone|held|hidden|kept|lost|made|met|paid|said|seen|"
+    r"begun|broken|built|caught|chosen|dealt|done|drawn|felt|frozen|gone|held|hidden|kept|laid|lost|made|meant|met|paid|said|seen|"
     r"sent|shown|sold|sought|spent|stolen|taken|taught|thought|torn|understood|won|worn|written"
 )
 OPENINGS = re.compile(r"\s*(What|As|The same)\b")

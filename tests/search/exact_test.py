@@ -193,7 +193,7 @@ def test_a_backend_that_loses_passages_is_an_error() -> None:
     queries, documents = data("random", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(single_vector, "block_documents", lambda *_: 80)  # more than the backend can return
-        with pytest.raises(RuntimeError, match="limited did not return all 80 documents"):
+        with pytest.raises(RuntimeError, match="limited did not return all 80 passages"):
             search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
 
 
@@ -214,7 +214,7 @@ def test_empty_slots_of_a_backend_are_ignored(claimed: str) -> None:
 
     documents = gaussian(60, 1, 8)
     documents[-1] = 9
-    with pytest.raises(RuntimeError, match="did not return all 60 documents"):
+    with pytest.raises(RuntimeError, match="did not return all 60 passages"):
         search(np.ones((2, 8), np.float32), [documents], 30, Lossy(select_backend("xla")))
 
 
@@ -422,7 +422,7 @@ def test_bad_numbers_are_errors_that_name_the_row(value: float) -> None:
     queries, documents = gaussian(5, 8), gaussian(30, 2, 8, seed=1)
     broken = documents.copy()
     broken[17, 1, 3] = value
-    with pytest.raises(ValueError, match=r"document row 17 .*encode again"):
+    with pytest.raises(ValueError, match=r"passage row 17 .*encode again"):
         search(queries, blocks(broken, 10), 3, backend)
     queries[2, 0] = value
     with pytest.raises(ValueError, match="query 2 "):

@@ -163,7 +163,7 @@ def test_passages_with_score_zero_follow_the_tie_rule() -> None:
 def test_impossible_weights_are_errors(weight: float) -> None:
     good, bad = random_rows(6, 0.5, 0), random_rows(6, 0.5, 0)
     bad.weights[bad.offsets[4]] = weight
-    with pytest.raises(ValueError, match="document row 4 has a NaN"):
+    with pytest.raises(ValueError, match="passage row 4 has a NaN"):
         InvertedLists(SparseBlocks([bad])).search(good, 2)
     with pytest.raises(ValueError, match="query 4 has a weight that is negative, no number, infinite"):
         InvertedLists(SparseBlocks([good])).search(bad, 2)
@@ -173,5 +173,5 @@ def test_impossible_questions_are_errors() -> None:
     lists = InvertedLists(SparseBlocks([random_rows(6, 0.5, 0)]))
     with pytest.raises(ValueError, match="k is 0"):
         lists.search(random_rows(1, 0.5, 0), 0)
-    with pytest.raises(ValueError, match="weights of 3 words, the documents of 50"):
+    with pytest.raises(ValueError, match="weights of 3 words, the passages of 50"):
         lists.search(SparseRows.from_dense(np.ones((1, 3), np.float32)), 1)

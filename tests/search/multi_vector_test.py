@@ -131,7 +131,7 @@ def test_a_sum_of_maxima_that_may_overflow_is_refused(sign: int) -> None:
 
 def test_a_list_of_no_vectors_is_refused() -> None:
     documents = Ragged(np.ones((5, D), np.float32), np.array([0, 1, 3, 3, 5]))
-    with pytest.raises(ValueError, match="document row 5 has no vector"):
+    with pytest.raises(ValueError, match="passage row 5 has no vector"):
         search_lists(lists([3], 1), [lists([2] * 3, 2), documents], K)
 
 
@@ -169,7 +169,7 @@ def test_the_exact_score_depends_only_on_the_vectors() -> None:
 def test_bad_numbers_name_the_row(value: float) -> None:
     queries, documents = lists([2, 2], 1), lists([3, 4, 2], 2)
     documents.flat[5, 1] = value
-    with pytest.raises(ValueError, match=r"document row 1 has a NaN"):
+    with pytest.raises(ValueError, match=r"passage row 1 has a NaN"):
         search_lists(queries, blocks(documents, 2), K)
     queries.flat[3, 0] = value
     with pytest.raises(ValueError, match=r"query 1 has a NaN"):
@@ -194,7 +194,7 @@ def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match=r"k is 0"):
         search_lists(lists([1], 1), documents, 0)
     narrow = Ragged(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"queries are float32 \[1, 7\]; the documents want float32 \[Q,8\]"):
+    with pytest.raises(ValueError, match=r"queries are float32 \[1, 7\]; the passages need float32 \[Q,8\]"):
         search_lists(narrow, documents, 1)
     with pytest.raises(ValueError, match=r"float64 \[1, 8\]"):
         search_lists(lists([1], 1).astype(np.float64), documents, 1)

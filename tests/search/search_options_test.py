@@ -8,12 +8,19 @@ from jaxret.search.approximate.proxies import PROXIES
 from jaxret.search.backends.precision import PRECISIONS
 from jaxret.search.backends.select import BACKENDS
 from jaxret.search.inverted_lists import SPARSE_BACKENDS
-from jaxret.search.search_options import BACKEND_NAMES, PRECISION_NAMES, PROXY_NAMES, SearchOptions
+from jaxret.search.search_options import (
+    BACKEND_NAMES,
+    FLOAT32_BACKENDS,
+    PRECISION_NAMES,
+    PROXY_NAMES,
+    SearchOptions,
+)
 
 
 def test_names_are_those_of_the_implementations() -> None:
     assert set(BACKEND_NAMES) == {"auto", *BACKENDS, *SPARSE_BACKENDS}
     assert tuple(PRECISIONS) == PRECISION_NAMES
+    assert set(FLOAT32_BACKENDS) == {"scipy", *(name for name, kind in BACKENDS.items() if not kind.precisions)}
     assert tuple(PROXIES) == PROXY_NAMES
 
 
@@ -25,6 +32,8 @@ def test_names_are_those_of_the_implementations() -> None:
             "backend is 'annoy'; it must be one of 'auto', .* 'scipy'",
         ),
         ({"precision": "int4"}, "precision is 'int4'; it must be one of 'float32', 'float16', 'bfloat16', 'int8'"),
+        ({"backend": "faiss-cpu", "precision": "int8"}, "'faiss-cpu' computes in float32, not in int8: take xla"),
+        ({"filters": ("lang",)}, "filter 'lang': FIELD:VALUE is expected"),
         ({"candidates": "max:10"}, "candidates is 'max:10'; it must be a proxy .*: mean:1000, muvera:1000"),
         ({"candidates": "mean:0"}, "candidates is 'mean:0'"),
         ({"dimension": -1}, "dimension is -1"),

@@ -1,8 +1,8 @@
 """Files <-> records: the front that the rest of the project reads data through.
 
-What a file is shows in its content (`recognise.py` has the table of formats); FORMAT:PATH forces a format. Which file
-of a folder holds what shows in its name (`folders.py`). A new format is a file with `FORMATS`, and its lines in the
-table.
+What a file is shows in its content (`detect.py` has the table of formats); FORMAT:PATH forces a format. Which file
+of a folder holds what shows in its name (`source_layout.py`). A new format is a file with `FORMATS`, and its lines in
+the table.
 
 Every reader takes a `Policy`; the default stops at the first bad record with a `DataError` that names file and line.
 """

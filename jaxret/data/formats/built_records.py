@@ -1,4 +1,4 @@
-"""Training records of the sets that `data build` makes (`build.py`): a query, and its passages by their rows.
+"""Training records of the sets that `data build` makes (`build_data_set.py`): a query, and its passages by their rows.
 
 An example is made on request, from a few records read in place: `BuiltExamples` holds none.
 """

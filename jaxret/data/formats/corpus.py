@@ -89,7 +89,8 @@ class Corpus:
         return list_files(self.file.path)
 
     def stat(self) -> dict[str, int]:
-        """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same."""
+        """Return {"bytes", "modified" (ns)} of the files: a cheap sign that they are the same. Raises DataError for a
+        file is missing."""
         try:
             return stat_files(self.files)
         except FileNotFoundError:

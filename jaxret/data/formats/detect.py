@@ -147,7 +147,8 @@ def detect_file(source: PathLike, role: str = "") -> DataFile:
 
 
 def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
-    """Return a file with its format, as `detect_file`; `format_name` forces one format, or those of one family."""
+    """Return a file with its format, as `detect_file`; `format_name` forces one format, or those of one family. Raises
+    DataError for a missing file, or one of no known format."""
     if not (is_named(path) or path.exists()):
         raise missing_file_error(path)
     sample = read_sample(path)

@@ -25,7 +25,8 @@ from jaxret.data.records import Example, Passage, Query
 
 
 def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a record; ids of queries are the records' numbers, ids of passages are made of their texts."""
+    """One example a record; ids of queries are the records' numbers, ids of passages are made of their texts. Raises
+    DataError for a record of another form."""
     pool = SharedPassages(policy)
 
     def parse(value: object, location: Location) -> Passage:

@@ -17,8 +17,8 @@ from jaxret.data.records import Judgement
 
 
 def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's literals.
-    The file does not state which documents are relevant."""
+    """PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's literals. The
+    file does not state which documents are relevant. Raises DataError for a record of another form."""
     for location, record in read_records(file, policy):
         try:
             lists = {key: _list(record.get(key), key, location) for key in ("document_ids", "scores")}

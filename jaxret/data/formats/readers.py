@@ -300,7 +300,7 @@ def detect_run(source: PathLike) -> DataFile:
 
 
 def require_run_scores(source: PathLike, purpose: str) -> None:
-    """Raises DataError if a run says ranks alone; wanted: what its scores are to be, for the error."""
+    """Raise DataError if a run has ranks alone. purpose: of its scores, for the error."""
     file = detect_run(source)
     if file.format.without_scores:
         problem = f"this is a ranking without scores ({file}), and {purpose} are wanted"

@@ -20,8 +20,8 @@ _IDS = re.compile(r"[^\s,]+(,[^\s,]+)*")
 
 
 def read_id_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yield the lines of train.negatives.tsv as rankings: query id, ids of passages between commas. The score is
-    1 / rank."""
+    """Yield the lines of train.negatives.tsv as rankings: query id, ids of passages between commas. The score is 1 /
+    rank. Raises DataError for a record of another form."""
     first: dict[str, Location] = {}
     for location, (query, ids) in tab_rows(file.path, ("query id", "passage ids between commas"), policy):
         try:

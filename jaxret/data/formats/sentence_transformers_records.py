@@ -100,7 +100,7 @@ def _row(record: Record, columns: list[str], location: Location) -> TextRow:
 
 
 def parse_number(value: Any, key: str, location: Location) -> float:
-    """A finite number, in CSV also one in a string; true and false are 1 and 0."""
+    """A finite number, in CSV also one in a string; true and false are 1 and 0. Raises DataError for another value."""
     if str(value).lower() in ("true", "false"):
         return float(str(value).lower() == "true")
     if (number := finite_number(value)) is None:

@@ -131,7 +131,7 @@ def record_list(record: Record, key: str, location: Location, absent: bool = Tru
 
 
 def record_ids(record: Record, key: str, location: Location) -> tuple[str, ...]:
-    """Return a list of ids, which may be whole numbers, each once."""
+    """Return a list of ids, which may be whole numbers, each once. Raises DataError for another value."""
     values = record_list(record, key, location)
     for value in values:
         if type(value) not in (str, int):

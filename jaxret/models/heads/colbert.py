@@ -64,8 +64,8 @@ class ColbertHead(VectorHead):
         ids = {"query_marker": self.query_marker, "passage_marker": self.passage_marker, "mask_id": self.mask_id}
         for key, id in [*ids.items(), *(("skiplist", id) for id in self.skiplist)]:
             least = -1 if key in ("query_marker", "passage_marker") else 0
-            used = key != "mask_id" or self.expansion != "none"
-            if used and (type(id) is not int or not least <= id < self.vocab_size):
+            is_used = key != "mask_id" or self.expansion != "none"
+            if is_used and (type(id) is not int or not least <= id < self.vocab_size):
                 raise ValueError(
                     f"{name}.{key} has {id!r}; ids of this vocabulary are {least} to {self.vocab_size - 1}"
                 )

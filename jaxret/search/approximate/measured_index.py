@@ -17,7 +17,7 @@ class MeasuredIndex:
     Attributes:
         factory: How it was built, in the notation of --factory.
         parameters: How it is searched, "nprobe=16,k_factor_rf=4".
-        measured: The recall in its manifest; None while it is measured.
+        recall_record: The recall in its manifest; None while it is measured.
     """
 
     factory: str

@@ -72,7 +72,7 @@ def build_settings(factory: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SeismicIndex(MeasuredIndex):
-    """An index with the rows of a sparse corpus in it; its documents are named by their row."""
+    """An index with the rows of a sparse corpus in it; its passages are named by their row."""
 
     index: Any  # Seismic's
     factory: str
@@ -93,7 +93,7 @@ class SeismicIndex(MeasuredIndex):
         """
         if queries.dimension != corpus.dimension:
             raise ValueError(
-                f"queries have weights of {queries.dimension} words, the documents of {corpus.dimension}: "
+                f"queries have weights of {queries.dimension} words, the passages of {corpus.dimension}: "
                 "were both encoded with the same checkpoint?"
             )
         count = min(k, corpus.total_rows)

@@ -80,6 +80,10 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
                 return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, many, lists)
             reasons.append((choice, problem))
         raise ValueError("no search backend does this: " + "; ".join(f"{other}: {reason}" for other, reason in reasons))
+    if name == "scipy":
+        raise ValueError(
+            f"search backend 'scipy' is for sparse vectors; these are dense: take auto, {', '.join(BACKENDS)}"
+        )
     if name not in BACKENDS:
         raise ValueError(f"unknown search backend {name!r}; it must be one of auto, {', '.join(BACKENDS)}")
     kind = BACKENDS[name]

@@ -150,7 +150,7 @@ def check_losses(config: ConfigDict) -> None:
         )
     for key in [*distillation, *(["loss.binary.weight"] if binary else [])]:
         if config.data.negatives == 0:
-            raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own documents")
+            raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own passages")
     if config.loss.contrastive_weight == 0 and config.data.dev and contrastive_only:
         raise ValueError(
             "loss.contrastive_weight is 0, so validation by retrieval is meaningless; leave data.dev empty"

@@ -138,7 +138,7 @@ def test_unsupported_candidates_are_errors() -> None:
         CandidateGenerator.open(single, CandidateSpec("mean", 9), faiss())
     documents.flat[int(documents.offsets[7])] = np.nan
     for parts in (corpus, Passages(blocks(documents, 5))):
-        with pytest.raises(ValueError, match=r"document row 7 has a NaN"):
+        with pytest.raises(ValueError, match=r"passage row 7 has a NaN"):
             CandidateGenerator.open(parts, CandidateSpec("mean", 9), faiss())(queries, parts, K)
 
 

@@ -241,7 +241,7 @@ def test_large_corpora_are_streamed_with_equal_results(texts: tuple[np.ndarray, 
     assert len({block.top.layout for block in blocks}) == 1, "one program for all"  # type: ignore[attr-defined]
     documents = documents.copy()
     documents[1234, 0, 3] = np.nan
-    with pytest.raises(ValueError, match=r"document row 1234 has a NaN"):
+    with pytest.raises(ValueError, match=r"passage row 1234 has a NaN"):
         list(streaming.stream_blocks(BlockCorpus([documents]), backend))
 
 
