@@ -432,7 +432,7 @@ def test_bad_numbers_are_errors_that_name_the_row(value: float) -> None:
 def test_wrong_shapes_are_errors() -> None:
     backend = select_backend("faiss-cpu")
     documents = gaussian(30, 1, 8)
-    with pytest.raises(ValueError, match=r"float32 \[5, 9\].*want float32 \[Q,8\].*same checkpoint"):
+    with pytest.raises(ValueError, match=r"float32 \[5, 9\].*need float32 \[Q,8\].*same checkpoint"):
         search(gaussian(5, 9), [documents], 3, backend)
     with pytest.raises(ValueError, match="float64"):
         search(gaussian(5, 8).astype(np.float64), [documents], 3, backend)
