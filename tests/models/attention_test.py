@@ -5,10 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxret.models.encoders.attention import attend, erf, gelu
+from jaxret.models.encoders.layers import Dropout
+from jaxret.models.encoders.layout import TokenLayout
 from jaxret.parallel.mesh import make_mesh
+from jaxret.types import Tokens
+
+SHAPES = [(3, 4), (5, 2), (5, 2)]  # tokens and heads of query, key and value
 
 
 def test_the_softmax_is_float32_also_with_bfloat16() -> None:
@@ -26,6 +32,28 @@ def test_the_softmax_is_float32_also_with_bfloat16() -> None:
     np.testing.assert_allclose(mixed, expected, rtol=2**-7)  # the weights are rounded to bfloat16 after the softmax
     halved = np.asarray(jax.nn.softmax(jnp.asarray(scores, jnp.bfloat16)), np.float64)
     assert np.abs(halved / expected - 1).max() > 2**-6, "control: a softmax in bfloat16"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_are_dropped_after_the_softmax(training: bool) -> None:
+    """Those that remain keep their share of the whole sum; the heads of a key may be several. float64 is the oracle."""
+    random = np.random.default_rng(0)
+    query, key, value = (random.standard_normal((2, n, heads, 4)).astype(np.float32) for n, heads in SHAPES)
+    keep = np.array([1.0, 0.0, 2.0, 1.0, 0.0], np.float32)
+    mask = np.array([[True] * 5, [True] * 3 + [False] * 2])
+
+    class Dropped(Dropout):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x * keep
+
+    layout = TokenLayout.of(Tokens(jnp.zeros((2, 5), jnp.int32), jnp.asarray(mask)), train=training)
+    result = attend(*map(jnp.asarray, (query, key, value, mask)), Dropped(0.5, layout))
+    wide_key, wide_value = (np.repeat(x.astype(np.float64), 2, axis=2) for x in (key, value))
+    scores = np.where(mask[:, None, None], np.einsum("bqhw,bkhw->bhqk", query, wide_key), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True) * keep
+    expected = np.einsum("bhqk,bkhw->bqhw", weights, wide_value).reshape(2, 3, 16)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_the_derivative_of_erf_inside_shard_map() -> None:
