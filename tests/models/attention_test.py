@@ -47,7 +47,8 @@ def test_weights_are_dropped_after_the_softmax(training: bool) -> None:
             return x * keep
 
     layout = TokenLayout.of(Tokens(jnp.zeros((2, 5), jnp.int32), jnp.asarray(mask)), train=training)
-    result = attend(*map(jnp.asarray, (query, key, value, mask)), Dropped(0.5, layout))
+    on_device = [jnp.asarray(x) for x in (query, key, value)]
+    result = attend(on_device[0], on_device[1], on_device[2], jnp.asarray(mask), Dropped(0.5, layout))
     wide_key, wide_value = (np.repeat(x.astype(np.float64), 2, axis=2) for x in (key, value))
     scores = np.where(mask[:, None, None], np.einsum("bqhw,bkhw->bhqk", query, wide_key), -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
