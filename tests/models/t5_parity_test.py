@@ -136,6 +136,7 @@ def test_recomputation_changes_nothing_and_bfloat16_little() -> None:
     assert distances(again, expected, tokens.mask).max() <= TOLERANCE
     half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
     assert half.dtype == jnp.float32, "the stream of hidden states"
+    # Two gated layers amplify differences of rounding; tests/models/attention_test.py bounds those of attention itself.
     assert 1e-3 < distances(half, expected, tokens.mask).max() < 0.2
 
 

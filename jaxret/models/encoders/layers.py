@@ -245,6 +245,7 @@ class Dropout(nn.Module):
 
     @property
     def training(self) -> bool:
+        """Return whether the batch is one of training, also where the rate is 0."""
         return self.layout.batch_rows is not None
 
     @property
