@@ -101,7 +101,6 @@ def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: s
     """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config.
 
     Args:
-        config: the config.
         keys: with the groups around them: "optimizer.learning_rate".
         source: name of the config, for the message.
         prefix: of the keys in the message: "--config." on a command line.

@@ -27,10 +27,8 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
     """Return `record[key]`, which must exist and have the type.
 
     Args:
-        record: A JSON object.
         key: Of the value.
         kind: Its type; true and false are not numbers.
-        location: For errors.
     """
     if key not in record:
         keys = ", ".join(map(repr, record)) or "none"

@@ -52,7 +52,6 @@ def write_judgement_sets(
         qrels: folder or file with the judgements to split.
         splits: of `train` and of `qrels`, where they are folders.
         out: folder to write.
-        policy: for bad records.
 
     Raises:
         DataError: a bad record.

@@ -13,7 +13,6 @@ class BeirJob:
     """A run, and the sets that it is evaluated on.
 
     Attributes:
-        workdir: folder of the run.
         folder: folder with a folder for each set.
         checkpoint: "best", "last" or a step.
         query_length, passage_length: most tokens; None: as in training.

@@ -41,7 +41,6 @@ def index_corpus(
         options: how to build and to measure.
         corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
         run: encodes options.queries; needed where there are some.
-        progress: show bars.
 
     Raises:
         ValueError: fewer than two passages.

@@ -38,7 +38,6 @@ def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | No
         source: corpus (a file, or a folder that has one), or a file of training records with answers.
         out: JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst).
         options: where passages are split.
-        policy: for bad records.
 
     Raises:
         DataError: a bad record.

@@ -90,7 +90,6 @@ def plan_evaluation(
     """Read the queries and judgements of an evaluation, and check all that can be checked before the search.
 
     Args:
-        workdir: folder of the run.
         queries: folder or file with queries.
         qrels: folder or file with judgements; "" for none.
         options: queries, measures and further results.
@@ -122,7 +121,6 @@ def require_answers(source: str, queries: Sequence[Query], measures: MeasureName
 
     Args:
         source: where the queries were read.
-        queries: the queries.
         measures: may need answers.
         dpr_results: whether results as DPR writes them are requested, which need answers too.
     """

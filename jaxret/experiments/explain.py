@@ -128,7 +128,6 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
     Args:
         run: a run whose head computes values of words.
         text: token ids of one text.
-        side: "query" or "passage".
         question: token ids of the query, None for none.
         top: rows before those of the query.
     """

@@ -26,8 +26,6 @@ def run_system(
     A second call continues at the step where the first one stopped.
 
     Args:
-        config: config of the run.
-        workdir: folder of the run.
         data: BEIR folder with corpus, queries and judgements.
         split: split to evaluate on.
         measures: names such as "nDCG@10".

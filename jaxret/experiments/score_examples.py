@@ -50,7 +50,6 @@ def score_examples(
         split: split to read, where the source is a folder.
         negatives_run: rankings whose passages are the negatives of a folder, see data.negatives_run.
         on_error: "error" or "skip", for bad records.
-        progress: whether to show a progress bar.
     """
     require_writable(Path(out).absolute().parent)
     require_other_file(out, example_files(source, split, negatives_run or None), f"the training data ({source})")

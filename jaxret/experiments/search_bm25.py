@@ -41,7 +41,6 @@ def search_bm25(
         sources: queries, and judgements ("" for none).
         settings: of BM25.
         evaluation: queries, measures and further results.
-        progress: show bars.
 
     Raises:
         ContractError: the index in the folder is of another corpus, or has other settings.

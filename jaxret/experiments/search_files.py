@@ -59,7 +59,6 @@ def search_files(
         evaluation: queries, measures and further results.
         options: how candidates are found.
         corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
-        progress: show bars.
 
     Raises:
         ValueError: before the search, as `plan_evaluation` says.
@@ -117,9 +116,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
     """Search for all queries of an evaluation, and print how it was done.
 
     Args:
-        searcher: the corpus.
         plan: the queries, and how many passages.
-        progress: show bars.
     """
     queries = plan.dataset.queries
     outcome = searcher.search(queries, plan.depth, progress)
@@ -163,10 +160,8 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     """Print the k best passages for a question.
 
     Args:
-        searcher: the corpus.
         question: its text.
         k: passages.
-        progress: show bars.
     """
     start = time.perf_counter()
     outcome = searcher.search([check_question(question)], k, progress)

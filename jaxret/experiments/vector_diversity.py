@@ -51,7 +51,6 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
     Args:
         run: a run with several vectors a passage, equally many for all passages.
         data, split: see `read_judged_texts`.
-        progress: whether to show progress bars.
     Raises:
         ValueError: the checkpoint has one vector a passage, or one for every token; as `read_judged_texts`.
     """

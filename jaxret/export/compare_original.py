@@ -105,7 +105,6 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
         directory: the model.
         library: a name that `original_library` returns.
         texts: texts without prompt.
-        side: "query" or "passage".
     """
     prompt = run.tokenizer.prompt(side)
     if library == "pylate":

@@ -51,7 +51,6 @@ def export(
     store.
 
     Args:
-        workdir: folder of the run.
         kind: one of KINDS.
         out: new folder to write.
         checkpoint: "best", "last", or a step.

@@ -86,14 +86,12 @@ def make_run(
 
     Args:
         model: see `encoder.checkpoint`.
-        workdir: folder of the run.
         token: vector of a plain encoder, a value of head.token; default: "cls", or what an encoder without [CLS] has,
             "last" where tokens see only those before them, else "mean". The modules of a sentence-transformers or
             PyLate directory determine it otherwise.
         download: whether to download a model that is not on this machine.
         normalize: whether a plain encoder's vectors have length 1; default: no.
         title_separator: see `tokens.title_separator`.
-        progress: whether to show progress bars.
     Raises:
         FileNotFoundError: the model is not on this machine.
         ValueError: the model is not supported.

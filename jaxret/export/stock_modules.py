@@ -92,8 +92,6 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
     """Write the encoder of a side in transformers' files: config.json, model.safetensors, the tokenizer.
 
     Args:
-        run: the run.
-        side: "query" or "passage".
         folder: folder to write.
         all_layers: whether the config returns the hidden states of all layers.
     """

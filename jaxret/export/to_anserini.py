@@ -145,7 +145,6 @@ def write_topics(run: Run, queries: str, words: list[str], path: Path) -> int:
         run: a run with a sparse head.
         queries: folder or file with queries.
         words: the vocabulary, by id.
-        path: file to write.
 
     Raises:
         ValueError: the impacts of a query are all 0.

@@ -62,8 +62,6 @@ def compare_last_states(run: Run, side: Side, tokens: Ragged, folder: Path) -> t
     """Return the last hidden states [tokens,H] of the run and of the files.
 
     Args:
-        run: the run.
-        side: "query" or "passage".
         tokens: token ids.
         folder: folder of the written encoder.
     """

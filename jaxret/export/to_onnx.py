@@ -61,11 +61,7 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
     """Write a graph with the outputs last_hidden_state, and vectors, or all hidden states for a head that reads them.
 
     Args:
-        run: the run.
-        config: config of the encoder.
-        side: "query" or "passage".
         form: form of the vectors; None for hidden states.
-        path: file to write.
 
     Raises:
         ValueError: prompts do not count in the run's means, which a graph cannot compute.
@@ -104,8 +100,6 @@ def run_and_graph_outputs(
     """Return the numbers of the run and of onnxruntime: vectors, or hidden states without a form.
 
     Args:
-        run: the run.
-        side: "query" or "passage".
         tokens: token ids.
         form: form of the vectors; None for hidden states.
         path: file of the graph.

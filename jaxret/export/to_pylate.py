@@ -84,7 +84,6 @@ def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.n
     Args:
         run: the run, for token ids and expected settings.
         out: the PyLate directory.
-        side: "query" or "passage".
         tokens: token ids.
 
     Raises:

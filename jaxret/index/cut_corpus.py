@@ -80,7 +80,6 @@ def cut_corpus(run: Run, source: Path, folder: Path, dtype: str = "", progress: 
         source: folder of the longer vectors.
         folder: folder of the cut ones.
         dtype: of the cut vectors; "": as stored.
-        progress: show progress.
 
     Raises:
         ShardError: the stored vectors are damaged.

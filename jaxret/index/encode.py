@@ -50,7 +50,6 @@ class EncodeResult:
 
     Attributes:
         folder: of the encoded corpus.
-        passages: of the corpus.
         shards: of the corpus.
         shards_written: shards that this job wrote; the others existed, or other jobs wrote them.
         padding_ratio: tokens computed for each real one.
@@ -104,7 +103,6 @@ def encode_corpus(
         corpus: folder or file with passages.
         name: name of the encoded corpus; "" takes that of the folder or file, and the size of vectors that are cut.
         options: how to read, encode and write.
-        progress: show progress.
 
     Raises:
         DataError: a bad record.
@@ -200,7 +198,6 @@ def encode_source(
         folder: folder of the shards.
         source: the passages.
         options: how to encode and write.
-        progress: show progress.
     """
     log, scan = job_log(progress), source.scan
     words = most_words(run, options)
@@ -271,7 +268,6 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
         run: the run whose checkpoint encodes.
         source: the passages.
         options: shard_rows, shard_mb and dtype; 0 or "": the run's.
-        progress: show progress.
     """
     rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS, rows_a_minute(run))
     if run.model.sparse:  # a passage has few words

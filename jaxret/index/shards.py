@@ -227,7 +227,6 @@ class ShardWriter:
         """Write one shard.
 
         Args:
-            shard: which.
             vectors: [rows,V,D] float32 or float16, a list of vectors for each row, or weights of words.
             ids: passage id of each row.
             work: folder of its files until they are complete.
@@ -372,7 +371,6 @@ def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bo
 
     Args:
         folder: folder of the shard.
-        shard: which.
         entry: of its sidecar.
         verify: compare digests too.
     """
@@ -385,7 +383,6 @@ def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: 
 
     Args:
         folder: folder of the shard.
-        shard: which.
         entry: of its sidecar.
         verify: compare digests too.
     """

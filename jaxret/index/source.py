@@ -45,7 +45,6 @@ def inspect_corpus(run: Run, corpus: str | Path, on_error: str, store: str, log:
         corpus: folder or file.
         on_error: "error", "skip" or "keep".
         store: folder of token stores; "" for the run's.
-        log: prints a line.
     """
     root, policy = store_root(store or run.config.data.store), Policy(on_error)
     corpus_files = Corpus.open(corpus)

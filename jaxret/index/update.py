@@ -49,7 +49,6 @@ def append_corpus(
         corpus: folder or file with the new passages.
         folder: folder of the encoded corpus.
         options: as of `encode_corpus`; the dtype must be the corpus's.
-        progress: show progress.
 
     Raises:
         ValueError: an id that the corpus has already (one that was deleted may come again), or another dtype.

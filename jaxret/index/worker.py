@@ -187,7 +187,6 @@ class EncodeWorker:
         """Write a shard, unless another job has taken it over.
 
         Args:
-            shard: which.
             lease: of the shard.
             vectors: of its passages.
             ids: of its passages.

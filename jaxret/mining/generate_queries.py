@@ -65,7 +65,6 @@ def generate_queries(
         out: Folder to write.
         decoding: How queries are decoded.
         options: How passages are read, and what is written.
-        progress: Show progress.
 
     Raises:
         DataError: A bad record.
@@ -200,7 +199,6 @@ class GenerationJob:
 
         Args:
             number: Of the part.
-            path: File to write.
             passages: Of the part.
             lease: Of the part.
             bar: Shows progress.

@@ -56,7 +56,6 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
         corpus: to read.
         out: file to write.
         count: words for each passage, at most. English stop words and words of one letter are left out.
-        progress: show progress bars.
     Returns:
         (passages with keywords, passages).
 

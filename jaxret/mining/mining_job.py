@@ -242,9 +242,7 @@ def open_pools(
     Args:
         job: names of pools and corpus, settings.
         questions: the training queries; runs look up the rows of their positives.
-        policy: for bad records.
         folder: for an index of the corpus file.
-        progress: show progress bars.
         log: for messages.
     """
     positives = {passage.id for one in questions.queries for passage in one.positives}
@@ -286,11 +284,9 @@ def select_examples(
     """Yield the example of each query that has a positive, in order.
 
     Args:
-        questions: the training queries.
         pools: the sources of negatives.
         texts: reader of passages by id.
         chooser: selects negatives and counts.
-        progress: show a progress bar.
 
     Raises:
         ValueError: nothing was retrieved at the ranks, or nothing of it is in the corpus.
@@ -330,11 +326,8 @@ def write_examples(
 
     Args:
         job: names of --concat files, settings.
-        path: file to write.
-        questions: the training queries.
         examples: the mined examples.
         chooser: scores the --concat records.
-        policy: for bad records.
     """
     parts = [(examples, questions.every_positive and job.judged)]
     query_texts = {one.query.id: one.query.text for one in questions.queries}

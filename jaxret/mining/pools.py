@@ -100,11 +100,9 @@ class RunPool:
         """Open a run and its encoded corpus.
 
         Args:
-            workdir: the run.
             corpus: name of the encoded corpus, "" for the only one.
             positives: ids of the passages that `scores` and `missing` may be called with.
             backend: of the search.
-            progress: show progress bars.
             workers: of a cluster, that search in place of this process.
         """
         run = open_run(workdir, attention="plain" if workers else None)

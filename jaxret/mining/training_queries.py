@@ -56,7 +56,6 @@ def read_training_queries(source: str, split: str, policy: Policy, positives: bo
     Args:
         source: folder or file.
         split: of a folder.
-        policy: for bad records.
         positives: require positives. False also reads queries without one, e.g. a file of questions.
     Raises:
         DataError: a bad record.

@@ -96,7 +96,6 @@ class CrossEncoderModel(LinenModel):
         """Return a score for each pair, float32 (transformers' logit).
 
         Args:
-          params: of the model.
           pairs: token ids; `pairs.first` has the lengths of the queries.
           train: whether there is dropout.
           dropout_key: needed if `train`.

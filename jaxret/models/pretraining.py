@@ -213,7 +213,6 @@ class PretrainingModel(LinenModel):
         """Return the losses of a batch.
 
         Args:
-          params: of the model.
           batch: with masked tokens.
           train: whether there is dropout.
           dropout_key: read if `train`.

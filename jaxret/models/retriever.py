@@ -206,7 +206,6 @@ class RetrieverModel(LinenModel):
         """Return Embeddings [B,V,D] float32 of texts; V = 1 for queries, except under late interaction.
 
         Args:
-          params: of the model.
           tokens: [B,T].
           side: of the texts.
           train: whether there is dropout, and a passage keeps the vectors that only the loss reads.

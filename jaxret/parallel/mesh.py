@@ -172,7 +172,6 @@ class ParameterGatherer:
         """Return the gatherer of a mesh's parameters.
 
         Args:
-            mesh: Of the devices.
             dtype, reduce_dtype: As in the class.
             options: `at_once` and `frozen`.
         """

@@ -80,7 +80,6 @@ def cost(seconds: float, topology: Topology, price: float, utilization: float) -
 
     Args:
         seconds: of the products at the full rate.
-        topology: the chips.
         price: dollars of a chip's hour.
         utilization: a share that is expected, beside COST_SHARES.
     """
@@ -99,7 +98,6 @@ def lower_bound(
 
     Args:
         kinds: FLOPs, as `program_work` returns them.
-        topology: the chips.
         traffic: lower bound of the bytes that a device reads and writes.
         executable: the program, whose collectives bound the time of links; None: links are ignored.
     """
@@ -116,8 +114,6 @@ def device_memory(
     """Return the bytes that a device needs, and whether they fit.
 
     Args:
-        program: the program.
-        topology: the chips.
         executable: the compiled program; None: a lower bound, with `fits` None unless the bound is already too much.
         training: whether there are gradients.
     """
@@ -157,7 +153,6 @@ def plan_training(
     """Estimate a training step.
 
     Args:
-        config: of the run.
         directory: of the encoder.
         shapes: of the largest batch.
         topology: the chips; None: no chips in particular.
@@ -195,9 +190,7 @@ def plan_encoding(
     """Estimate encoding a corpus of passages of the largest length.
 
     Args:
-        config: of the run.
         directory: of the encoder.
-        passages: of the corpus.
         topology: the chips; None: no chips in particular.
         executable: the program of a batch for them.
     """
@@ -246,7 +239,6 @@ def plan_searching(
     block on one device. Of several hosts each searches its part of the passages, and their results are merged.
 
     Args:
-        config: of the run.
         directory: of the encoder.
         search: passages, queries, k and precision.
         topology: the chips; None: no chips in particular.

@@ -32,7 +32,6 @@ class PlanRequest:
     Attributes:
         subject: one of SUBJECTS.
         config: config to plan; None for a table of `configs_folder`.
-        config_name: name of the config.
         topologies: chips, such as "v5e:4x4"; () for a plan without chips.
         configs_folder: folder whose configs are planned in a table.
         sizes: whether the table is that of corpus sizes.

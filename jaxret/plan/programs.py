@@ -140,7 +140,6 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
     """Build the training step.
 
     Args:
-        config: of the run.
         directory: of the encoder.
         shapes: of the largest batch.
         devices: all of the mesh.
@@ -171,9 +170,7 @@ def encoding_program(config: ConfigDict, directory: Path, side: Side, devices: S
     """Build the program that encodes a batch of the longest texts.
 
     Args:
-        config: of the run.
         directory: of the encoder.
-        side: query or passage.
         devices: all of the mesh.
     """
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), list(devices))
@@ -223,7 +220,6 @@ def search_program(
     """Build XLA's search of the passages on the devices; of lists of vectors, of one block on the first device.
 
     Args:
-        config: of the run.
         directory: of the encoder.
         load: passages on the devices, k and precision.
         devices: all of the mesh.
@@ -256,8 +252,6 @@ def list_search_program(
     """Build the search of one block of lists of vectors, for QUERY_ROWS vectors of queries.
 
     Args:
-        config: of the run.
-        retriever: its model.
         load: k and precision.
         device: where the block is.
     """
@@ -357,7 +351,6 @@ def describe_program(
 
     Args:
         kind: train, encode or search.
-        config: of the run.
         directory: of the encoder.
         shapes: of the largest batch of training.
         search: of a search.

@@ -14,7 +14,6 @@ def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterato
 
     Args:
         verb: train, encode or search.
-        config: of the run.
         topology: the chips that the plan is for.
     """
     platform = "gpu" if topology.chip.is_gpu else "tpu"

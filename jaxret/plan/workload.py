@@ -64,10 +64,7 @@ def read_plan_texts(
     """Read and tokenise config.data.train, or draw texts of the mean `lengths`.
 
     Args:
-        config: of the run.
         directory: the encoder's, with its tokenizer.
-        retriever: the model.
-        log: for progress.
         lengths: mean tokens of queries and passages, used without data.train.
     Raises:
         DataError: a bad record, as training would.
@@ -137,9 +134,7 @@ def measure_workload(config: ConfigDict, retriever: RetrieverModel, texts: PlanT
     """Measure the work of a run with these texts.
 
     Args:
-        config: of the run.
-        retriever: its model.
-        texts: its data.
+        texts: of the run.
         devices: number of devices.
     """
     longest, steps = longest_batch(config, retriever, devices), _steps(config, texts.examples)
@@ -176,8 +171,7 @@ def measure_batches(
     """Measure SAMPLE batches of the run, evenly spread, both padded and packed.
 
     Args:
-        config: of the run.
-        data: its texts.
+        data: of the run.
         plan: how batches are drawn.
         longest: shapes of the longest batch.
         steps: of the run; None: one epoch is measured.

@@ -25,8 +25,6 @@ def read_base(
     """Return the encoders of a run's base, on the host: of encoder.checkpoint, or of the run train.start_from.
 
     Args:
-        workdir: of the run.
-        config: of the run.
         model: of the run, whose encoders these are.
         open_other: (folder of a run, a checkpoint's step) -> its parameters, and step and digest of the checkpoint.
 
@@ -68,7 +66,6 @@ def require_same_base(workdir: Workdir, record: Mapping[str, Any], present: Mapp
     """Raise ContractError unless a base is the one that a run began with.
 
     Args:
-        workdir: of the run.
         record: digest of the base that the run began with.
         present: digest of the base that is there now.
         name: of the base, for the error.

@@ -94,9 +94,6 @@ class Embedder:
     `RetrieverModel.dimension` numbers.
 
     Attributes:
-        retriever: Model.
-        params: Its parameters.
-        mesh: Devices.
         pad_id: Id of padding.
         max_lengths: Upper bound of the padded length of queries and passages, in tokens.
         tokens_per_batch: Tokens of a batch, approximately.
@@ -177,8 +174,6 @@ class Embedder:
 
         Args:
             texts: Token ids.
-            side: "query" or "passage".
-            progress: Whether to show a progress bar.
             advance: Called with the number of texts of each finished batch.
         """
         if not len(texts) and self.retriever.sparse:

@@ -57,7 +57,6 @@ def apply_settings(
     from it.
 
     Args:
-        config: Config of the run.
         settings: Settings of the directory, by key of the config.
         source: Name of the directory, for the error.
         explicit_keys: Keys that the user set, even to the default.

@@ -95,9 +95,7 @@ class QueryGenerator:
     """A T5 model that generates queries for any number of passages.
 
     Attributes:
-        generator: Model.
         params: Its parameters, on every device whole.
-        mesh: Devices.
         prompts: Makes token ids of passages.
         options: How to decode.
         tokens_per_batch: Tokens of a batch of prompts, approximately, over the sequences that are decoded for each.
@@ -179,7 +177,6 @@ def open_query_generator(
         options: How to decode.
         dtype: Of products and kernels: "float32" or "bfloat16".
         tokens_per_batch: As of QueryGenerator.
-        mesh: Devices.
 
     Raises:
         FileNotFoundError: There are no weights.

@@ -60,7 +60,6 @@ class Reranker:
             queries: Queries by id.
             passages: Passages by id.
             pairs: (query id, passage id) of each pair.
-            progress: Whether to show progress bars.
         """
         texts = self.over(queries, passages, progress)
         with Progress("score", len(pairs), "pair", shown=progress) as bar:
@@ -123,9 +122,6 @@ def make_pair_scorer(
     """Return a scorer whose pairs have as many tokens as both texts together, but at most the encoder's positions.
 
     Args:
-        model: Cross-encoder.
-        params: Its parameters.
-        mesh: Devices.
         tokenizer: Tokenizer with the length limits.
         tokens_per_batch: Tokens of a batch, approximately.
 

@@ -89,7 +89,6 @@ def record_changes(
     """Update config.json, contract.json, data.json and the seal, and append the changes to history.jsonl.
 
     Args:
-        workdir: Folder of the run.
         config: Current config.
         contract: Current contract.
         data: Current record of the data (JSON).

@@ -94,8 +94,6 @@ def create_run(
     """Create the folder of a run; config.json is written last.
 
     Args:
-        workdir: Folder of the run.
-        config: Config of the run.
         encoder: Directory with the encoder's config, tokenizer and pooler, which are copied.
         contract: Contract of the run.
         data: Record of the training data (JSON).
@@ -216,11 +214,7 @@ def make_embedder(
     """Return the embedder of a run that is opened or being trained.
 
     Args:
-        retriever: Model.
-        params: Its parameters.
-        mesh: Devices.
         tokenizer: Tokenizer with the length limits.
-        config: Config of the run.
         program_cache: Programs to share with other embedders.
     """
     return Embedder(
@@ -271,7 +265,6 @@ def open_run(
     """Open a run of a retriever.
 
     Args:
-        workdir: Folder of the run.
         checkpoint: "best", "last" or a step.
         query_length: Upper bound of a query's length in tokens; None: as in training.
         passage_length: Upper bound of a passage's length in tokens; None: as in training.
@@ -319,7 +312,6 @@ def open_model(
     """Open the run of a task, as `open_run` does for retrieval.
 
     Args:
-        workdir: The folder of the run.
         task: The task that the run must have.
         build: Makes the model of a config and the encoder's config.
         checkpoint: "best", "last" or a step.
@@ -365,11 +357,8 @@ def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, mod
     """Return the parameters of a checkpoint: all, or those of a run with adapters that are not its base's.
 
     Args:
-        checkpoints: Of the run.
         step: Of the checkpoint.
-        config: Config of the run.
         model: Model without adapters.
-        mesh: Devices.
     """
     shapes = parameter_shapes(with_adapters(model, config.lora))
     if config.lora.rank:
@@ -404,11 +393,6 @@ def base_encoders(run: OpenedRun[Any]) -> Params:
 
 def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
     """Return the encoders that a run with adapters began with, on the host.
-
-    Args:
-        workdir: Folder of the run.
-        config: Config of the run.
-        model: Its model.
 
     Raises:
         FileNotFoundError: They are not where they were.

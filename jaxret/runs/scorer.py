@@ -37,9 +37,7 @@ class PairScorer:
     """Scores any number of pairs with `CrossEncoderModel.score`.
 
     Attributes:
-        model: the cross-encoder.
-        params: its parameters, on the mesh.
-        mesh: the devices.
+        params: parameters, on the mesh.
         joiner: makes the tokens of a pair.
         tokens_per_batch: padded tokens of a batch, at most.
         program_cache: the program, shared by copies.

@@ -85,8 +85,6 @@ def keep_bm25_index(
         folder: of the index.
         corpus: folder or file with passages.
         settings: of BM25.
-        policy: for bad records.
-        progress: show a progress bar.
 
     Raises:
         ContractError: the folder has the index of another corpus, or with other settings.
@@ -138,7 +136,6 @@ def write_bm25_index(
         folder: an existing folder.
         passages: the corpus, in the order of its rows.
         settings: of BM25.
-        progress: show a progress bar.
         total: number of passages, for the bar.
 
     Raises:

@@ -26,8 +26,6 @@ def scan_all(
     """Replace good passages of each query by the best of the corpus, in place; return how many pairs were scored.
 
     Args:
-        queries: the queries.
-        corpus: the passages.
         scores: exact scores of k passages of each query in the order of the tie rule, float32 [Q,k].
         rows: their rows [Q,k].
         largest_norm: upper bound of the norm of any vector of the corpus.

@@ -30,7 +30,6 @@ def measure_latency(
     not fit in memory ("vectors": "disk"), every search reads all of them.
 
     Args:
-        searcher: the corpus.
         queries: to choose from.
         k: passages to search for.
         latency: number of queries, however long they take; None for LATENCY, for at most SECONDS.
@@ -58,7 +57,6 @@ def measure_by_passages(
     percentiles of milliseconds.
 
     Args:
-        searcher: the corpus.
         queries: to choose from.
         k: passages to search for; all of them where they are fewer.
         latency: as for `measure_latency`.

@@ -69,7 +69,6 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     that of the only one. The run need not be opened.
 
     Args:
-        workdir: folder of the run.
         name: name or path; "" for the only one.
         flag: the flag or argument that chooses one of several, for the error.
 
@@ -457,8 +456,6 @@ def provenance(run: Run, outcome: SearchOutcome, k: int, **more: Any) -> dict[st
     """Return what a number was measured with, as JSON for its file.
 
     Args:
-        run: the run.
-        outcome: outcome of the search.
         k: passages for each query.
         **more: further entries.
     """

@@ -258,7 +258,6 @@ class Checkpoints:
 
         Args:
             step: Step of the checkpoint.
-            params: Parameters.
             progress: Optimiser state and step.
             metrics: Validation metrics.
             criterion: Metric that ranks this checkpoint; None: `best_metric`.

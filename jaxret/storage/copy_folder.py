@@ -275,7 +275,6 @@ def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator
     bucket, and none from this host's cache.
 
     Args:
-        folder: The folder.
         names: Of the files; empty: all.
     """
     files = folder.files()

@@ -47,10 +47,7 @@ def load_examples(
     """Return the `train` or `dev` examples of a config, tokenised, or from the store; None if the config names none.
 
     Args:
-        config: of the run.
         which: "train" or "dev".
-        tokenizer: of the run.
-        progress: whether to show progress bars.
         log: prints a line: sizes, skipped records, cut text.
 
     Raises:
@@ -104,11 +101,7 @@ def load_validation_corpus(
     """Return validation.corpus with the queries and judgements of the dev set; None if the config names no file.
 
     Args:
-        config: of the run.
         dev: examples of the dev set.
-        tokenizer: of the run.
-        progress: whether to show progress bars.
-        log: prints a line.
 
     Raises:
         DataError: bad records.
@@ -151,7 +144,6 @@ def make_batch_plan(config: ConfigDict, batch_size: int, devices: int, pseudo_le
     """Return how a config makes batches of examples.
 
     Args:
-        config: of the run.
         batch_size: queries of a batch.
         devices: that share it; their number divides the padded batch.
         pseudo_length: tokens of a pseudo-query; 0: none are read.

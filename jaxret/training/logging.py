@@ -63,7 +63,6 @@ class MetricsLog:
     A run that resumes at a step first drops the lines after it, so that every step is logged once.
 
     Args:
-        workdir: of the run.
         resume_step: of the checkpoint that it goes on from.
         callback: called with the step and the values of each line that was written.
         trackers: names of experiment trackers that get the lines, too.

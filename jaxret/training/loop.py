@@ -118,9 +118,7 @@ def train(
     """Train the model that a config describes, in `workdir`; resume if the folder holds this run already.
 
     Args:
-        config: of the run, complete.
-        workdir: its folder, made if need be.
-        progress: whether to show progress bars and print lines.
+        workdir: of the run, made if need be.
         explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
             the base config.
         task: the kind of model, if it is none of `config.task`.
@@ -239,7 +237,6 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
 
     Args:
         job: whose run has begun.
-        data: of the job.
         optimization: for the steps of the config now.
         checkpoints: of the run; of one that was interrupted before the first, the first state is returned.
 
@@ -310,8 +307,7 @@ class Trainer:
     """The steps, and everything that happens between them.
 
     Attributes:
-        job: the run.
-        optimization: its length and learning rate.
+        optimization: length and learning rate.
         data: examples to train on; None if there are no steps.
         plan: makes its batches.
         train_step: (state, batch) -> (state, metrics).
@@ -401,8 +397,6 @@ def make_trainer(
     """Return the trainer of a job. Nothing is compiled yet.
 
     Args:
-        job: the run.
-        data: of the job.
         optimization: of the run.
         state: to begin or resume with, for its shapes and shardings.
         checkpoints: to save to.

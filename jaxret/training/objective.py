@@ -40,7 +40,6 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     Attributes:
         model: shapes and computation.
-        mesh: the devices.
         chunk_size: rows encoded at a time, a query with its documents; 0: all.
         reduce_dtype: in which gradients are added up over devices.
         from_copies: whether parameters are those that `copies` returns.

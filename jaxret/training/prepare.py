@@ -43,9 +43,7 @@ def prepare_job(
     error at once.
 
     Args:
-        config: of the run, complete.
-        workdir: its folder, which need not exist.
-        progress: whether to show progress bars and print lines.
+        workdir: of the run, which need not exist.
         explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
             the base config.
         task: the kind of model.

@@ -53,10 +53,8 @@ class Ranker:
         """Return the best passages, best first: number of the query -> [(row of the passage, score)], numbers as text.
 
         Args:
-            params: of the model.
             queries: tokens.
             passages: tokens.
-            progress: whether to show progress bars.
         """
         mesh, limit = self.embedder.mesh, self.embedder.max_lengths["passage"]
         placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))

@@ -98,11 +98,9 @@ class Recorder:
     """Validates and saves.
 
     Attributes:
-        checkpoints: of the run.
         metrics_log: of the run.
         inspector: refuses to save a broken state.
         validator: parameters -> metrics; None without a dev set.
-        log: prints a line.
         criterion: compares checkpoints.
         metrics: of the last validation.
     """

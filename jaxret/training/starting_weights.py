@@ -157,7 +157,6 @@ def init_state(
 
     Args:
         config: of the run; `seed.init` draws the parameters that are not pre-trained.
-        mesh: the devices.
         model: whose parameters these are.
         pretrained_params: parameters of each encoder.
         optimizer: whose state is made.
@@ -177,8 +176,6 @@ def first_adapters(config: ConfigDict, mesh: Mesh, model: Model) -> Params:
     """Return the adapters that a run begins with: new ones, or those of lora.adapters for each encoder.
 
     Args:
-        config: of the run.
-        mesh: the devices.
         model: with adapters.
     """
     adapters = draw_parameters(config, mesh, model, ADAPTER)
@@ -193,7 +190,6 @@ def draw_parameters(config: ConfigDict, mesh: Mesh, model: Model, pattern: str) 
 
     Args:
         config: of the run; `seed.init` draws them.
-        mesh: the devices.
         model: whose parameters these are.
         pattern: of their paths.
     """

@@ -96,12 +96,9 @@ class TrainingJob(Generic[ModelT, ExamplesT, BatchT]):
     Attributes:
         config: with the keys that the encoder's directory decides.
         workdir: the run's folder.
-        mesh: the devices.
         model: built, without parameters.
         encoder: folder of the encoder's config and tokenizer: the run's own copy, once it has begun.
         has_begun: whether the folder holds the run already.
-        progress: whether to show progress bars.
-        log: prints a line.
         encoder_settings: keys of the config that the encoder's directory decides.
         task: the kind of model.
         changes: of the config, since the run began.
@@ -138,7 +135,6 @@ class TrainingData(Generic[ExamplesT]):
     """Everything that a job reads.
 
     Attributes:
-        tokenizer: of the run.
         contract: of model and tokenizer.
         train: examples to train on; None if the config names none.
         dev: examples to validate with; None if the config names none.

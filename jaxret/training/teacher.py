@@ -48,8 +48,6 @@ def require_teacher(config: ConfigDict, student: RetrieverModel, contract: Mappi
     """Raise FileNotFoundError, ValueError or ContractError if train.teacher cannot teach a run. No weights are read.
 
     Args:
-        config: of the run.
-        student: its model.
         contract: of the run.
     """
     if teacher_model(config, student):

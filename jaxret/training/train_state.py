@@ -113,7 +113,6 @@ def place_state(
     """Return a new run's state on a mesh.
 
     Args:
-        mesh: the devices.
         params: all parameters, on any device or on the host.
         optimizer: whose state is made.
         rule: whether there are frozen parameters, a moving average, and a counter of skipped updates.
@@ -154,7 +153,6 @@ def restore_state(
     """Return the state of a checkpoint, placed on a mesh.
 
     Args:
-        checkpoints: of the run.
         step: of the checkpoint.
         mesh: the devices, which need not be those that saved it.
         model: whose parameters they are.

@@ -71,7 +71,6 @@ class RetrievalValidation:
         plan: how dev examples become batches.
         eval_step: (parameters, batch) -> LossTerms.
         ranker: retrieves.
-        progress: whether to show progress bars.
     """
 
     dev: TrainingSet

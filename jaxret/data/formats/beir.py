@@ -108,7 +108,6 @@ def examples_of_judgements(
         passages: The corpus, read once.
         run: Query id -> ranked lines, whose passages that are not relevant become negatives; None: those judged not
             relevant do.
-        policy: What to do with bad records.
     """
     by_id = {query.id: query for query in queries}
     judgements = list(reject_unknown_ids(judgements, by_id, None, policy))

@@ -23,7 +23,6 @@ def join_texts(
             its example, and one without a positive then is left out.
         queries: Query id -> query.
         passages: The corpus, read once.
-        policy: What to do with bad records.
     """
     passage_ids = {key for _, one in records for key in (*one.positives, *one.negatives)}
     corpus = {passage.id: passage for passage in passages if passage.id in passage_ids}

@@ -60,7 +60,6 @@ def record_scores(record: Record, key: str, count: int, location: Location) -> l
         record: It may lack the key.
         key: Of the list.
         count: How many scores are expected: one for each text.
-        location: For errors.
     """
     scores = record_list(record, key, location)
     if not scores:

@@ -24,7 +24,6 @@ def join_by_question(
     last.
 
     Args:
-        records: Records with their locations.
         queries: Queries of other files.
         files: These files, for errors.
         policy: What to do with a record whose question none of these files has.

@@ -80,7 +80,6 @@ def read_judged_queries(
         queries: A folder, file or named set.
         judgements: The same, or another one.
         split: Of folders.
-        policy: What to do with bad records.
         judged: Whether these are the judgements of these queries; in a folder, training records without ids beside
             queries with ids may be of other queries.
     """
@@ -106,7 +105,6 @@ def joined_examples(
     Args:
         file: Of judgements or training records.
         source: A folder, file or named set.
-        queries: Its queries.
         split: Of a folder.
         policy: What to do with a record whose question the source does not have.
     """
@@ -216,7 +214,6 @@ def has_teacher_scores(source: PathLike, split: str | None, negatives_run: PathL
         source: A folder, file or named set.
         split: Of a folder.
         negatives_run: The run that examples take their negatives from, if any.
-        policy: What to do with bad records.
     """
     file = detect_examples(source, split, negatives_run)
     if file is None or file.format.examples is None:  # judgements, or ids

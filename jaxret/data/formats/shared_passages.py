@@ -28,7 +28,6 @@ class SharedPassages:
         Args:
             values: The unparsed passages.
             key: Their key in the record, for errors.
-            location: Of the record.
             parse: Makes a passage of a value, or raises DataError.
         """
         return self.parse_scored(((value, None) for value in values), key, location, parse)
@@ -45,7 +44,6 @@ class SharedPassages:
         Args:
             values: (unparsed passage, its score or None).
             key: Their key in the record, for errors.
-            location: Of the record.
             parse: Makes a passage of a value, or raises DataError.
         """
         passages: ScoredPassages = {}

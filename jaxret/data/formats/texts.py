@@ -17,9 +17,7 @@ def record_id(record: Record, key: str, location: Location, numbers: bool = True
     """Return the id of a record.
 
     Args:
-        record: A JSON object.
         key: Of the id.
-        location: For errors.
         numbers: Whether the id may be a whole number.
     """
     if numbers and type(record.get(key)) is int:
@@ -102,7 +100,6 @@ def require_new_id(key: str, kind: str, location: Location, first: dict[str, Loc
     Args:
         key: The id.
         kind: "query id" or "passage id", for the error.
-        location: Of the record.
         first: Id -> location of its first occurrence; updated.
     """
     if key in first:
@@ -120,9 +117,7 @@ def record_list(record: Record, key: str, location: Location, absent: bool = Tru
     """Return the list of a record.
 
     Args:
-        record: A JSON object.
         key: Of the list.
-        location: For errors.
         absent: Whether an absent key and null are an empty list.
     """
     if absent and record.get(key) is None:

@@ -85,7 +85,6 @@ def reject_unknown_ids(
     """Yield the judgements whose ids are valid; others are bad input.
 
     Args:
-        judgements: With their locations.
         query_ids: The valid ids; None: any.
         passage_ids: The valid ids; None: any.
         policy: What to do with a bad judgement.
@@ -107,7 +106,6 @@ def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, loc
         key: The id.
         kind: "query" or "passage", for the error.
         valid_ids: None: any.
-        location: For the error.
     """
     if valid_ids is not None and key not in valid_ids:
         remedy = "correct the id, remove the line, or use the files that belong together"

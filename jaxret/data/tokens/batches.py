@@ -89,7 +89,6 @@ def tokenize_examples(
     Args:
         examples: At least one; ValueError if there is none.
         tokenizer: Tokenizer with the length limits.
-        progress: Whether to show progress bars.
         pseudo_queries: Pseudo-query of each passage id; passages without one get an empty text. None: not used.
         imagine_queries: Whether the training query serves as the pseudo-query of its positive.
         write_column: Called with a column's name and its blocks of ids; writes the blocks and returns the column to
@@ -255,7 +254,6 @@ class BatchPlan:
         Lengths and positions are chosen from the whole batch, so every process compiles the same program.
 
         Args:
-            data: Training set.
             examples: Rows of the examples of the whole batch; -1: no query.
             step: Step that seeds the choice of hard negatives. None: the first ones.
             part: (index of this process, number of processes).

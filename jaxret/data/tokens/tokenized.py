@@ -123,7 +123,6 @@ def load_or_tokenize_examples(
         source: Data to read.
         tokenizer: Tokenizer with the length limits.
         root: Folder of all stores.
-        progress: Whether to show progress bars.
         log: Called with messages about the store.
     """
 
@@ -256,7 +255,6 @@ def load_or_tokenize_corpus(
         policy: Policy for bad records, with their report.
         tokenizer: Tokenizer with the length limits.
         root: Folder of all stores.
-        progress: Whether to show progress bars.
         log: Called with messages about the store.
     """
 

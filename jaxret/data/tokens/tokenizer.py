@@ -270,7 +270,6 @@ class TextTokenizer:
 
         Args:
             texts: Queries, possibly a stream. A Query may bring an instruction along; a text has the usual one.
-            progress: Whether to show a progress bar.
             truncation: Counts texts and lost tokens.
             sink: Consumes blocks of ids and returns all of them.
         """
@@ -297,7 +296,6 @@ class TextTokenizer:
 
         Args:
             passages: Passages, possibly a stream: one block is held at a time, and only the beginning of a long text.
-            progress: Whether to show a progress bar.
             truncation: Counts texts and lost tokens.
             sink: Consumes blocks of ids and returns all of them.
         """

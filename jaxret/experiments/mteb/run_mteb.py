@@ -30,10 +30,8 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     A task that has a result of this checkpoint and of the same data is not repeated.
 
     Args:
-        run: the run.
         out: folder of results/ORGANISATION__NAME/REVISION/TASK.json, and of the corpora of named tasks.
         options: which tasks, and how.
-        progress: show bars.
 
     Raises:
         ValueError: mteb is not installed, no task, two folders of one name, a name that mteb does not have, a task that

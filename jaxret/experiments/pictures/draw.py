@@ -48,7 +48,6 @@ class PictureOptions:
         measures: of a sweep (one), or of `domains` (one for both axes, or one for each); () for the first.
         x, y: names of results on the axes of `domains`.
         passage: text of the passage of `words`.
-        title: its title.
         checkpoint: of the run of `words`.
     """
 

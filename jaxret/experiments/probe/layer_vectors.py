@@ -75,7 +75,6 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
         run: the run whose encoder is probed; its head and pooling are not used.
         texts: token ids.
         side: of the texts.
-        progress: show a bar.
     """
     embedder = run.embedder()
     shapes = run.model.module.config

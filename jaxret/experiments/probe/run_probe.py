@@ -71,7 +71,6 @@ def probe_layers(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
         run: a run of any head; it needs no training (`jaxret open` makes a run of another library's model).
         data: folder with queries, judgements and a corpus.
         options: which of these.
-        progress: show bars.
 
     Raises:
         ValueError: fewer than four judged queries have a relevant passage in the corpus.
@@ -96,7 +95,6 @@ def encode_probe_data(
         data: folder with a corpus.
         queries: judged queries of it.
         options: how many of these.
-        progress: show bars.
 
     Raises:
         ValueError: fewer than four queries have a relevant passage.

@@ -64,7 +64,6 @@ def run_recipe(
         stages: the stages, see `read_stages`.
         workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
-        progress: whether to show progress bars.
     """
     table = run_stages(stages, workdir, evaluation, progress)
     path = Workdir(workdir) / "results.md"
@@ -86,7 +85,6 @@ def run_stages(
         stages: the stages, see `read_stages`.
         workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
-        progress: whether to show progress bars.
         log: takes a line for each step; None prints it.
     """
     folder = Workdir(workdir).path

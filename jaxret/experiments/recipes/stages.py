@@ -32,7 +32,6 @@ class Stage:
 
     Attributes:
         name: name of the stage and of its run's folder.
-        config: config of the run.
         mining: settings of mining; None if the stage trains on data.train as it is.
         pools: "bm25" or names of earlier stages, whose rankings are mined.
         concat: TRAINING_DATA or names of earlier stages, whose training records follow the mined ones.

@@ -105,7 +105,6 @@ def winning_vectors(
     computes them, from texts and to sizes as in the search.
 
     Args:
-        run: the run.
         result: name of the data set.
         queries: with their texts.
         hits: query id -> passages.

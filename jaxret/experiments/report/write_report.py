@@ -47,7 +47,6 @@ def write_report(
     Args:
         arguments: folders of runs, or NAME=RUN,RUN for the seeds of a system; the first one is the baseline.
         out: HTML file to write.
-        options: of the report.
         flag: names `out` in an error.
 
     Raises:

@@ -22,7 +22,6 @@ def list_rows(
     Args:
         pattern: PAPER, PAPER/TABLE, PAPER/TABLE/ROW; "" for all tables.
         data: folder with a folder for each data set.
-        workdir: folder of the runs.
         overrides: "KEY=VALUE" of the config.
         run_on: None to print; else the data set to run on, "" for all of a row.
         scale: part of the paper's training.

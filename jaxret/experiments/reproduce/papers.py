@@ -161,7 +161,6 @@ class Case:
     """A row on one data set.
 
     Attributes:
-        row: the row.
         source: the data set that its model is trained on.
         target: the data set that it is measured on.
         config: "NAME" or "NAME:SUFFIX".

@@ -57,7 +57,6 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
     """Run the commands of a row and return what its runs measured; finished steps are not repeated.
 
     Args:
-        row: the row.
         places: folders of data and runs, and keys that differ from the paper's.
         only: a data set, where the row has several.
 

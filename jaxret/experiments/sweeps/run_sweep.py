@@ -143,9 +143,8 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
 
     Args:
         setup: the sweep.
-        workdir: its folder; several jobs may run points in it at the same time.
+        workdir: of the sweep; several jobs may run points in it at the same time.
         index: number of the only run to do, from 1; 0 for all runs, and their comparison.
-        progress: whether to show progress bars.
     Raises:
         ValueError: settings that contradict each other, or that differ from those of the folder. Nothing has run then.
         LockedError: other jobs run some of the points; the others are done.
@@ -307,7 +306,6 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
 
     Args:
         setup: the sweep.
-        workdir: its folder.
         index: see `run_sweep`.
     """
     results = run_sweep(setup, workdir, index)

@@ -55,7 +55,6 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lor
     """Return the paths of the dense layers that get adapters, relative to a layer.
 
     Args:
-        config: of the encoder.
         targets: names of modules, as "q_proj", or regular expressions of whole names, as in PEFT; or "all-linear".
         key: that has them, for errors.
 
@@ -76,7 +75,6 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
     """Return {path of a dense layer, relative to a layer: numbers of the layers, from 1, where a target matches it}.
 
     Args:
-        config: of the encoder.
         targets: as `choose_layers` takes them.
         key: that has them, for errors.
 

@@ -96,7 +96,6 @@ def modernbert_dense(
 
     Args:
       features: of the output.
-      config: of the encoder.
       compute: dtype of the product.
       name: of the parameters.
       residual: whether it writes to the residual stream: it is then initialised smaller, by the depth of the encoder.

@@ -47,7 +47,6 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
 
     Args:
       directory: folder to write to.
-      config: of the encoder.
       params: of the encoder; the adapters among them are written.
       settings: the config's group `lora`.
       base: name or directory of the model that the adapters belong to.
@@ -88,7 +87,6 @@ def target_modules(config: EncoderConfig, paths: Collection[str], numbers: Colle
     Of some layers of the encoder, the whole names in these.
 
     Args:
-      config: of the encoder.
       paths: of the dense layers.
       numbers: of the encoder's layers, from 1; (): all.
     """
@@ -117,7 +115,6 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
 
     Args:
       directory: with adapter_config.json and adapter_model.safetensors.
-      config: of the encoder.
       settings: the config's group `lora`, which must have the same values.
       ignore: name prefixes of modules that the encoder has not, whose adapters are left out.
 
@@ -212,8 +209,6 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
     """Raise ValueError unless an adapter_config.json is implemented and equals the config's group `lora`.
 
     Args:
-      path: of the file.
-      config: of the encoder.
       settings: the config's group `lora`.
       ignore: name prefixes of modules that the encoder has not.
     """
@@ -256,7 +251,6 @@ def described_layers(
     Args:
       path: of the file, for errors.
       raw: its content.
-      config: of the encoder.
       ignore: name prefixes of modules that the encoder has not.
     """
     modules, layers = raw.get("target_modules"), raw.get("layers_to_transform")

@@ -82,7 +82,6 @@ class CandidateGenerator:
         """Return a generator. Raises ValueError where passages have one vector: their search is exact without it.
 
         Args:
-            corpus: the passages.
             spec: proxy and number of candidates.
             backend: ranks proxies.
             many: there will be many searches.
@@ -134,7 +133,6 @@ def compare_with_exact(
         spec: proxy and number of candidates.
         result: of the approximate search.
         vectors: of the queries.
-        corpus: the passages.
         backend: of the exact search.
     """
     some = np.unique(np.linspace(0, len(vectors) - 1, min(SAMPLE, len(vectors))).astype(np.int64))

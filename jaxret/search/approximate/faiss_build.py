@@ -49,8 +49,6 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
         corpus: the vectors.
         folder: folder of the index.
         options: factory, train_vectors and seed.
-        log: prints a line.
-        progress: show a bar.
 
     Raises ValueError for a factory string that makes no index here, and for too few vectors to train on.
     """

@@ -47,11 +47,8 @@ def build_seismic_index(
     """Build an index of all passages of a sparse corpus, and write it into a folder with a manifest.
 
     Args:
-        corpus: the passages.
         folder: folder of the index.
         options: the factory.
-        log: prints a line.
-        progress: show a bar.
 
     Raises ValueError for a factory of another kind, and for weights that are not numbers.
     """
@@ -113,7 +110,6 @@ def measure_seismic_recall(
     """Measure the recall of an index of Seismic, write it into the manifest, and return it (`recall.py`).
 
     Args:
-        corpus: the passages.
         folder: folder of the index.
         queries: weights of words to search for.
         parameters: search parameters to measure with; empty for PARAMETERS.

@@ -124,7 +124,6 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
         chunks: [positions * cells, width, D] float32, `layout.chunk` positions each; the last may be shorter.
         layout: where rows lie.
         precision: of the numbers on the devices.
-        mesh: the devices.
     """
     where = NamedSharding(mesh, P(ROWS))
     vectors, rows = None, 0
@@ -178,7 +177,6 @@ def search_cells(
         rows: number of rows.
         layout: where rows lie.
         k: rows to return for each query.
-        mesh: the devices.
     """
     by_maxima = _by_maxima(vectors, layout, mesh)
     per_cell = share(k, layout.cells, layout.size)

@@ -140,7 +140,6 @@ class Scores:
         similarities: S, in float32; MASKED_SCORE where a vector does not exist.
         positives: index into N of each query's positive; -1 marks an empty row, which counts for nothing.
         softmax_mask: which documents the softmax of each query runs over.
-        settings: of the loss.
         annealing: factor of both temperatures.
         epoch: from 0.
         auxiliary_loss: (sum, count) of each document, by its head; None: the head has no such loss.

@@ -75,7 +75,6 @@ def draw_hidden(
     Args:
         words: number of each token's word, as of `MaskingVocabulary.word_numbers`.
         most: tokens of a draw.
-        random: generator.
         count: of independent draws.
     """
     sizes = np.bincount(words[words >= 0])
@@ -111,7 +110,6 @@ def corrupt(
         ids: of the text.
         mask: tokens to hide.
         vocabulary: of the tokenizer.
-        random: generator.
     """
     draw, others = random.random(len(ids)), random.integers(len(vocabulary.special), size=len(ids))
     replacement = np.where(draw < 0.8, vocabulary.mask_id, np.where(draw < 0.9, others, ids))
@@ -128,7 +126,6 @@ def decoder_mask(
         words: number of each token's word; -1 for markers.
         rate: of tokens that a draw hides.
         masks: number of draws, at most T; each row is given one of them.
-        random: generator.
     """
     length = len(words)
     draws = draw_hidden(words, masking_budget(rate, length), random, min(length, masks))

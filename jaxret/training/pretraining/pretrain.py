@@ -29,9 +29,6 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
     finished run writes `workdir/model`, a value for `encoder.checkpoint`.
 
     Args:
-        config: of the run, complete.
-        workdir: its folder.
-        progress: whether to show progress bars and print lines.
         command: that was typed, for the model card.
 
     Raises:

@@ -149,9 +149,7 @@ def make_pretraining_objective(
     """Return the loss of a config.
 
     Args:
-        config: of the run.
         model: the encoder with its heads.
-        mesh: the devices.
         epochs_per_batch: unused: no term changes with the epoch.
     """
     return PretrainingObjective(

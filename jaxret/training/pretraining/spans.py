@@ -44,10 +44,7 @@ def load_documents(
     Args:
         corpus: to read.
         on_error: policy for bad records, which raise DataError or are skipped.
-        tokenizer: of the run.
         root: folder of stores.
-        progress: whether to show a progress bar.
-        log: prints a line.
     """
     plain = replace(tokenizer, query_prompt="")
     recipe: dict[str, Any] = {"on_error": on_error, "documents": plain.recipe()}

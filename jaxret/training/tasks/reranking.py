@@ -85,9 +85,6 @@ def make_reranking_objective(
     """Return the loss of a config.
 
     Args:
-        config: of the run.
-        model: the cross-encoder.
-        mesh: the devices.
         epochs_per_batch: batch size / number of examples.
     """
     return RerankingObjective(

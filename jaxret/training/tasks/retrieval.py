@@ -55,7 +55,6 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
     documents alone (loss.in_batch_negatives).
 
     Attributes:
-        settings: of the loss.
         teacher: scores batches with `teacher_params`; None: there is none.
     """
 
@@ -179,9 +178,6 @@ def make_retrieval_objective(
     """Return the loss of a config. Raises ValueError if train.teacher cannot teach it.
 
     Args:
-        config: of the run.
-        retriever: the model.
-        mesh: the devices.
         epochs_per_step: batch size / number of examples.
     """
     teacher = teacher_model(config, retriever)
@@ -199,7 +195,6 @@ def make_retrieval_plan(config: ConfigDict, retriever: RetrieverModel, batch_siz
     """Return how examples become batches, padded.
 
     Args:
-        config: of the run.
         retriever: whose head may read pseudo-queries.
         batch_size: queries of a batch.
         devices: that share it.
@@ -230,11 +225,9 @@ def make_validation(
     """Return the validation on the dev set, and on the corpus, a pool or all training passages.
 
     Args:
-        config: of the run.
-        objective: its loss.
+        objective: of the model.
         params: concrete or abstract, for their shardings.
         data: of the run, with a dev set.
-        progress: whether to show progress bars.
     """
     assert data.dev is not None
     embedder = make_embedder(objective.model.whole, params, objective.mesh, data.tokenizer, config)
