@@ -37,7 +37,6 @@ class OptionFlags(Generic[T]):
 
 
 def _define(field: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:
-    """Define the flag of a field."""
     default = None if default is MISSING else default
     kinds = get_args(annotation) or (annotation,)
     name, help = field.metadata["flag"] or field.name, field.metadata["help"]

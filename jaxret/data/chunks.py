@@ -64,7 +64,6 @@ def split_passage(passage: Passage, options: ChunkOptions) -> list[Passage]:
 
 
 def split_passages(passages: Iterable[Passage], options: ChunkOptions) -> Iterator[Passage]:
-    """Yield the chunks of each passage."""
     for passage in passages:
         yield from split_passage(passage, options)
 

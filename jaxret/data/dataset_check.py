@@ -158,7 +158,6 @@ def cut_for_display(passage: Passage) -> Passage:
 
 
 def _describe_first(check: DataCheck, passage: Passage) -> str:
-    """Return a line on a passage."""
     excerpt = cut_for_display(passage)
     if check.tokenizer is None:
         parts = f"title {excerpt.title!r}, text {excerpt.text!r} (--tokenizer=MODEL joins them as the model does)"

@@ -112,7 +112,6 @@ class SystemComparison:
         }
 
     def _parts(self, table: Callable[[Row, Sequence[Row], int], str]) -> list[str]:
-        """Return tables and sentences."""
         rows = [
             [
                 name,

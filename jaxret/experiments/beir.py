@@ -177,7 +177,6 @@ class _Evaluator:
         return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
 
     def describe(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
-        """Return the result as JSON."""
         means = {name: mean for name in paper_means() for mean in [mean_of(name, results)] if mean}
         return {
             "sets": dict(results),
@@ -221,7 +220,6 @@ def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 
 def missing_sets(mean: str, results: Mapping[str, Any]) -> list[str]:
-    """Return the sets of a mean that have no result."""
     return [name for name in paper_means()[mean] if name not in results]
 
 

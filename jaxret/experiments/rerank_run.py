@@ -185,7 +185,6 @@ def _read_inputs(job: RerankJob) -> _Inputs:
 
 
 def _read_run_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> dict[str, Query]:
-    """Return the queries of a run by id."""
     queries = {query.id: query for query in read_queries(job.queries, policy, job.split) if query.id in rankings}
     if missing_ids := [query for query in rankings if query not in queries]:
         message = f"{job.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"

@@ -79,7 +79,6 @@ def search_bm25(
 
 
 def bm25_folder(workdir: Workdir, corpus: str | Path) -> Path:
-    """Return the folder of the index of a corpus."""
     return workdir / "bm25" / corpus_name(corpus)
 
 

@@ -86,5 +86,4 @@ TokenReader: TypeAlias = StoreReader | TextReader
 
 
 def open_token_reader(source: CorpusSource, tokenizer: TextTokenizer) -> TokenReader:
-    """Return a reader of an inspected corpus."""
     return StoreReader(source.texts) if source.texts else TextReader(source, tokenizer)

@@ -44,9 +44,7 @@ class Model(Protocol):
         """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `read`."""
         ...
 
-    def with_compute(self, **changes: Any) -> Any:
-        """Return this model with changes of `compute`."""
-        ...
+    def with_compute(self, **changes: Any) -> Any: ...
 
     def init(self, key: jax.Array) -> Params:
         """Return random parameters."""
@@ -117,7 +115,6 @@ class LinenModel:
         return self.with_compute(read=read)
 
     def with_compute(self: M, **changes: Any) -> M:
-        """Return this model with changes of `compute`."""
         return replace(self, module=self.module.clone(compute=replace(self.compute, **changes)))
 
     def tokenizer_options(self) -> dict[str, Any]:

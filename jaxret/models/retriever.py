@@ -102,7 +102,6 @@ class RetrieverModel(LinenModel):
 
     @property
     def whole(self) -> RetrieverModel:
-        """Return this model with whole vectors."""
         return replace(self, cut=0)
 
     def cut_problem(self) -> str:

@@ -132,7 +132,6 @@ def device_memory(
 
 
 def compiled_values(executable: CompiledProgram) -> Values:
-    """Return the values of a compiled program for JSON."""
     return {
         "collectives": [asdict(c) for c in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
         "collective_bytes": executable.moved,

@@ -291,7 +291,6 @@ class StaticProgram(NamedTuple):
 
 
 def abstract_sharded(tree: Any, shardings: Any) -> Any:
-    """Return abstract arrays with shardings."""
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 

@@ -50,7 +50,6 @@ class Workload:
     note: str = ""  # why something is unknown
 
     def values(self) -> dict[str, Any]:
-        """Return the values for JSON."""
         return {name: value for name, value in asdict(self).items() if name not in ("shapes", "share")}
 
 

@@ -40,7 +40,6 @@ class Workdir:
         return shown_path(self.path)
 
     def __truediv__(self, name: str) -> Path:
-        """Return the path of `name` in the folder."""
         return self.path / name
 
     @property

@@ -68,7 +68,6 @@ class BM25:
         return {query.id: self.rank(of_query, k) for query, of_query in bar}
 
     def words(self, queries: Sequence[Query]) -> list[list[str]]:
-        """Return the words of queries."""
         texts = (query.text for query in queries)
         words: list[list[str]] = tokenize_words(texts, self.settings.language, False)
         return words
@@ -86,7 +85,6 @@ class BM25:
         return rows, scores[rows]
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        """Return the ids of passages by row."""
         return self._ids.lines(rows)
 
     def scores(self, query: Query, ids: Collection[str]) -> dict[str, float]:

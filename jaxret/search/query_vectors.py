@@ -43,9 +43,7 @@ class ScoredQueries(Protocol):
 class QueryVectors(ScoredQueries, Protocol):
     """Queries as vectors, in the form that backends search with."""
 
-    def owner(self, vector: int) -> int:
-        """Return the query that a vector belongs to."""
-        ...
+    def owner(self, vector: int) -> int: ...
 
     def take(self, part: np.ndarray) -> QueryVectors: ...
     def parts(self) -> list[tuple[slice, Any]]:

@@ -312,7 +312,6 @@ class Searcher:
         return cut, self.group.vectors_of_first(embed, self.shards.sparse, self.shards.dimension)
 
     def _embed(self, tokens: Ragged, progress: bool) -> TextVectors:
-        """Return the vectors of queries."""
         return self.embedder(tokens, "query", progress)
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
@@ -443,7 +442,6 @@ class Searcher:
         return absent_ids
 
     def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return passages by their own ids."""
         self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.shards.shards)]
         by_id: dict[str, Passage] = {}
         for texts in self._texts:  # an id that was deleted may have come again: the last one counts

@@ -52,7 +52,6 @@ class ServedReranker:
         return pairs
 
     def score(self, items: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-        """Return the score of each pair."""
         scores: list[float] = [0.0] * len(items)
         order = np.argsort([len(query) + len(passage) for query, passage in items], kind="stable").tolist()
         for start in range(0, len(order), self.options.batch):

@@ -106,7 +106,6 @@ class ArrayFiles:
         return jax.tree_util.tree_map_with_path(read, abstract)
 
     def load_all(self, device: jax.Device) -> Tree:
-        """Return all arrays on a device, as a tree of dicts."""
         sharding, tree = jax.sharding.SingleDeviceSharding(device), dict[str, Any]()
         for name, array in self._arrays.items():
             *parents, last = name.split("/")

@@ -234,7 +234,6 @@ class Checkpoints:
         return max(self._metrics, default=None)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, in their order."""
         return sorted(self._metrics)
 
     def best(self) -> int | None:
@@ -294,7 +293,6 @@ class Checkpoints:
         self._save_files = self._copy.folder.upload({f"{folder}/{name}": path for name, path in files.items()})
 
     def _files(self, step: int) -> OrbaxFiles | ArrayFiles:
-        """Open the arrays of a checkpoint."""
         if self._copy:
             self._copy.fetch_files(self.directory / str(step))  # parts of other processes
         folder = self._alias.path / str(step)

@@ -170,7 +170,6 @@ class OrbaxAlias:
         return text if self._descriptor < 0 else text.replace(str(self.path), str(self._folder))
 
     def close(self) -> None:
-        """Close the folder."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

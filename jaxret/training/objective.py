@@ -72,7 +72,6 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         """Yield the name and the states of each encoder, to find the layer where one breaks."""
 
     def with_teacher(self: ObjectiveT, params: Params | None) -> ObjectiveT:
-        """Return the objective with the parameters of its teacher."""
         return replace(self, teacher_params=params)
 
     def chunks(self, rows: int) -> int:

@@ -89,7 +89,6 @@ class Criterion:
     then_from: int = 0
 
     def at(self, step: int) -> str:
-        """Return the metric of a step."""
         return self.then if self.then and step >= self.then_from else self.metric
 
 

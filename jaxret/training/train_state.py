@@ -87,7 +87,6 @@ PLAIN_RULE = UpdateRule()
 
 
 def make_update_rule(config: ConfigDict) -> UpdateRule:
-    """Return the rule of a config."""
     base = {"base": BASE, "base_dtype": config.lora.base_dtype} if config.lora.rank else {}
     numbers = config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite
     return UpdateRule(*numbers, frozen_pattern(config), **base)

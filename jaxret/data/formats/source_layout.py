@@ -65,7 +65,6 @@ def judgements_path(folder: Path, split: str | None) -> Path:
 
 
 def has_judgements(folder: Path, split: str) -> bool:
-    """Whether a split has judgements of its own."""
     if is_named(folder):
         return _table(open_named_set(folder), "judgements", split) is not None
     return _folder_judgement_file(folder, split) is not None
@@ -203,7 +202,6 @@ def _folder_judgements(folder: Path, split: str | None) -> Path:
 
 
 def _folder_judgement_file(folder: Path, split: str) -> Path | None:
-    """The file of judgements of a split, if there is one."""
     return _first(folder, [name.format(split) for name in _JUDGEMENTS_OF])
 
 

@@ -64,7 +64,6 @@ class NamedSet:
     split: str = ""
 
     def table_path(self, config: str, split: str) -> Path:
-        """The path of a table."""
         return self.root / config / split
 
     def describe_tables(self) -> str:

@@ -97,7 +97,6 @@ def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Path | None]]:
 
 
 def _load(task: Any, download: bool) -> None:
-    """Load the data of a task."""
     try:
         task.load_data()
     except Exception as error:  # of datasets, of the hub, or of a disk

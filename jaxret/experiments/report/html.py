@@ -52,7 +52,6 @@ def missing(sentence: str, command: str = "") -> Html:
 
 
 def bullets(items: Sequence[str]) -> Html:
-    """Return a list."""
     return tag("ul", *(tag("li", item) for item in items))
 
 

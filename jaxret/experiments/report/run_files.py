@@ -117,7 +117,6 @@ class ComparedSet:
         return self.comparison.measures if self.comparison else tuple(self.runs[0].evaluations[self.name].mean)
 
     def run_of(self, result: RunResult) -> RunFiles:
-        """Return the run of a result."""
         return next(run for run in self.runs if run.workdir.evaluation(self.name) == result.path)
 
 

@@ -86,7 +86,6 @@ def _folder(path: Path) -> Path:
 
 
 def render_report(files: ReportFiles, options: ReportOptions) -> str:
-    """Return the HTML of a report."""
     labels = [run.label for run in files.runs]
     title = options.title or (f"Report of {_listed(labels)}" if len(labels) <= 4 else f"Report of {len(labels)} runs")
     data = ", ".join(set_results.name for set_results in files.sets)

@@ -63,7 +63,6 @@ Settings that the tables do not show:
 
 
 def page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION, "## Data\n\n" + _data()]
     for paper in PAPERS:
         title, authors = paper_title(paper)

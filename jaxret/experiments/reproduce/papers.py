@@ -196,7 +196,6 @@ def paper_rows() -> dict[str, PaperRow]:
 
 
 def paper_title(paper: str) -> tuple[str, str]:
-    """Return the title and the authors of a paper."""
     values = _read(paper)
     return values["title"], values["authors"]
 

@@ -108,7 +108,6 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
 
 
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
-    """Return the job of a command `jaxret mine`."""
     flags, values = _flags(command), dict[str, Any](case.source.mined)
     settings = MiningSettings(**values)
     return MiningJob(flags["data"], (flags["pool"],), flags["out"], corpus=flags["corpus"], settings=settings)

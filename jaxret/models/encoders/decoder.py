@@ -259,7 +259,6 @@ def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
 
 
 def layers_with_window(config: DecoderConfig) -> list[bool]:
-    """Return whether each layer has a window."""
     c, layers = config, np.arange(config.num_layers)
     has_window = (layers >= c.first_window) & (c.window > 0)
     if c.global_every:

@@ -142,7 +142,6 @@ class FaissGpu:
         return top
 
     def _on(self, gpu: int, documents: np.ndarray) -> BlockSearch:
-        """Return a search of passages on one GPU."""
         shape = documents.shape[:2]
         config = self.faiss.GpuIndexFlatConfig()  # float32 storage is its default
         config.device = gpu

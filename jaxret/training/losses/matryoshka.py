@@ -29,7 +29,6 @@ class MatryoshkaSettings:
 
     @property
     def whole_weight(self) -> float:
-        """Return the weight of whole vectors."""
         return next(iter(self.weight_of.values()), 1.0)
 
     @property

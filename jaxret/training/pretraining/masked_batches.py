@@ -127,5 +127,4 @@ class MaskedBatches:
 
 
 def stack_rows(trees: Sequence[MaskedTexts]) -> MaskedTexts:
-    """Return rows, or batches, stacked."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

@@ -75,14 +75,12 @@ def random_weights(shapes: BertConfig, seed: int) -> Params:
 
 
 def corpus_texts(config: ConfigDict) -> Iterator[str]:
-    """Return the documents of the corpus, as text."""
     corpus, on_error = Corpus.open(config.data.train), config.data.on_error
     scan = corpus.scan(Policy(on_error))
     return (document_text(passage) for passage in corpus.read(Policy(on_error), scan))
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
