@@ -124,7 +124,6 @@ class Batch:
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """Return the texts of the batch that encoders compute."""
         return self.queries, self.documents
 
     @property
@@ -151,7 +150,6 @@ class PairBatch:
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """Return the texts of the batch that encoders compute."""
         return (self.pairs,)
 
     @property
@@ -202,7 +200,6 @@ class MaskedTexts:
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """Return the texts of the batch that encoders compute."""
         return (self.tokens,)
 
     @property

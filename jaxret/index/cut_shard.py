@@ -22,7 +22,6 @@ class CutShard(RowSubset):
         return len(self._shard)
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        """Return `shard[key]` of the cut vectors: rows, or (rows, vectors, ...), as of an array."""
         row_key, *others = key if isinstance(key, tuple) else (key,)
         rows = cut_vectors(np.asarray(self._shard[row_key]), self._size, self._normalize)
         if not others:
@@ -30,7 +29,6 @@ class CutShard(RowSubset):
         return rows[tuple(others)] if isinstance(row_key, (int, np.integer)) else rows[(slice(None), *others)]
 
     def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
-        """Return some of the rows, like numpy's `take`."""
         return cut_vectors(self._shard.take(rows, axis=axis, mode=mode), self._size, self._normalize)
 
 

@@ -50,7 +50,6 @@ class EncodedCorpus:
 
     @property
     def ragged(self) -> bool:
-        """Whether every row has its own number of vectors."""
         return self.shards[0].ragged
 
     @property

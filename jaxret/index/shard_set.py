@@ -42,7 +42,6 @@ class ShardSet:
 
     @property
     def ragged(self) -> bool:
-        """Whether every row has its own number of vectors."""
         return self.manifest.layout == "ragged"
 
     @property

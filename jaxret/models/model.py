@@ -102,7 +102,6 @@ class LinenModel:
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have."""
         return self.module.config.longest
 
     @property
@@ -111,7 +110,6 @@ class LinenModel:
         return self.with_compute(attention="plain")
 
     def reading(self: M, read: ParameterGatherer) -> M:
-        """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `read`."""
         return self.with_compute(read=read)
 
     def with_compute(self: M, **changes: Any) -> M:

@@ -167,7 +167,6 @@ class RetrieverModel(LinenModel):
         }
 
     def tokenizer_options(self) -> dict[str, Any]:
-        """Return fields of TextTokenizer that the head sets."""
         return self.module.head.tokenizer_options()
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
@@ -175,7 +174,6 @@ class RetrieverModel(LinenModel):
         self.module.head.check_tokenizer(tokenizer)
 
     def stored_head(self, root: Path) -> Params:
-        """Return the parameters of the head that a model's directory has; {}: none."""
         return stored_head_parameters(root, self.module.head)
 
     def initial_head(self, weights: Params) -> Params:
@@ -183,7 +181,6 @@ class RetrieverModel(LinenModel):
         return self.module.head.initial_parameters(make_encoder(self.module.config), weights)
 
     def reference_options(self) -> tuple[str, ...]:
-        """Return settings that follow a published implementation against its paper."""
         return self.module.head.reference_options()
 
     def differences(self) -> tuple[str, ...]:

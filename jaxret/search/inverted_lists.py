@@ -141,7 +141,6 @@ class SparseQueries:
         return result
 
     def every_score(self, shard: SparseRows, start: int, stop: int) -> np.ndarray:
-        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
         scores: np.ndarray = (as_csr(self.rows) @ as_csr(shard.part(start, stop)).T).toarray()
         return scores
 

@@ -82,7 +82,6 @@ class VectorLists:
         return result
 
     def every_score(self, shard: Ragged | RaggedRowSubset, start: int, stop: int) -> np.ndarray:
-        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
         documents = shard.take(np.arange(start, stop))
         products = self.vectors.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
         maxima = np.maximum.reduceat(products, documents.offsets[:-1], axis=1)  # [vectors of all queries, rows]

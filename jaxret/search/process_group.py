@@ -115,7 +115,6 @@ class SeparateRange(ProcessGroup):
         return make()
 
     def require_same(self, settings: Mapping[str, Any]) -> None:
-        """Raise ValueError for other settings."""
         if difference := _describe_difference("of the command", self.settings, settings):
             raise ValueError(f"a worker searches otherwise: {difference}; all hosts need the same files")
 

@@ -76,7 +76,6 @@ class SingleVectors:
         return result
 
     def every_score(self, shard: np.ndarray | RowSubset, start: int, stop: int) -> np.ndarray:
-        """Return the scores of all queries with rows `start` to `stop` (excluded) of a shard, float64 [Q,rows]."""
         block = np.asarray(shard[start:stop], np.float64)
         products = self.vectors.astype(np.float64) @ block.reshape(-1, block.shape[-1]).T
         scores: np.ndarray = products.reshape(len(self), *block.shape[:2]).max(axis=2)

@@ -131,7 +131,6 @@ class BucketLeases(Leases):
         return time.monotonic() - since > max(bound, 2 * _LEAST_BEAT)
 
     def release(self, lease: Lease) -> None:
-        """Release a lease; see `Leases.release`."""
         with self._mutex:
             if isinstance(lease, BucketLease) and (version := self._versions.pop(lease.name, None)):
                 with contextlib.suppress(BucketError):
@@ -139,7 +138,6 @@ class BucketLeases(Leases):
             super().release(lease)
 
     def is_free(self, name: str) -> bool:
-        """Return whether no living job has the lease. Another job may still claim it first."""
         self.refresh()
         with self._mutex:
             if name in self._versions:
@@ -150,13 +148,11 @@ class BucketLeases(Leases):
             return current is None or self._may_take(name, current)
 
     def holder(self, name: str) -> str:
-        """Return a description of the job that has a lease, for a message."""
         current = self._bucket.get(self._key(name))
         owner = _owner_of(current) if current else {}
         return _who(owner) if owner else "nobody any more"
 
     def others_exist(self) -> bool:
-        """Return whether other jobs have leases, dead jobs included."""
         keys = [key for key in self._bucket.list(f"leases/{self._names}") if key not in map(self._key, self._versions)]
         return any(current and _owner_of(current) for current in self._bucket.get_several(keys))
 

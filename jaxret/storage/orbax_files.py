@@ -113,14 +113,6 @@ class OrbaxWriter:
         self._response: Any = None
 
     def save(self, step: int, items: Tree, metrics: Mapping[str, Any] | None, custom: Mapping[str, Any]) -> None:
-        """Start a save; the arrays are copied to the host before it returns.
-
-        Args:
-            step: of the checkpoint.
-            items: arrays, by the name of the item.
-            metrics: of validation, if there are any.
-            custom: digests and seal, for the metadata.
-        """
         self._response = self._checkpointer.save_checkpointables_async(
             step, items, metrics=metrics, custom_metadata=custom, force=True
         )

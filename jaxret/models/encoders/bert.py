@@ -239,24 +239,12 @@ class Bert(nn.Module):
         return self.embeddings.word.embedding
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
-        """Return the input of the first layer."""
         return self.embeddings(tokens.ids, TokenLayout.of(tokens, train), first=tokens.first)
 
     @nn.compact
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encode a batch.
-
-        Args:
-          tokens: of the batch.
-          selection: of the hidden states to return.
-          train: whether there is dropout, which needs a "dropout" rng.
-          prefix: n tokens in place of the first (see BertEmbeddings); the T of the states is then T - 1 + n.
-
-        Raises:
-          ValueError: the batch is longer than the position table.
-        """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
         layout = TokenLayout.of(tokens, train, prefix)

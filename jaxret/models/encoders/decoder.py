@@ -216,17 +216,6 @@ class Decoder(nn.Module):
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encode a batch.
-
-        Args:
-          tokens: of the batch, padded on either side.
-          selection: of the hidden states to return.
-          train: whether there is dropout, which needs a "dropout" rng.
-          prefix: None.
-
-        Raises:
-          ValueError: prefix tokens, or a batch longer than the texts of pre-training.
-        """
         if prefix is not None:
             raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
         c = self.config

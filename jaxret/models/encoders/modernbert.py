@@ -251,18 +251,6 @@ class ModernBert(nn.Module):
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encode a batch.
-
-        Args:
-          tokens: of the batch.
-          selection: of the hidden states to return.
-          train: whether there is dropout, which needs a "dropout" rng.
-          prefix: n tokens in place of the first, all at position 0: ids [n] or word embeddings [n,H]. The text follows
-            from position 1; the T of the states is then T - 1 + n.
-
-        Raises:
-          ValueError: the batch is longer than the texts of pre-training.
-        """
         c = self.config
         require_length(tokens.ids.shape[1], c.longest)
         layout = TokenLayout.of(tokens, train, prefix)

@@ -77,12 +77,12 @@ class Encoder(Protocol):
         Args:
           tokens: of the batch.
           selection: of the hidden states to return.
-          train: whether there is dropout.
+          train: whether there is dropout, which needs a "dropout" rng.
           prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H]. The T of the
             states is then T - 1 + n.
 
         Raises:
-          ValueError: prefix tokens, where the encoder lacks "prefix_tokens".
+          ValueError: prefix tokens, where the encoder lacks "prefix_tokens", or a batch longer than `config.longest`.
         """
         ...
 

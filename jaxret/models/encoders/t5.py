@@ -160,17 +160,6 @@ class T5(nn.Module):
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encode a batch.
-
-        Args:
-          tokens: of the batch.
-          selection: of the hidden states to return.
-          train: whether there is dropout, which needs a "dropout" rng.
-          prefix: None.
-
-        Raises:
-          ValueError: prefix tokens.
-        """
         if prefix is not None:
             raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
         c, layout = self.config, TokenLayout.of(tokens, train)

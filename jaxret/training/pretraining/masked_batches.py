@@ -61,7 +61,6 @@ class MaskedBatches:
 
     @property
     def padded_size(self) -> int:
-        """Rows of a batch, empty ones included."""
         return padded_batch_size(self.batch_size, self.devices)
 
     def spans_of(self, number: int) -> np.ndarray:
