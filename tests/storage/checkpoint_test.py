@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,6 +197,22 @@ def test_digests_do_not_depend_on_the_mesh() -> None:
         "half",
         "flags",
     }
+
+
+def test_arrays_of_one_cpu_are_digested_without_a_program_or_a_copy() -> None:
+    """XLA held two arrays of a leaf's size for it, and its program was traced and loaded in each start."""
+    leaf = jax.device_put(np.arange(3 << 20, dtype=np.float32), jax.devices()[0])
+    events: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: events.append(event))
+    leaf_digests({"before": leaf[:5]})
+    events.clear()
+    tracemalloc.start()
+    digests = leaf_digests({"x": leaf})
+    largest = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not [event for event in events if "compile" in event]
+    assert largest < leaf.nbytes // 10
+    assert digests == leaf_digests({"x": jax.device_put(leaf, shardings(make_mesh(), {"x": leaf})["x"])})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
