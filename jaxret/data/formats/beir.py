@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.format import DataFile, Format, has_keys, record_format
+from jaxret.data.formats.format import DataFile, record_format
 from jaxret.data.formats.texts import passage_reader, query_reader, record_id, require_new_id
 from jaxret.data.formats.trec import RunLine, reject_contradictions, reject_unknown_ids, require_known_id
 from jaxret.data.lines import PathLike, find_file, read_json_lines, write_text
@@ -26,7 +26,8 @@ from jaxret.data.record_checks import (
 )
 from jaxret.data.records import Example, Judgement, Passage, Query
 
-QRELS_HEADER = "query-id\tcorpus-id\tscore"
+QRELS_KEYS = ("query-id", "corpus-id", "score")
+QRELS_HEADER = "\t".join(QRELS_KEYS)
 
 
 read_beir_passages = passage_reader("_id", numbers=False)
@@ -205,12 +206,10 @@ FORMATS = (
         passages=read_beir_passages,
         queries=read_beir_queries,
     ),
-    Format(
-        name="beir.qrels",
-        title="qrels of the Hugging Face hub",
-        description="JSON records with query-id, corpus-id, score",
-        matches=has_keys("query-id", "corpus-id"),
-        keys=("query-id", "corpus-id", "score"),
-        judgements=judgement_reader("query-id", "corpus-id", "score"),
+    record_format(
+        "beir.qrels",
+        "qrels of the Hugging Face hub",
+        QRELS_KEYS,
+        judgements=judgement_reader(*QRELS_KEYS),
     ),
 )

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.errors import Policy
+from jaxret.data.formats.beir import QRELS_KEYS
 from jaxret.data.formats.built_records import ALL, FEATURES, OTHERS, PASSAGES
 from jaxret.data.formats.convert import Conversion
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
@@ -36,7 +37,7 @@ from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
 _TEXTS = {"_id": str, "title": str, "text": str}
 _QUERIES = {"_id": str, "text": str, "answers": [str]}
-_JUDGEMENTS = {"query-id": str, "corpus-id": str, "score": int}
+_JUDGEMENTS = dict(zip(QRELS_KEYS, (str, str, int)))
 Rows = dict[Passage, int]
 
 
@@ -210,7 +211,7 @@ def _query(query: Query) -> dict[str, Any]:
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:
-    return {"query-id": judgement.query_id, "corpus-id": judgement.passage_id, "score": judgement.relevance}
+    return dict(zip(QRELS_KEYS, (judgement.query_id, judgement.passage_id, judgement.relevance)))
 
 
 def _record(example: Example, rows: Rows, every_positive: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import Record, read_records
 from jaxret.data.formats.file_sample import FileSample, is_number, is_text
-from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, has_keys, id_from_location
+from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, id_from_location, record_format
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
 from jaxret.data.formats.tables import csv_rows, is_header, require_columns
 from jaxret.data.lines import Digest, PathLike, write_text
@@ -31,6 +31,9 @@ from jaxret.data.record_checks import (
 from jaxret.data.records import Example, Passage, Query
 
 CORPUS_COLUMNS = ["id", "text", "title"]
+QUESTION, ANSWERS = "question", "answers"
+POSITIVES, HARD_NEGATIVES, NEGATIVES = "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"
+PASSAGE_IDS = ("passage_id", "psg_id")  # the second is that of older files
 
 
 # Tables
@@ -70,7 +73,7 @@ def read_qa_queries(file: DataFile, policy: Policy) -> list[Query]:
     queries = []
     for location, number, row in csv_rows(file.path, policy):
         try:
-            require_columns(row, ["question", "answers"], location)
+            require_columns(row, [QUESTION, ANSWERS], location)
             answers = require_strings(_literal(row[1], location), "the answer column", location)
             queries.append(check_query(Query(str(number), normalise_question(row[0]), answers), location))
         except DataError as error:
@@ -91,9 +94,7 @@ def _literal(text: str, location: Location) -> Any:
 # Training records
 
 
-def parse_context(
-    value: Any, location: Location, policy: Policy, keys: Iterable[str] = ("passage_id", "psg_id")
-) -> Passage:
+def parse_context(value: Any, location: Location, policy: Policy, keys: Iterable[str] = PASSAGE_IDS) -> Passage:
     record = require_object(value, location)
     title = "" if record.get("title") is None else require_key(record, "title", str, location)
     text = require_key(record, "text", str, location)
@@ -116,8 +117,8 @@ def read_question_records(
     """Yields (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
     for location, record in read_records(file, policy):
         try:
-            question = normalise_question(require_key(record, "question", str, location))
-            answers = require_strings(record.get("answers", []), "the value of 'answers'", location)
+            question = normalise_question(require_key(record, QUESTION, str, location))
+            answers = require_strings(record.get(ANSWERS, []), f"the value of '{ANSWERS}'", location)
             value = parse(record, location, check_query(Query(id_from_location(location), question, answers), location))
         except DataError as error:
             policy.reject(error)
@@ -143,11 +144,11 @@ def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
         return pool.parse_all(values, key, location, lambda value, location: parse_context(value, location, policy))
 
     def parse(record: Record, location: Location, query: Query) -> Example:
-        require_key(record, "positive_ctxs", list, location)
-        positives = contexts(record, "positive_ctxs", location)
+        require_key(record, POSITIVES, list, location)
+        positives = contexts(record, POSITIVES, location)
         if not positives:
-            raise no_positive_error(location, "positive_ctxs")
-        hard = contexts(record, "hard_negative_ctxs", location) or contexts(record, "negative_ctxs", location)
+            raise no_positive_error(location, POSITIVES)
+        hard = contexts(record, HARD_NEGATIVES, location) or contexts(record, NEGATIVES, location)
         return make_example(query, positives, hard)
 
     return read_question_records(file, policy, parse)
@@ -188,11 +189,11 @@ def write_dpr_examples(path: PathLike, examples: Iterable[Example]) -> None:
         for number, example in enumerate(examples):
             location = Location(path, f"record {number}")
             record = {
-                "question": check_query(example.query, location).text,
-                "answers": list(example.query.answers),
-                "positive_ctxs": [_context_record(passage, location) for passage in example.positives],
-                "negative_ctxs": [],
-                "hard_negative_ctxs": [_context_record(passage, location) for passage in example.negatives],
+                QUESTION: check_query(example.query, location).text,
+                ANSWERS: list(example.query.answers),
+                POSITIVES: [_context_record(passage, location) for passage in example.positives],
+                NEGATIVES: [],
+                HARD_NEGATIVES: [_context_record(passage, location) for passage in example.negatives],
             }
             file.write(("," if number else "") + "\n" + json.dumps(record, ensure_ascii=False))
         file.write("\n]\n")
@@ -200,7 +201,7 @@ def write_dpr_examples(path: PathLike, examples: Iterable[Example]) -> None:
 
 def _context_record(passage: Passage, location: Location) -> dict[str, str]:
     check_passage(passage, location)
-    return {"title": passage.title, "text": passage.text, "passage_id": passage.id}
+    return {"title": passage.title, "text": passage.text, PASSAGE_IDS[0]: passage.id}
 
 
 def _is_table_of_questions(sample: FileSample) -> bool:
@@ -230,12 +231,11 @@ def _is_corpus(sample: FileSample) -> bool:
 
 
 FORMATS = (
-    Format(
-        name="dpr.examples",
-        title="DPR training records",
-        description="JSON records with question, positive_ctxs, hard_negative_ctxs",
-        matches=has_keys("question", "positive_ctxs"),
-        keys=("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"),
+    record_format(
+        "dpr.examples",
+        "DPR training records",
+        (QUESTION, POSITIVES),
+        optional_keys=(HARD_NEGATIVES, NEGATIVES, ANSWERS),
         every_positive=False,
         without_query_ids=True,
         queries=read_question_queries,

@@ -8,13 +8,17 @@ from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import Record
-from jaxret.data.formats.dpr import parse_context, read_question_queries, read_question_records
+from jaxret.data.formats.dpr import ANSWERS, QUESTION, parse_context, read_question_queries, read_question_records
 from jaxret.data.formats.format import DataFile, Format, digest_file, first_present_key, has_keys
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.lines import Digest, PathLike, write_text
 from jaxret.data.record_checks import finite_number, require_key, require_object, shorten
 from jaxret.data.records import Passage, Query
+
+CONTEXTS = ("ctxs", "contexts")  # the second is Pyserini's
+PASSAGE_IDS = ("id", "docid", "passage_id")
+SCORE = "score"
 
 
 def _retrieved(
@@ -25,7 +29,7 @@ def _retrieved(
     def parse(
         record: Record, location: Location, query: Query
     ) -> tuple[Query, list[tuple[Location, Passage | str, float]]]:
-        key = "ctxs" if "ctxs" in record else "contexts"
+        key = next((key for key in CONTEXTS if key in record), CONTEXTS[-1])
         contexts = []
         for number, value in enumerate(require_key(record, key, list, location)):
             context_location = Location(file.path, f"{location.line}, {key}[{number}]")
@@ -35,7 +39,7 @@ def _retrieved(
                     (
                         context_location,
                         _found(context, context_location, policy),
-                        _score(context.get("score"), context_location),
+                        _score(context.get(SCORE), context_location),
                     )
                 )
             except DataError as error:
@@ -46,10 +50,9 @@ def _retrieved(
 
 
 def _found(context: Record, location: Location, policy: Policy) -> Passage | str:
-    keys = ("id", "docid", "passage_id")
     if context.get("text") is not None:
-        return parse_context(context, location, policy, keys)
-    return str(require_key(context, first_present_key(context, keys), str, location))
+        return parse_context(context, location, policy, PASSAGE_IDS)
+    return str(require_key(context, first_present_key(context, PASSAGE_IDS), str, location))
 
 
 def _score(value: Any, location: Location) -> float:
@@ -88,10 +91,10 @@ def write_retrieval_results(
     with write_text(path) as file:
         for number, (query, passages) in enumerate(results):
             contexts = [
-                {"id": one.id, "title": one.title, "text": one.text, "score": str(score), "has_answer": right}
+                {PASSAGE_IDS[0]: one.id, "title": one.title, "text": one.text, SCORE: str(score), "has_answer": right}
                 for one, score, right in passages
             ]
-            record = {"question": query.text, "answers": list(query.answers), "ctxs": contexts}
+            record = {QUESTION: query.text, ANSWERS: list(query.answers), CONTEXTS[0]: contexts}
             file.write(f"{',' if number else '['}\n{json.dumps(record, ensure_ascii=False)}")
         file.write("\n]\n")
 
@@ -100,9 +103,9 @@ FORMATS = (
     Format(
         name="dpr.results",
         title="DPR retrieval results",
-        description="JSON records with question, answers, ctxs (or contexts, as Pyserini writes them)",
-        matches=lambda sample: has_keys("question", "ctxs")(sample) or has_keys("question", "contexts")(sample),
-        keys=("question", "answers", "ctxs", "contexts"),
+        description=f"JSON records with {QUESTION}, {ANSWERS}, {' (or, as Pyserini writes it, '.join(CONTEXTS)})",
+        matches=lambda sample: any(has_keys(QUESTION, key)(sample) for key in CONTEXTS),
+        keys=(QUESTION, ANSWERS, *CONTEXTS),
         without_query_ids=True,
         passages=read_result_passages,
         queries=read_question_queries,

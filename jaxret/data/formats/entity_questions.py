@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats.dpr import read_question_queries
+from jaxret.data.formats.dpr import ANSWERS, QUESTION, read_question_queries
 from jaxret.data.formats.format import DataFile, record_format
 from jaxret.data.records import Query
 
@@ -24,7 +24,7 @@ FORMATS = (
     record_format(
         "entity.questions",
         "EntityQuestions",
-        ("question", "answers"),
+        (QUESTION, ANSWERS),
         queries=read_relation_queries,
         without_query_ids=True,
     ),

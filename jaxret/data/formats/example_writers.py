@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxret.data.formats import flag_embedding, msmarco, tevatron
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.formats.format import content_id
 from jaxret.data.formats.writing import Losses, joined_text, write_records, write_tab_rows
@@ -42,19 +43,19 @@ def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[
     """A record of Tevatron's first form, with ours of scores; every_positive: see Format."""
 
     def side(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
-        texts: list[dict[str, Any]] = [{"docid": p.id, "title": p.title, "text": p.text} for p in passages]
+        texts: list[dict[str, Any]] = [{tevatron.PASSAGE_ID: p.id, "title": p.title, "text": p.text} for p in passages]
         for text, score in zip(texts, scores):  # () where there are none
-            text |= {"score": score} if math.isfinite(score) else {}
+            text |= {tevatron.SCORE: score} if math.isfinite(score) else {}
         return texts
 
     more: dict[str, Any] = {"answers": list(example.query.answers)} if example.query.answers else {}
     more |= {"instruction": example.query.instruction} if example.query.instruction else {}
-    first = {} if every_positive else {"every_positive": False}
+    first = {} if every_positive else {tevatron.EVERY_POSITIVE: False}
     texts = {
-        "positive_passages": side(example.positives, example.positive_scores),
-        "negative_passages": side(example.negatives, example.negative_scores),
+        tevatron.POSITIVES: side(example.positives, example.positive_scores),
+        tevatron.NEGATIVES: side(example.negatives, example.negative_scores),
     }
-    return {"query_id": example.query.id, "query": example.query.text, **more, **first, **texts}
+    return {tevatron.QUERY_ID: example.query.id, tevatron.QUERY: example.query.text, **more, **first, **texts}
 
 
 def write_tevatron_examples(path: Path, examples: Iterable[Example]) -> Losses:
@@ -74,10 +75,16 @@ def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
 
     def rows() -> Iterator[dict[str, Any]]:
         for e in examples:
-            texts = {"pos": [joined_text(p) for p in e.positives], "neg": [joined_text(p) for p in e.negatives]}
-            scores = {"pos_scores": list(e.positive_scores), "neg_scores": list(e.negative_scores)}
-            prompt = {"prompt": e.query.instruction} if e.query.instruction else {}
-            yield {"query": e.query.text, **texts, **(scores if whole(e) else {}), **prompt}
+            texts = {
+                flag_embedding.POSITIVES: [joined_text(p) for p in e.positives],
+                flag_embedding.NEGATIVES: [joined_text(p) for p in e.negatives],
+            }
+            scores = {
+                flag_embedding.POSITIVE_SCORES: list(e.positive_scores),
+                flag_embedding.NEGATIVE_SCORES: list(e.negative_scores),
+            }
+            prompt = {flag_embedding.PROMPT: e.query.instruction} if e.query.instruction else {}
+            yield {flag_embedding.QUERY: e.query.text, **texts, **(scores if whole(e) else {}), **prompt}
 
     def whole(e: Example) -> bool:
         return e.score_count == len(e.positives) + len(e.negatives)
@@ -129,10 +136,10 @@ def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losse
     def rows() -> Iterator[dict[str, Any]]:
         for e in examples:
             ids = {
-                "positive_document_ids": [p.id for p in e.positives],
-                "negative_document_ids": [p.id for p in e.negatives],
+                tevatron.POSITIVE_IDS: [p.id for p in e.positives],
+                tevatron.NEGATIVE_IDS: [p.id for p in e.negatives],
             }
-            yield {"query_id": e.query.id, "query_text": e.query.text, "query_image": None, **ids}
+            yield {tevatron.QUERY_ID: e.query.id, tevatron.QUERY_TEXT: e.query.text, "query_image": None, **ids}
 
     write_records(path, rows())
     return count_losses(examples, "query ids", "passage ids", "titles")
@@ -148,8 +155,14 @@ def write_id_triples(path: Path, examples: Iterable[Example]) -> Losses:
 
 def write_hard_negatives(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
-    ids = ((e.query.id, [p.id for p in e.positives], [p.id for p in e.negatives]) for e in examples)
-    write_records(
-        path, ({"qid": query, "pos": positives, "neg": {"all": negatives}} for query, positives, negatives in ids)
-    )
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for e in examples:
+            ids = {
+                msmarco.POSITIVES: [p.id for p in e.positives],
+                msmarco.NEGATIVES: {"all": [p.id for p in e.negatives]},
+            }
+            yield {msmarco.QUERY_ID: e.query.id, **ids}
+
+    write_records(path, rows())
     return count_losses(examples, "query ids", "passage ids", "titles")

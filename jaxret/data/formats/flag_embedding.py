@@ -23,6 +23,9 @@ from jaxret.data.record_checks import (
 )
 from jaxret.data.records import Example, Passage, Query
 
+QUERY, POSITIVES, NEGATIVES, PROMPT = "query", "pos", "neg", "prompt"
+POSITIVE_SCORES, NEGATIVE_SCORES = "pos_scores", "neg_scores"
+
 
 def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
     """One example a record; ids of queries are the records' numbers, ids of passages are made of their texts. Raises
@@ -34,21 +37,20 @@ def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locatio
             raise location.error("wrong type", f"this is {value!r:.60}", "a text is expected")
         return check_passage(Passage(content_id(value), value), location, policy)
 
-    def side(record: Record, key: str, location: Location) -> ScoredPassages:
+    def side(record: Record, key: str, scores_key: str, location: Location) -> ScoredPassages:
         texts = record_list(record, key, location)
-        return pool.parse_scored(
-            zip(texts, record_scores(record, f"{key}_scores", len(texts), location)), key, location, parse
-        )
+        scores = record_scores(record, scores_key, len(texts), location)
+        return pool.parse_scored(zip(texts, scores), key, location, parse)
 
     for location, record in read_records(file, policy):
         try:
-            question = normalise_question(require_key(record, "query", str, location))
-            instruction = parse_instruction(record, location, "prompt")
+            question = normalise_question(require_key(record, QUERY, str, location))
+            instruction = parse_instruction(record, location, PROMPT)
             query = check_query(Query(id_from_location(location), question, instruction=instruction), location)
-            positives = side(record, "pos", location)
+            positives = side(record, POSITIVES, POSITIVE_SCORES, location)
             if not positives:
-                raise no_positive_error(location, "pos")
-            yield location, make_example(query, positives, side(record, "neg", location))
+                raise no_positive_error(location, POSITIVES)
+            yield location, make_example(query, positives, side(record, NEGATIVES, NEGATIVE_SCORES, location))
         except DataError as error:
             policy.reject(error)
 
@@ -77,7 +79,7 @@ def record_scores(record: Record, key: str, count: int, location: Location) -> l
 
 def _fits(sample: FileSample) -> bool:
     return any(
-        isinstance(record.get("query"), str) and isinstance(record.get("pos"), list) for record in sample.records
+        isinstance(record.get(QUERY), str) and isinstance(record.get(POSITIVES), list) for record in sample.records
     )
 
 
@@ -85,9 +87,10 @@ FORMATS = (
     Format(
         name="flag.examples",
         title="FlagEmbedding training records",
-        description="JSON records with query, pos, neg (lists of texts), and perhaps pos_scores, neg_scores, prompt",
+        description=f"JSON records with {QUERY}, {POSITIVES}, {NEGATIVES} (lists of texts), and perhaps "
+        f"{POSITIVE_SCORES}, {NEGATIVE_SCORES}, {PROMPT}",
         matches=_fits,
-        keys=("query", "pos", "neg", "pos_scores", "neg_scores", "prompt"),
+        keys=(QUERY, POSITIVES, NEGATIVES, POSITIVE_SCORES, NEGATIVE_SCORES, PROMPT),
         without_query_ids=True,
         examples=read_flag_examples,
     ),

@@ -20,6 +20,7 @@ from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key, shorten
 from jaxret.data.records import Example, Passage, Query
 
+QUERY_ID, POSITIVES, NEGATIVES = "qid", "pos", "neg"
 _GRADES = 4  # highest usual grade of qrels; a higher number is a rank or an id
 _ANY_GRADE = 100  # a column with no higher number in most lines holds no passage ids, if there are enough lines
 _ENOUGH_ROWS = 10
@@ -83,10 +84,10 @@ def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
     once: the first of every system, the second of every system, ..."""
     for location, record in read_records(file, policy):
         try:
-            query = record_id(record, "qid", location)
-            systems = require_key(record, "neg", dict, location)
+            query = record_id(record, QUERY_ID, location)
+            systems = require_key(record, NEGATIVES, dict, location)
             lists = [record_ids(systems, name, location) for name in systems]
-            positives = record_ids(record, "pos", location)
+            positives = record_ids(record, POSITIVES, location)
         except DataError as error:
             policy.reject(error)
             continue
@@ -237,6 +238,11 @@ def _is_candidates(sample: FileSample) -> bool:
     )
 
 
+def _is_negatives(sample: FileSample) -> bool:
+    keys = has_keys(QUERY_ID, POSITIVES, NEGATIVES)
+    return keys(sample) and isinstance(sample.records[0].get(NEGATIVES), dict)
+
+
 # Writing
 
 
@@ -284,9 +290,9 @@ FORMATS = (
     Format(
         name="msmarco.negatives",
         title="MS MARCO hard negatives of sentence-transformers",
-        description='JSON records with qid, pos (ids), neg ({"system": ids})',
-        matches=lambda sample: has_keys("qid", "pos", "neg")(sample) and isinstance(sample.records[0].get("neg"), dict),
-        keys=("qid", "pos", "neg"),
+        description=f'JSON records with {QUERY_ID}, {POSITIVES} (ids), {NEGATIVES} ({{"system": ids}})',
+        matches=_is_negatives,
+        keys=(QUERY_ID, POSITIVES, NEGATIVES),
         id_examples=read_hard_negatives,
     ),
     Format(

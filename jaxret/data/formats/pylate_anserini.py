@@ -15,17 +15,20 @@ from jaxret.data.formats.trec import RunLine, reject_contradictions
 from jaxret.data.record_checks import require_grade
 from jaxret.data.records import Judgement
 
+QUERY_ID, DOCUMENT_IDS, SCORES = "query_id", "document_ids", "scores"
+LABEL_KEYS = (QUERY_ID, "doc_ids", "labels")
+
 
 def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's literals. The
     file does not state which documents are relevant. Raises DataError for a record of another form."""
     for location, record in read_records(file, policy):
         try:
-            lists = {key: _list(record.get(key), key, location) for key in ("document_ids", "scores")}
-            query_id, documents = record_id(record, "query_id", location), record_ids(lists, "document_ids", location)
-            scores = record_scores(lists, "scores", len(lists["document_ids"]), location)
+            lists = {key: _list(record.get(key), key, location) for key in (DOCUMENT_IDS, SCORES)}
+            query_id, documents = record_id(record, QUERY_ID, location), record_ids(lists, DOCUMENT_IDS, location)
+            scores = record_scores(lists, SCORES, len(lists[DOCUMENT_IDS]), location)
             if len(documents) != len(scores) or not all(score is not None for score in scores):
-                problem = f"{len(documents)} different documents have {len(lists['scores'])} scores"
+                problem = f"{len(documents)} different documents have {len(lists[SCORES])} scores"
                 raise location.error("wrong number of scores", problem, "write each document once, with a score")
         except DataError as error:
             policy.reject(error)
@@ -51,11 +54,12 @@ def read_labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judg
 
 
 def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+    query, ids, labels_key = LABEL_KEYS
     for location, record in read_records(file, policy):
         try:
-            query_id, documents = record_id(record, "query_id", location), record_list(record, "doc_ids", location)
-            record_ids(record, "doc_ids", location)  # for errors in one of them
-            grades = record_scores(record, "labels", len(documents), location)
+            query_id, documents = record_id(record, query, location), record_list(record, ids, location)
+            record_ids(record, ids, location)  # for errors in one of them
+            grades = record_scores(record, labels_key, len(documents), location)
             if any(grade is None or grade != int(grade) for grade in grades):
                 raise location.error(
                     "bad score", "a label is not an integer", "a label is a whole number, above 0 if relevant"
@@ -65,7 +69,7 @@ def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgemen
             policy.reject(error)
             continue
         for number, (document, label) in enumerate(zip(documents, labels)):
-            label_location = Location(location.path, f"{location.line}, doc_ids[{number}]")
+            label_location = Location(location.path, f"{location.line}, {ids}[{number}]")
             yield label_location, Judgement(query_id, str(document), label)
 
 
@@ -73,13 +77,13 @@ FORMATS = (
     record_format(
         "pylate.scores",
         "PyLate distillation records",
-        ("query_id", "document_ids", "scores"),
+        (QUERY_ID, DOCUMENT_IDS, SCORES),
         rankings=read_scored_lists,
     ),
     record_format(
         "st.labels",
         "sentence-transformers lists by ids",
-        ("query_id", "doc_ids", "labels"),
+        LABEL_KEYS,
         judgements=read_labels,
     ),
     record_format(
@@ -92,9 +96,9 @@ FORMATS = (
     record_format(
         "pylate.queries",
         "queries of PyLate or ir_datasets",
-        ("query_id", "text"),
+        (QUERY_ID, "text"),
         optional_keys=("answers",),
-        queries=query_reader("query_id"),
+        queries=query_reader(QUERY_ID),
     ),
     record_format(
         "anserini.corpus",

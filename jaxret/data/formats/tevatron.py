@@ -26,6 +26,11 @@ from jaxret.data.formats.texts import (
 from jaxret.data.record_checks import finite_number, require_object, shorten
 from jaxret.data.records import Example, Passage
 
+QUERY_ID, QUERY, QUERY_TEXT = "query_id", "query", "query_text"
+POSITIVES, NEGATIVES, EVERY_POSITIVE = "positive_passages", "negative_passages", "every_positive"
+POSITIVE_IDS, NEGATIVE_IDS = "positive_document_ids", "negative_document_ids"
+PASSAGE_ID, SCORE = "docid", "score"
+
 
 def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
     """One example a record: positive_passages, negative_passages (which may be empty)."""
@@ -41,21 +46,21 @@ def parse_tevatron_example(record: Record, location: Location, pool: SharedPassa
     """The example of one record. Raises DataError if it is none."""
 
     def parse(value: Any, location: Location) -> Passage:
-        return parse_passage(require_object(value, location), location, pool.policy, "docid")
+        return parse_passage(require_object(value, location), location, pool.policy, PASSAGE_ID)
 
     def side(key: str) -> ScoredPassages:
         values = record_list(record, key, location)
         return pool.parse_scored(((value, _score(value, location)) for value in values), key, location, parse)
 
-    query = parse_query(record, location, "query_id", "query")
-    positives = side("positive_passages")
+    query = parse_query(record, location, QUERY_ID, QUERY)
+    positives = side(POSITIVES)
     if not positives:
-        raise no_positive_error(location, "positive_passages")
-    return make_example(query, positives, side("negative_passages"))
+        raise no_positive_error(location, POSITIVES)
+    return make_example(query, positives, side(NEGATIVES))
 
 
 def _score(value: Any, location: Location) -> float | None:
-    score = value.get("score") if isinstance(value, dict) else None
+    score = value.get(SCORE) if isinstance(value, dict) else None
     if score is None:
         return None
     if isinstance(score, str) or (number := finite_number(score)) is None:
@@ -67,33 +72,31 @@ def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[
     """positive_document_ids, negative_document_ids; a query_text that is null is looked up."""
     for location, record in read_records(file, policy):
         try:
-            query_id = record_id(record, "query_id", location)
-            query = (
-                None if record.get("query_text") is None else parse_query(record, location, "query_id", "query_text")
-            )
-            positives = record_ids(record, "positive_document_ids", location)
+            query_id = record_id(record, QUERY_ID, location)
+            query = None if record.get(QUERY_TEXT) is None else parse_query(record, location, QUERY_ID, QUERY_TEXT)
+            positives = record_ids(record, POSITIVE_IDS, location)
             if not positives:
-                raise no_positive_error(location, "positive_document_ids")
-            yield location, IdExample(query_id, query, positives, record_ids(record, "negative_document_ids", location))
+                raise no_positive_error(location, POSITIVE_IDS)
+            yield location, IdExample(query_id, query, positives, record_ids(record, NEGATIVE_IDS, location))
         except DataError as error:
             policy.reject(error)
 
 
 def _fits(every_positive: bool) -> Callable[[FileSample], bool]:
-    keys = has_keys("query", "positive_passages")
+    keys = has_keys(QUERY, POSITIVES)
 
     def fits(sample: FileSample) -> bool:
-        return keys(sample) and sample.records[0].get("every_positive", True) == every_positive
+        return keys(sample) and sample.records[0].get(EVERY_POSITIVE, True) == every_positive
 
     return fits
 
 
-KEYS = ("query_id", "query", "instruction", "answers", "positive_passages", "negative_passages", "every_positive")
+KEYS = (QUERY_ID, QUERY, "instruction", "answers", POSITIVES, NEGATIVES, EVERY_POSITIVE)
 FORMATS = (
     Format(
         name="tevatron.examples",
         title="Tevatron training records",
-        description="JSON records with query_id, query, positive_passages, negative_passages",
+        description=f"JSON records with {QUERY_ID}, {QUERY}, {POSITIVES}, {NEGATIVES}",
         matches=_fits(True),
         keys=KEYS,
         examples=read_tevatron_examples,
@@ -101,32 +104,31 @@ FORMATS = (
     Format(
         name="tevatron.first",
         title="Tevatron training records, whose first positive is the target",
-        description="as tevatron.examples, with every_positive: false",
+        description=f"as tevatron.examples, with {EVERY_POSITIVE}: false",
         matches=_fits(False),
         keys=KEYS,
         every_positive=False,
         examples=read_tevatron_examples,
     ),
-    Format(
-        name="tevatron.named",
-        title="Tevatron training records by ids",
-        description="JSON records with query_id, query_text, positive_document_ids, negative_document_ids",
-        matches=has_keys("query_id", "positive_document_ids"),
-        keys=("query_id", "query_text", "answers", "positive_document_ids", "negative_document_ids"),
+    record_format(
+        "tevatron.named",
+        "Tevatron training records by ids",
+        (QUERY_ID, POSITIVE_IDS),
+        optional_keys=(NEGATIVE_IDS, QUERY_TEXT, "answers"),
         id_examples=read_tevatron_id_examples,
     ),
     record_format(
         "tevatron.corpus",
         "Tevatron corpus",
-        ("docid", "text"),
+        (PASSAGE_ID, "text"),
         optional_keys=("title",),
-        passages=passage_reader("docid"),
+        passages=passage_reader(PASSAGE_ID),
     ),
     record_format(
         "tevatron.queries",
         "Tevatron queries",
-        ("query_id", "query"),
+        (QUERY_ID, QUERY),
         optional_keys=("answers", "instruction"),
-        queries=query_reader("query_id", "query"),
+        queries=query_reader(QUERY_ID, QUERY),
     ),
 )

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import Location
-from jaxret.data.formats import example_writers
+from jaxret.data.formats import example_writers, tevatron
+from jaxret.data.formats.beir import QRELS_KEYS
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_queries
+from jaxret.data.formats.pylate_anserini import LABEL_KEYS
 from jaxret.data.formats.trec import write_run
 from jaxret.data.formats.writing import Losses, joined_text, write_records, write_tab_rows
 from jaxret.data.record_checks import check_passage, check_query, require_id
@@ -159,7 +161,7 @@ def _labels(path: Path, judgements: Iterable[Judgement]) -> Losses:
     for judgement in _checked(path, judgements):
         by_query.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
     lists = by_query.items()
-    write_records(path, ({"query_id": q, "doc_ids": [*grades], "labels": [*grades.values()]} for q, grades in lists))
+    write_records(path, (dict(zip(LABEL_KEYS, (q, [*grades], [*grades.values()]))) for q, grades in lists))
     return Counter()
 
 
@@ -173,7 +175,7 @@ class RoleWriter:
 
 WRITERS: dict[str, tuple[RoleWriter, ...]] = {
     "beir.texts": (RoleWriter("passages", passage_writer("_id")), RoleWriter("queries", query_writer("_id"))),
-    "beir.qrels": (RoleWriter("judgements", judgement_writer("query-id", "corpus-id", "score", float)),),
+    "beir.qrels": (RoleWriter("judgements", judgement_writer(*QRELS_KEYS, float)),),
     "dpr.examples": (RoleWriter("examples", example_writers.write_dpr_example_file),),
     "dpr.passages": (RoleWriter("passages", _dpr_passages),),
     "dpr.queries": (RoleWriter("queries", _dpr_queries),),
@@ -185,8 +187,8 @@ WRITERS: dict[str, tuple[RoleWriter, ...]] = {
     "tevatron.examples": (RoleWriter("examples", example_writers.write_tevatron_examples),),
     "tevatron.first": (RoleWriter("examples", example_writers.write_tevatron_first),),
     "tevatron.named": (RoleWriter("examples", example_writers.write_tevatron_id_examples),),
-    "tevatron.corpus": (RoleWriter("passages", passage_writer("docid")),),
-    "tevatron.queries": (RoleWriter("queries", query_writer("query_id", "query", answers=True)),),
+    "tevatron.corpus": (RoleWriter("passages", passage_writer(tevatron.PASSAGE_ID)),),
+    "tevatron.queries": (RoleWriter("queries", query_writer(tevatron.QUERY_ID, tevatron.QUERY, answers=True)),),
     "tevatron.run": (RoleWriter("rankings", _scored_run),),
     "flag.examples": (RoleWriter("examples", example_writers.write_flag_examples),),
     "st.labels": (RoleWriter("judgements", _labels),),

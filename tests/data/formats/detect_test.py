@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
+import importlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from jaxret.data.compression import zstandard_module
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
+    beir,
     describe_source,
     detect_file,
     example_files,
@@ -141,6 +145,43 @@ def test_every_format_is_tested_and_names_are_unique() -> None:
     assert {name for name, _, _ in SAMPLES} == in_files
     assert {one.name for one in FORMATS} == set(FORMATS_BY_NAME)
     assert len(FORMATS) == len(FORMATS_BY_NAME)
+
+
+KEYS_ONCE = (
+    "beir.qrels",
+    "dpr.examples",
+    "dpr.results",
+    "entity.questions",
+    "flag.examples",
+    "msmarco.negatives",
+    "st.labels",
+    "tevatron.examples",
+    "tevatron.first",
+    "tevatron.named",
+    "tevatron.queries",
+)
+
+
+@pytest.mark.parametrize("name", KEYS_ONCE)
+def test_each_key_of_a_format_is_written_once(name: str) -> None:
+    """Reader, recogniser, description and writer take a key from one declaration, in the module of the format. The
+    keys of every query are left out: `texts.py` reads them."""
+    folder = Path(beir.__file__).parent
+    module = next(path for path in folder.glob("*.py") if has_format(path.stem, name))
+    counts = Counter(
+        node.value
+        for path in (module, folder / "writers.py", folder / "example_writers.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    )
+    keys = set(FORMATS_BY_NAME[name].keys) - {"answers", "instruction"}
+    assert keys
+    assert {key: counts[key] for key in keys if counts[key] > 1} == {}
+
+
+def has_format(module: str, name: str) -> bool:
+    formats = getattr(importlib.import_module(f"jaxret.data.formats.{module}"), "FORMATS", ())
+    return module != "detect" and name in [one.name for one in formats]
 
 
 def test_ambiguous_content_is_read_as_the_requested_kind(tmp_path: Path) -> None:
