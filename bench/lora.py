@@ -54,9 +54,9 @@ def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, 
     import jax
 
     from jaxret.configs.base import get_config
-    from jaxret.models.encoders.lora import with_adapters
-    from jaxret.models.encoders.peft_files import save_adapters
     from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
+    from jaxret.models.lora import with_adapters
+    from jaxret.models.peft_files import save_adapters
     from jaxret.models.retriever import build_retriever_model, encoder_config
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, shard_batch

@@ -16,10 +16,10 @@ from safetensors.numpy import save
 
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.models.encoders.peft_files import EXPORT
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.model import parameter_shapes
+from jaxret.models.peft_files import EXPORT
 from jaxret.models.retriever import build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config

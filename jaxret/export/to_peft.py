@@ -10,10 +10,10 @@ import jax
 from jaxret.export.exported import CONFIG, HEAD, write_head
 from jaxret.export.round_trip import SIDES, check_round_trip, run_vectors
 from jaxret.export.stock_modules import write_tokenizer
-from jaxret.models.encoders.lora import make_adapters, merge_adapters
-from jaxret.models.encoders.peft_files import load_adapters, save_adapters
 from jaxret.models.heads.head import Side
+from jaxret.models.lora import make_adapters, merge_adapters
 from jaxret.models.partition import join_parameters
+from jaxret.models.peft_files import load_adapters, save_adapters
 from jaxret.runs.run import Run, base_encoders, trained_parameters
 from jaxret.storage.atomic import read_json
 

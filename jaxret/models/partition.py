@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.lora import BASE
+from jaxret.models.lora import BASE
 
 Tree = Any
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.lora import with_adapters
+from jaxret.models.lora import with_adapters
 from jaxret.models.model import parameter_shapes
 from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.models.retriever import RetrieverModel

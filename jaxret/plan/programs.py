@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import padded_batch_size
-from jaxret.models.encoders.lora import with_adapters
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
+from jaxret.models.lora import with_adapters
 from jaxret.models.model import parameter_shapes
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.chips import Topology

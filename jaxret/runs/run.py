@@ -25,8 +25,8 @@ from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
 from jaxret.models.cross_encoder import build_cross_encoder_model
 from jaxret.models.encoders.fused import require_kernel
-from jaxret.models.encoders.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.encoders.pretrained import Params, read_pooler
+from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config

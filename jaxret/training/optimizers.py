@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.lora import ADAPTER
+from jaxret.models.lora import ADAPTER
 from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, frozen_pattern
 from jaxret.parallel.mesh import path_name

@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from jaxret.data.tokens.batches import TrainingSet
 from jaxret.models.encoders.fused import describe_attention, require_kernel
-from jaxret.models.encoders.lora import with_adapters
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
+from jaxret.models.lora import with_adapters
 from jaxret.models.retriever import encoder_config
 from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.processes import any_process, require_platform

@@ -11,8 +11,6 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.lora import ADAPTER
-from jaxret.models.encoders.peft_files import adapter_files, load_adapters, require_adapters_base
 from jaxret.models.encoders.pretrained import (
     Params,
     find_model,
@@ -21,8 +19,10 @@ from jaxret.models.encoders.pretrained import (
     stores_mlm_head,
 )
 from jaxret.models.encoders.weight_files import weights_digest
+from jaxret.models.lora import ADAPTER
 from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
+from jaxret.models.peft_files import adapter_files, load_adapters, require_adapters_base
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings
 from jaxret.runs.contract import of_whole_vectors

@@ -12,7 +12,7 @@ from flax import struct
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.lora import BASE, cast_base
+from jaxret.models.lora import BASE, cast_base
 from jaxret.models.model import Model, Params
 from jaxret.models.partition import divide_parameters, frozen_pattern, join_parameters
 from jaxret.parallel.mesh import place_leaf, replicated_sharding, shardings

@@ -16,8 +16,8 @@ from jaxret.experiments.verify import verify_folder
 from jaxret.export.export import export
 from jaxret.export.exported import read_export
 from jaxret.export.import_model import import_model
-from jaxret.models.encoders.lora import choose_layers
-from jaxret.models.encoders.peft_files import CONFIG, load_adapters, target_modules
+from jaxret.models.lora import choose_layers
+from jaxret.models.peft_files import CONFIG, load_adapters, target_modules
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.training.loop import train

@@ -13,10 +13,10 @@ import pytest
 
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.lora import make_adapters, merge_adapters
-from jaxret.models.encoders.peft_files import load_adapters, save_adapters
 from jaxret.models.encoders.pretrained import load_pretrained
+from jaxret.models.lora import make_adapters, merge_adapters
 from jaxret.models.partition import join_parameters
+from jaxret.models.peft_files import load_adapters, save_adapters
 from jaxret.types import Tokens
 from tests.tiny import make_config
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.models.encoders.lora import ADAPTER, BASE, make_adapters, merge_adapters, with_adapters
+from jaxret.models.lora import ADAPTER, BASE, make_adapters, merge_adapters, with_adapters
 from jaxret.models.partition import divide_parameters
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.plan.hlo import arrays, collectives, parse_hlo

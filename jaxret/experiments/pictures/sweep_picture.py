@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxret.experiments.config_values import format_value, short_names
 from jaxret.experiments.pictures.canvas import INK, label_text, line_style, new_picture
-from jaxret.experiments.sweeps.grid import format_value, short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,6 +13,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config, require_keys
+from jaxret.experiments.config_values import format_value, short_names
 from jaxret.experiments.reproduce.papers import SEEDS
 from jaxret.runs.identity import without_seeds
 from jaxret.storage.atomic import sha256_json
@@ -173,19 +174,6 @@ def _read_value(entry: str, key: str, text: str, current: Any) -> Any:
         kinds = {bool: "true or false", int: "a whole number", float: "a number"}
         kind = kinds.get(type(current), "a list, as in (10,12)")
         raise ValueError(f"--grid={entry}: {text!r} is not a value of {key}, which is {kind}") from error
-
-
-def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each key, or the whole key where two have the same last part."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
-
-
-def format_value(value: Any) -> str:
-    """Return a value for a table or a picture: "4,6" for a list, '""' for an empty text."""
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(str, value))
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value) or '""'
 
 
 def _plain(value: Any) -> str:

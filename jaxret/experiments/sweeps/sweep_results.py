@@ -22,7 +22,8 @@ from jaxret.experiments.compare_runs import (
     require_comparable,
     require_distinct_runs,
 )
-from jaxret.experiments.sweeps.grid import Grid, format_value, short_names
+from jaxret.experiments.config_values import format_value, short_names
+from jaxret.experiments.sweeps.grid import Grid
 from jaxret.storage.atomic import atomic_write, write_json
 
 

@@ -12,7 +12,7 @@ from flax import traverse_util
 from safetensors.numpy import save
 
 from jaxret.models.encoders.architectures import ARCHITECTURES, EncoderConfig
-from jaxret.models.encoders.lora import (
+from jaxret.models.lora import (
     choose_layers,
     layer_numbers,
     linear_layers,
