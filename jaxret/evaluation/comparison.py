@@ -257,9 +257,8 @@ def compare_over_queries(
         seed, resamples: see `paired_comparison`.
     """
     require_same_queries({"the baseline": baseline, "the system": system}, measure)
-    before, after = (_mean_values([run[measure] for run in runs]) for runs in (baseline, system))
+    before, after = (
+        {query: float(np.mean([run[measure][query] for run in runs])) for query in runs[0][measure]}
+        for runs in (baseline, system)
+    )
     return paired_comparison(before, after, seed, resamples)
-
-
-def _mean_values(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {query: float(np.mean([run[query] for run in runs])) for query in runs[0]}

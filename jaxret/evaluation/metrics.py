@@ -43,27 +43,17 @@ def _ndcg(hits: _Hits, cutoff: int | None) -> float:
     return _discounted(hits.gains, hits.ranks) / _discounted(ideal, range(1, len(ideal) + 1))
 
 
-def _reciprocal_rank(hits: _Hits, cutoff: int | None) -> float:
-    return 1 / hits.ranks[0] if hits.ranks else 0.0
-
-
-def _recall(hits: _Hits, cutoff: int | None) -> float:
-    return len(hits.ranks) / len(hits.ideal)
-
-
-def _success(hits: _Hits, cutoff: int | None) -> float:
-    return float(bool(hits.ranks))
-
-
 def _average_precision(hits: _Hits, cutoff: int | None) -> float:
     return math.fsum(number / rank for number, rank in enumerate(hits.ranks, 1)) / len(hits.ideal)
 
 
 _FORMULAS: dict[str, Callable[[_Hits, int | None], float]] = {
     "nDCG": _ndcg,  # linear gain: the relevance itself, not 2**relevance - 1
-    "RR": _reciprocal_rank,
-    "R": _recall,  # over all relevant passages, also where they are more than the cut-off
-    "Success": _success,  # top-k accuracy
+    "RR": lambda hits, _: 1 / hits.ranks[0] if hits.ranks else 0.0,
+    "R": lambda hits, _: (
+        len(hits.ranks) / len(hits.ideal)
+    ),  # over all relevant passages, also where they are more than the cut-off
+    "Success": lambda hits, _: float(bool(hits.ranks)),  # top-k accuracy
     "AP": _average_precision,
 }
 KINDS = tuple(_FORMULAS)

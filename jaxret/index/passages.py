@@ -180,10 +180,9 @@ class Passages:
         return PassageOffsets(table[0], table[1], table[2], head)
 
 
-def unchanged_corpus(folder: Path, trusted: bool = True) -> Corpus:
-    """Return the corpus that was encoded into `folder`, whose sizes and times are `trusted` where they are those of the
-    encoding. Raises as opening `Passages` does."""
-    return _verified_corpus(folder, trusted)[0]
+def unchanged_corpus(folder: Path) -> Corpus:
+    """Return the corpus that was encoded into `folder`. Raises as opening `Passages` does."""
+    return _verified_corpus(folder, trusted=True)[0]
 
 
 def _states_of(paths: Iterable[Path]) -> dict[Path, FileState]:

@@ -37,10 +37,6 @@ def normalised_text(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _positive(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    return np.array([passage.id in case.relevant for passage in case.passages], bool)
-
-
 def _same_text(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
     texts = {normalised_text(text) for text in (case.query.text, *(positive.text for positive in case.positives))}
     return np.array([normalised_text(passage.text) in texts for passage in case.passages], bool)
@@ -52,18 +48,10 @@ def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMa
     return np.array(matcher((passage.text for passage in case.passages), case.query), bool)
 
 
-def _margin(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    return _not_below(case, None if settings.margin is None else case.positive - settings.margin)
-
-
 def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
     """The limit is below a negative positive score, too: a share of a negative number would be above it."""
     limit = None if settings.share is None else case.positive - (1 - settings.share) * abs(case.positive)
     return _not_below(case, limit)
-
-
-def _too_high(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    return _not_below(case, settings.max_score)
 
 
 def _too_low(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
@@ -77,12 +65,16 @@ def _not_below(case: RetrievedPassages, limit: float | None) -> np.ndarray:
 
 
 FILTERS: dict[str, NegativeFilter] = {  # a passage counts for the first filter that leaves it out
-    "a positive of the query": _positive,
+    "a positive of the query": lambda case, *_: np.array(
+        [passage.id in case.relevant for passage in case.passages], bool
+    ),
     "the text of a positive or of the query": _same_text,
     "an answer string in it": _answer,
-    "within the margin of the positive's score": _margin,
+    "within the margin of the positive's score": lambda case, settings, _: _not_below(
+        case, None if settings.margin is None else case.positive - settings.margin
+    ),
     "within the share of the positive's score": _share,
-    "at or above the highest score": _too_high,
+    "at or above the highest score": lambda case, settings, _: _not_below(case, settings.max_score),
     "below the lowest score": _too_low,
 }
 

@@ -93,7 +93,6 @@ class RunPool:
         workdir: str,
         corpus: str,
         positives: set[str],
-        backend: str = "auto",
         progress: bool = False,
         workers: RayWorkers | None = None,
     ) -> None:
@@ -102,13 +101,12 @@ class RunPool:
         Args:
             corpus: name of the encoded corpus, "" for the only one.
             positives: ids of the passages that `scores` and `missing` may be called with.
-            backend: of the search.
             workers: of a cluster, that search in place of this process.
         """
         run = open_run(workdir, attention="plain" if workers else None)
         self.name, self._progress = run.workdir.name, progress
         self.bounded: bool | None = bool(run.config.normalize)
-        folder, options = corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(backend, workers=workers)
+        folder, options = corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(workers=workers)
         self.searcher = open_searcher(run, folder, options, many=True)
         self._rows: dict[str, int] = {}
         for first, ids in self.searcher.shards.id_blocks():

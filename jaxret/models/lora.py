@@ -51,22 +51,21 @@ def matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}") or bool(re.fullmatch(target, name))
 
 
-def choose_layers(config: EncoderConfig, targets: Iterable[str], key: str = "lora.targets") -> tuple[str, ...]:
+def choose_layers(config: EncoderConfig, targets: Iterable[str]) -> tuple[str, ...]:
     """Return the paths of the dense layers that get adapters, relative to a layer.
 
     Args:
         targets: names of modules, as "q_proj", or regular expressions of whole names, as in PEFT; or "all-linear".
-        key: that has them, for errors.
 
     Raises:
         ValueError: a target matches nothing, or modules of some layers alone.
     """
-    layers = matching_layers(config, targets, key)
+    layers = matching_layers(config, targets, "lora.targets")
     for path, numbers in layers.items():
         if len(numbers) < config.num_layers:
             raise ValueError(
-                f"{key} matches {path!r} in {len(numbers)} of {config.num_layers} layers; name it for all of them, "
-                "and choose layers by lora.layers"
+                f"lora.targets matches {path!r} in {len(numbers)} of {config.num_layers} layers; name it for all of "
+                "them, and choose layers by lora.layers"
             )
     return tuple(layers)
 

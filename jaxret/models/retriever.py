@@ -21,7 +21,7 @@ from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.models.encoders.pretrained import Params
 from jaxret.models.encoders.selection import Selection
-from jaxret.models.heads import HEADS, make_head, stored_head_parameters
+from jaxret.models.heads import HEADS, make_head
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
 from jaxret.models.model import LinenModel
 from jaxret.models.pooling import POOLINGS
@@ -174,7 +174,7 @@ class RetrieverModel(LinenModel):
         self.module.head.check_tokenizer(tokenizer)
 
     def stored_head(self, root: Path) -> Params:
-        return stored_head_parameters(root, self.module.head)
+        return self.module.head.stored_parameters(root)
 
     def initial_head(self, weights: Params) -> Params:
         """Return the parameters of the head that begin as values of the pre-trained encoder; {}: none."""

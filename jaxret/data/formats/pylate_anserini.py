@@ -48,11 +48,6 @@ def _list(value: Any, key: str, location: Location) -> Any:
         raise location.error("wrong type", problem, "write a list, or a Python list in a string") from error
 
 
-def read_labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
-    """query_id, doc_ids, labels: sentence-transformers' lists, by ids."""
-    return reject_contradictions(_labels(file, policy), policy)
-
-
 def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
     query, ids, labels_key = LABEL_KEYS
     for location, record in read_records(file, policy):
@@ -84,7 +79,7 @@ FORMATS = (
         "st.labels",
         "sentence-transformers lists by ids",
         LABEL_KEYS,
-        judgements=read_labels,
+        judgements=lambda file, policy: reject_contradictions(_labels(file, policy), policy),
     ),
     record_format(
         "pylate.documents",

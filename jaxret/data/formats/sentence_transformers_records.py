@@ -27,7 +27,7 @@ from jaxret.data.record_checks import (
     require_key,
     shorten,
 )
-from jaxret.data.records import Example, Passage, Query
+from jaxret.data.records import Passage, Query
 
 LABELS = ("label", "labels", "score", "scores")
 _ANCHOR = re.compile(r"anchor|query|question|sentence1|sentence_?A", re.IGNORECASE)
@@ -55,13 +55,9 @@ def _known(texts: list[str]) -> bool:
     return counts[:2] == [1, 1] and sum(counts) == len(texts)
 
 
-def read_tuples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a query, of all rows that have it. label 1 and 0: the second text is a positive or a negative;
-    scores: of the positive and the negatives; score of a triplet: its margin, score(positive) - score(negative)."""
-    return group_by_query(_rows(file, policy), policy)
-
-
 def _rows(file: DataFile, policy: Policy) -> Iterator[TextRow]:
+    """Yield the rows. label 1 and 0: the second text is a positive or a negative; scores: of the positive and the
+    negatives; score of a triplet: its margin, score(positive) - score(negative)."""
     first: list[str] = []
     for location, record in read_records(file, policy):
         try:
@@ -199,6 +195,6 @@ FORMATS = (
         keys=("anchor", "positive", "negative", *LABELS),
         any_key=True,
         without_query_ids=True,
-        examples=read_tuples,
+        examples=lambda file, policy: group_by_query(_rows(file, policy), policy),
     ),
 )

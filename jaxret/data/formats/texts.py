@@ -26,21 +26,15 @@ def record_id(record: Record, key: str, location: Location, numbers: bool = True
 
 
 def passage_reader(
-    key: str, text: str = "text", title: str = "title", numbers: bool = True
+    key: str, text: str = "text", numbers: bool = True
 ) -> Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]]:
-    """Return a reader of passages by the names of their keys; a title that is absent or null is an empty one.
-
-    Args:
-        key: Of the id.
-        text: Key of the text.
-        title: Key of the title.
-        numbers: Whether an id may be a whole number.
-    """
+    """Return a reader of passages by the keys of id and text; a title that is absent or null is an empty one. numbers:
+    whether an id may be a whole number."""
 
     def passages(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
         for location, record in read_records(file, policy, digest):
             try:
-                yield location, parse_passage(record, location, policy, key, text, title, numbers)
+                yield location, parse_passage(record, location, policy, key, text, numbers)
             except DataError as error:
                 policy.reject(error)
 
@@ -53,10 +47,9 @@ def parse_passage(
     policy: Policy,
     key: str,
     text: str = "text",
-    title: str = "title",
     numbers: bool = True,
 ) -> Passage:
-    name = "" if record.get(title) is None else require_key(record, title, str, location)
+    name = "" if record.get("title") is None else require_key(record, "title", str, location)
     content = require_key(record, text, str, location)
     return check_passage(Passage(record_id(record, key, location, numbers), content, name), location, policy)
 
@@ -113,16 +106,9 @@ def duplicate_id_error(key: str, kind: str, location: Location, first: Location)
     return location.error("duplicate id", problem, "ids must be unique: rename or remove one")
 
 
-def record_list(record: Record, key: str, location: Location, absent: bool = True) -> list[Any]:
-    """Return the list of a record.
-
-    Args:
-        key: Of the list.
-        absent: Whether an absent key and null are an empty list.
-    """
-    if absent and record.get(key) is None:
-        return []
-    return require_key(record, key, list, location)
+def record_list(record: Record, key: str, location: Location) -> list[Any]:
+    """Return the list of a record; an absent key and null are an empty one."""
+    return [] if record.get(key) is None else require_key(record, key, list, location)
 
 
 def record_ids(record: Record, key: str, location: Location) -> tuple[str, ...]:

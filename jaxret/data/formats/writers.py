@@ -110,24 +110,10 @@ def _qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
     return Counter()
 
 
-def judgement_writer(
-    query: str, passage: str, score: str, kind: type = int
-) -> Callable[[Path, Iterable[Judgement]], Losses]:
-    """Return a writer of judgements as JSON records.
-
-    Args:
-        query: Key of the query id.
-        passage: Key of the passage id.
-        score: Key of the grade.
-        kind: Type of the grade.
-    """
-
-    def write(path: Path, judgements: Iterable[Judgement]) -> Losses:
-        rows = _checked(path, judgements)
-        write_records(path, ({query: j.query_id, passage: j.passage_id, score: kind(j.relevance)} for j in rows))
-        return Counter()
-
-    return write
+def _beir_qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
+    rows = ((j.query_id, j.passage_id, float(j.relevance)) for j in _checked(path, judgements))
+    write_records(path, (dict(zip(QRELS_KEYS, row)) for row in rows))
+    return Counter()
 
 
 def _checked(path: Path, judgements: Iterable[Judgement]) -> Iterator[Judgement]:
@@ -175,7 +161,7 @@ class RoleWriter:
 
 WRITERS: dict[str, tuple[RoleWriter, ...]] = {
     "beir.texts": (RoleWriter("passages", passage_writer("_id")), RoleWriter("queries", query_writer("_id"))),
-    "beir.qrels": (RoleWriter("judgements", judgement_writer(*QRELS_KEYS, float)),),
+    "beir.qrels": (RoleWriter("judgements", _beir_qrels),),
     "dpr.examples": (RoleWriter("examples", example_writers.write_dpr_example_file),),
     "dpr.passages": (RoleWriter("passages", _dpr_passages),),
     "dpr.queries": (RoleWriter("queries", _dpr_queries),),

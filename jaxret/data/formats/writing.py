@@ -31,17 +31,10 @@ def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses, header: str = "") -> None:
-    """Write fields between tabs; a tab or line end inside becomes a blank, and is counted.
-
-    Args:
-        path: Compressed if it ends in .gz or .zst.
-        rows: The fields of each line.
-        losses: The account that the changed texts are added to.
-        header: Written before the rows.
-    """
+def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses) -> None:
+    """Write fields between tabs, compressed if the path ends in .gz or .zst; a tab or line end inside becomes a blank,
+    and is counted in `losses`."""
     with write_text(path) as file:
-        file.write(header)
         for row in rows:
             fields = list(row)
             flat = [one_line(text) for text in fields]

@@ -74,7 +74,7 @@ def training_picture(runs: Runs) -> Figure:
     Raises ValueError if no run has logged a step.
     """
     metrics = {name: [read_metrics(run) for run in members] for name, members in runs.items()}
-    measures = {_dev_measure(run) for members in runs.values() for run in members}
+    measures = {stored_config(run).validation.metric for members in runs.values() for run in members}
     names = ["loss", "learning_rate", *sorted(f"validation/{measure}" for measure in measures)]
     curves = {name: _curves(metrics, name) for name in names}
     curve_names = [name for name in names if any(curves[name].values())]
@@ -212,10 +212,6 @@ def _mean_result(run: Workdir, results: Sequence[str], measure: str) -> tuple[fl
             raise ValueError(f"{path} has no {name!r}; it has {', '.join(mean)}")
         values.append(mean[name])
     return float(np.mean(values)), name
-
-
-def _dev_measure(run: Workdir) -> str:
-    return stored_config(run).validation.metric
 
 
 def _curves(

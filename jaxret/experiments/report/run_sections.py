@@ -142,15 +142,12 @@ def training_section(files: ReportFiles) -> Html:
     parts: list[str] = [curves(files, first)]
     if not dev:
         parts.append(missing("There are no dev curves: no run was validated. A dev set is", "--config.data.dev=DATA"))
-    parts.append(data_table("Ends of the curves", ["run", "steps", "first loss", "last loss", *_dev_names(dev)],
+    dev_header = [f"dev {name.removeprefix('validation/')}" for name in dev]
+    parts.append(data_table("Ends of the curves", ["run", "steps", "first loss", "last loss", *dev_header],
                             [_ends(run, dev) for run in runs]))  # fmt: skip
     if more := curves(files, others):
         parts.append(details("More curves", more))
     return join(parts)
-
-
-def _dev_names(dev: list[str]) -> list[str]:
-    return [f"dev {name.removeprefix('validation/')}" for name in dev]
 
 
 def _ends(run: RunFiles, dev: list[str]) -> list[Cell]:

@@ -122,11 +122,7 @@ def _read_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a flat config that its family reads."""
     keys = {key: value for key, value in config.items() if key in (*SEEDS, *_PATHS)} | without_seeds(config)
     family = f"head.{config['head.name']}."
-    return {key: value for key, value in keys.items() if key.count(".") < 2 or not _of_other_family(key, family)}
-
-
-def _of_other_family(key: str, family: str) -> bool:
-    return key.startswith("head.") and not key.startswith(family)
+    return {key: value for key, value in keys.items() if not re.match(r"head\..*\.", key) or key.startswith(family)}
 
 
 def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:

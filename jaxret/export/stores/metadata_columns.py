@@ -35,7 +35,7 @@ class MetadataColumns:
     def _type(self, name: str) -> pa.DataType:
         own = [part[name] for part in self._parts if name in part]
         kind = value_type([value for field in own for value in field.values])
-        return pa.list_(kind) if any(_has_several(field) for field in own) else kind
+        return pa.list_(kind) if any(len(np.unique(field.rows.flat)) < len(field.rows.flat) for field in own) else kind
 
     def arrays(self, part: int, rows: np.ndarray) -> list[pa.Array]:
         """Return the columns of some rows of a part, ascending; null, or an empty list, where a row has no value."""
@@ -68,10 +68,6 @@ _CONVERT: dict[pa.DataType, Callable[[str], Any]] = {
     pa.bool_(): "true".__eq__,
     pa.string(): str,
 }
-
-
-def _has_several(field: Field) -> bool:
-    return len(np.unique(field.rows.flat)) < len(field.rows.flat)
 
 
 def _by_row(field: Field) -> tuple[np.ndarray, np.ndarray]:

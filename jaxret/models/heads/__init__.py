@@ -13,7 +13,7 @@ from jaxret.models.encoders.protocol import ABILITIES, EncoderConfig
 from jaxret.models.heads.aggretriever import AggretrieverHead
 from jaxret.models.heads.colbert import ColbertHead
 from jaxret.models.heads.dual_encoder import DualEncoderHead
-from jaxret.models.heads.head import Params, VectorHead
+from jaxret.models.heads.head import VectorHead
 from jaxret.models.heads.i3 import I3Head
 from jaxret.models.heads.me_bert import MeBertHead
 from jaxret.models.heads.mlr import MlrHead
@@ -71,8 +71,3 @@ def read_model_keys(root: Path) -> dict[str, Any]:
     sizes = tuple(matrix.shape[1] for matrix in read_dense_modules(root))
     dense = {"head.dual_encoder.dense": sizes} if sizes else {}
     return {**sentence_transformers.read_sentence_transformers_keys(root), **dense}
-
-
-def stored_head_parameters(root: Path, head: VectorHead) -> Params:
-    """Return the parameters of a head that a model's directory has; {}: none."""
-    return head.stored_parameters(root)

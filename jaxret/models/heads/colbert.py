@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads.head import EVERY_TOKEN, HeadInput, Params, Side, VectorHead, one_token_selection
-from jaxret.models.heads.pylate import stored_pylate_head
+from jaxret.models.heads.pylate import is_pylate, read_projection
 from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
 
 # Query augmentation: fill queries up to their length limit with [MASK]s, whose states are vectors of the query.
@@ -53,7 +53,7 @@ class ColbertHead(VectorHead):
         return ("projection",) if self.projection else ()
 
     def stored_parameters(self, root: Path) -> Params:
-        return stored_pylate_head(root)
+        return {"projection": {"kernel": read_projection(root)}} if is_pylate(root) else {}
 
     def check(self) -> None:
         name = "head.colbert"

@@ -29,7 +29,6 @@ from jaxret.models.encoders.sentence_transformers import (
     read_modules,
     title_separator,
 )
-from jaxret.models.heads.head import Params
 from jaxret.storage.foreign_files import read_settings
 
 # Keys of the settings, with PyLate's defaults.
@@ -93,11 +92,6 @@ def read_projection(root: Path) -> np.ndarray:
     """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module is more than a product."""
     folder = read_modules(root)[1].folder
     return read_dense(folder, {key: (values[0], values) for key, values in _DENSE.items()})
-
-
-def stored_pylate_head(root: Path) -> Params:
-    """Return the head's parameters of a PyLate directory; {} for any other directory."""
-    return {"projection": {"kernel": read_projection(root)}} if is_pylate(root) else {}
 
 
 def pylate_settings(head: Any, lengths: Mapping[str, int], words: Mapping[int, str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@ each process makes its own rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,9 +84,8 @@ class MaskedBatches:
         index, count = part
         spans = self.spans_of(number)
         rows = range(index * len(spans) // count, (index + 1) * len(spans) // count)
-        return stack_rows(
-            [self._row(int(spans[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows]
-        )
+        trees = [self._row(int(spans[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
     def describe_batch(self, data: Any, number: int) -> str:
         """Return the documents that a batch begins with, for an error."""
@@ -123,7 +121,3 @@ class MaskedBatches:
         targets = np.full(self.length, -1, np.int32)
         targets[:length] = np.where(words >= 0, text[:length], -1)
         return replace(texts, original_ids=text, attention_mask=visible, targets=targets)
-
-
-def stack_rows(trees: Sequence[MaskedTexts]) -> MaskedTexts:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

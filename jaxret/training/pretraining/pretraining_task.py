@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.data.formats import Corpus
@@ -143,23 +142,6 @@ def describe_corpus(corpus: PretrainingCorpus) -> str:
     )
 
 
-def make_pretraining_objective(
-    config: ConfigDict, model: PretrainingModel, mesh: Mesh, epochs_per_batch: float
-) -> PretrainingObjective:
-    """Return the loss of a config.
-
-    Args:
-        model: the encoder with its heads.
-        epochs_per_batch: unused: no term changes with the epoch.
-    """
-    return PretrainingObjective(
-        model=model,
-        mesh=mesh,
-        chunk_size=config.train.chunk_size,
-        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
-    )
-
-
 def make_masked_batches(
     job: PretrainingJob, data: TrainingData[PretrainingCorpus], objective: Objective[PretrainingModel, MaskedTexts]
 ) -> MaskedBatches:
@@ -190,7 +172,12 @@ PRETRAINING: Task[PretrainingModel, PretrainingCorpus, MaskedTexts] = Task(
     build=build_pretrainer,
     check=check_pretraining,
     read_data=read_pretraining_data,
-    make_objective=make_pretraining_objective,
+    make_objective=lambda config, model, mesh, _: PretrainingObjective(
+        model=model,
+        mesh=mesh,
+        chunk_size=config.train.chunk_size,
+        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
+    ),
     make_plan=make_masked_batches,
     make_validator=lambda *_: None,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -187,13 +186,9 @@ def _make_scorer(job: RerankingJob, data: RerankingData, params: Params) -> Pair
     return make_pair_scorer(job.model, params, job.mesh, data.tokenizer, job.config.encode.tokens_per_batch)
 
 
-def _no_settings(_: Path) -> dict[str, Any]:
-    return {}  # a sentence-transformers directory describes vectors, which a cross-encoder has not
-
-
 RERANKING: Task[CrossEncoderModel, TrainingSet, PairBatch] = Task(
     name="reranking",
-    encoder_settings=_no_settings,
+    encoder_settings=lambda _: {},  # a sentence-transformers directory describes vectors, which a cross-encoder has not
     build=build_cross_encoder_model,
     check=check_reranking,
     read_data=_read_data,
