@@ -18,19 +18,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question.
+    """A question."""
 
-    Attributes:
-        id: of the query.
-        text: of the query.
-        answers: answer strings; () if the data set has none.
-        instruction: a text that describes the relevant passages; "" if the data set has none.
-    """
-
-    id: str
-    text: str
-    answers: tuple[str, ...] = ()
-    instruction: str = ""
+    id: str  # of the query
+    text: str  # of the query
+    answers: tuple[str, ...] = ()  # answer strings; () if the data set has none
+    instruction: str = ""  # a text that describes the relevant passages; "" if the data set has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,23 +53,14 @@ class SystemTest:
 
 @dataclass(frozen=True)
 class SystemComparison:
-    """Scores and paired tests of several systems, which `jaxret compare` prints.
+    """Scores and paired tests of several systems, which `jaxret compare` prints."""
 
-    Attributes:
-        systems: names; the first system is the baseline.
-        measures: names, such as "nDCG@10".
-        scores: one for each system and measure.
-        tests: one for each system except the baseline and each measure with two queries or more.
-        queries: measure -> number of queries that have a value.
-        resamples: most sign vectors drawn by the randomisation test.
-    """
-
-    systems: tuple[str, ...]
-    measures: tuple[str, ...]
-    scores: tuple[Score, ...]
-    tests: tuple[SystemTest, ...]
-    queries: Mapping[str, int]
-    resamples: int
+    systems: tuple[str, ...]  # names; the first system is the baseline
+    measures: tuple[str, ...]  # names, such as "nDCG@10"
+    scores: tuple[Score, ...]  # one for each system and measure
+    tests: tuple[SystemTest, ...]  # one for each system except the baseline and each measure with two queries or more
+    queries: Mapping[str, int]  # measure -> number of queries that have a value
+    resamples: int  # most sign vectors drawn by the randomisation test
 
     def score(self, system: str, measure: str) -> Score:
         return next(one for one in self.scores if (one.system, one.measure) == (system, measure))

@@ -68,19 +68,12 @@ KNOWN_MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A parsed measure; make it with `parse_measure`.
+    """A parsed measure; make it with `parse_measure`."""
 
-    Attributes:
-        name: as ir-measures writes it, such as "nDCG@10".
-        kind: the name without cut-off and grade, such as "nDCG".
-        cutoff: the depth; None for whole rankings.
-        min_relevance: the lowest grade that counts as relevant.
-    """
-
-    name: str
-    kind: str
-    cutoff: int | None
-    min_relevance: int
+    name: str  # as ir-measures writes it, such as "nDCG@10"
+    kind: str  # the name without cut-off and grade, such as "nDCG"
+    cutoff: int | None  # the depth; None for whole rankings
+    min_relevance: int  # the lowest grade that counts as relevant
 
     def score(self, relevances: Sequence[tuple[int, int]], grades: Iterable[int]) -> float:
         """Return the measure for one query.

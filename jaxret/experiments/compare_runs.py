@@ -27,33 +27,19 @@ from jaxret.storage.atomic import read_json, sha256_json
 
 @dataclass(frozen=True)
 class RunResult:
-    """An evaluation that `jaxret search` or `jaxret rerank` wrote.
+    """An evaluation that `jaxret search` or `jaxret rerank` wrote."""
 
-    Attributes:
-        path: the result file.
-        name: name of the run.
-        values: measure -> query id -> value; accuracies by answer strings included.
-        data: digests of queries, judgements and corpus, and the settings that choose passages.
-        k: passages per query.
-        system: digest of the config without its seeds, and of its training data.
-        initial_weights: digests of the weights that training started from; None if unknown or part of `system`.
-        seed: the seeds of the config.
-        checkpoint: digest of the checkpoint.
-        training_data: digests of the training data.
-        coverage: (queries with a passage in the run, queries expected).
-    """
-
-    path: Path
-    name: str
-    values: dict[str, dict[str, float]]
-    data: dict[str, Any]
-    k: int
-    system: str
-    initial_weights: Any
-    seed: Any
-    checkpoint: str
-    training_data: Any
-    coverage: tuple[int, int]
+    path: Path  # the result file
+    name: str  # name of the run
+    values: dict[str, dict[str, float]]  # measure -> query id -> value; accuracies by answer strings included
+    data: dict[str, Any]  # digests of queries, judgements and corpus, and the settings that choose passages
+    k: int  # passages per query
+    system: str  # digest of the config without its seeds, and of its training data
+    initial_weights: Any  # digests of the weights that training started from; None if unknown or part of `system`
+    seed: Any  # the seeds of the config
+    checkpoint: str  # digest of the checkpoint
+    training_data: Any  # digests of the training data
+    coverage: tuple[int, int]  # (queries with a passage in the run, queries expected)
 
     @property
     def group(self) -> str:

@@ -48,19 +48,12 @@ NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        name: What was looked at.
-        value: What was seen.
-        problem: Why work fails or is slow, with the remedy; "" if nothing is wrong.
-        fatal: Whether work fails.
-    """
-
-    name: str
-    value: str
-    problem: str = ""
-    fatal: bool = False
+    name: str  # What was looked at
+    value: str  # What was seen
+    problem: str = ""  # Why work fails or is slow, with the remedy; "" if nothing is wrong
+    fatal: bool = False  # Whether work fails
 
     @property
     def mark(self) -> str:

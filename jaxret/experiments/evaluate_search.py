@@ -63,25 +63,15 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The rankings of a system, and access to its corpus.
+    """The rankings of a system, and access to its corpus."""
 
-    Attributes:
-        rankings: of all queries, `EvaluationPlan.depth` passages each.
-        texts: returns passages by id.
-        missing_ids: returns those of some ids that are not searched.
-        provenance: of the evaluation, without the data set.
-        bytes_per_passage: what the system stores for a passage.
-        latency: measures the time of a question.
-        where: the passages that are searched, for messages.
-    """
-
-    rankings: Rankings
-    texts: Texts
-    missing_ids: Callable[[set[str]], set[str]]
-    provenance: Mapping[str, Any]
-    bytes_per_passage: float
-    latency: Callable[[], dict[str, Any]]
-    where: str = "in the corpus"
+    rankings: Rankings  # of all queries, `EvaluationPlan.depth` passages each
+    texts: Texts  # returns passages by id
+    missing_ids: Callable[[set[str]], set[str]]  # returns those of some ids that are not searched
+    provenance: Mapping[str, Any]  # of the evaluation, without the data set
+    bytes_per_passage: float  # what the system stores for a passage
+    latency: Callable[[], dict[str, Any]]  # measures the time of a question
+    where: str = "in the corpus"  # the passages that are searched, for messages
 
 
 def plan_evaluation(

@@ -15,17 +15,11 @@ _ACCURACY = "Accuracy@"
 
 @dataclass(frozen=True)
 class MeasureNames:
-    """Names of measures that fit a depth of rankings; made by `choose_measures`.
+    """Names of measures that fit a depth of rankings; made by `choose_measures`."""
 
-    Attributes:
-        names: measures by judgements.
-        cutoffs: k of each Accuracy@k by answers, in the order of the names.
-        answers_needed: whether a name requests an accuracy, so that queries without answers are an error.
-    """
-
-    names: tuple[str, ...]
-    cutoffs: tuple[int, ...]
-    answers_needed: bool
+    names: tuple[str, ...]  # measures by judgements
+    cutoffs: tuple[int, ...]  # k of each Accuracy@k by answers, in the order of the names
+    answers_needed: bool  # whether a name requests an accuracy, so that queries without answers are an error
 
 
 def is_accuracy(measure: str) -> bool:

@@ -46,28 +46,17 @@ SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoe
 
 @dataclass(frozen=True)
 class EncodeResult:
-    """Counts of a call of `encode_corpus`.
+    """Counts of a call of `encode_corpus`."""
 
-    Attributes:
-        folder: of the encoded corpus.
-        shards: of the corpus.
-        shards_written: shards that this job wrote; the others existed, or other jobs wrote them.
-        padding_ratio: tokens computed for each real one.
-        programs: number of compiled programs.
-        truncation: a sentence on texts that were cut.
-        timing: JSON, of the passages that this job encoded; None if it encoded none.
-        warnings: of collapsed vectors and mixed devices.
-    """
-
-    folder: Path
+    folder: Path  # of the encoded corpus
     passages: int
-    shards: int
-    shards_written: int
-    padding_ratio: float
-    programs: int
-    truncation: str
-    timing: dict[str, Any] | None
-    warnings: tuple[RunWarning, ...] = ()
+    shards: int  # of the corpus
+    shards_written: int  # shards that this job wrote; the others existed, or other jobs wrote them
+    padding_ratio: float  # tokens computed for each real one
+    programs: int  # number of compiled programs
+    truncation: str  # a sentence on texts that were cut
+    timing: dict[str, Any] | None  # JSON, of the passages that this job encoded; None if it encoded none
+    warnings: tuple[RunWarning, ...] = ()  # of collapsed vectors and mixed devices
 
     def describe_timing(self) -> str:
         """Return a line on the time; "" if this job encoded nothing."""

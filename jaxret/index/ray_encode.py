@@ -17,19 +17,12 @@ from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connecte
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """The arguments of a worker: how the run is opened, and what is encoded.
+    """The arguments of a worker: how the run is opened, and what is encoded."""
 
-    Attributes:
-        run: how the run is opened.
-        corpus: path or address of the passages.
-        name: of the encoded corpus; "" for that of the corpus.
-        options: how to encode and write.
-    """
-
-    run: RunOpening
-    corpus: str
-    name: str
-    options: EncodeOptions
+    run: RunOpening  # how the run is opened
+    corpus: str  # path or address of the passages
+    name: str  # of the encoded corpus; "" for that of the corpus
+    options: EncodeOptions  # how to encode and write
 
     def encode(self) -> str:
         """Encode what no other worker does, until all is there; return the error that ended it, or ""."""

@@ -51,19 +51,12 @@ class VectorError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive rows of a corpus.
+    """Consecutive rows of a corpus."""
 
-    Attributes:
-        index: number of the shard, from 0.
-        count: number of all shards.
-        start: first row.
-        stop: row after the last one.
-    """
-
-    index: int
-    count: int
-    start: int
-    stop: int
+    index: int  # number of the shard, from 0
+    count: int  # number of all shards
+    start: int  # first row
+    stop: int  # row after the last one
 
     @property
     def rows(self) -> int:
@@ -104,27 +97,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a folder of vectors.
+    """The contents of a folder of vectors."""
 
-    Attributes:
-        total_rows: passages.
-        rows_per_shard: passages of every shard but the last.
-        vectors_per_row: V; None under "ragged" and "sparse".
-        dimension: D.
-        dtype: of the vectors on disk.
-        shards: the entries of the sidecars, in the order of their rows.
-        fingerprint: the checkpoint, contract and corpus that produced the vectors.
-        layout: one of `LAYOUTS`.
-    """
-
-    total_rows: int
-    rows_per_shard: int
-    vectors_per_row: int | None
-    dimension: int
-    dtype: str
-    shards: list[dict[str, Any]]
-    fingerprint: dict[str, Any]
-    layout: str
+    total_rows: int  # passages
+    rows_per_shard: int  # passages of every shard but the last
+    vectors_per_row: int | None  # V; None under "ragged" and "sparse"
+    dimension: int  # D
+    dtype: str  # of the vectors on disk
+    shards: list[dict[str, Any]]  # the entries of the sidecars, in the order of their rows
+    fingerprint: dict[str, Any]  # the checkpoint, contract and corpus that produced the vectors
+    layout: str  # one of `LAYOUTS`
 
     @property
     def vectors(self) -> int:

@@ -85,15 +85,10 @@ class RetrieverModule(nn.Module):
 
 @dataclass(frozen=True)
 class RetrieverModel(LinenModel):
-    """A model that encodes queries and passages as vectors, without parameters.
+    """A model that encodes queries and passages as vectors, without parameters."""
 
-    Attributes:
-        module: the Linen module, whose vectors are whole.
-        cut: numbers of a vector that an embedder keeps, its first ones; 0: all.
-    """
-
-    module: RetrieverModule
-    cut: int = 0
+    module: RetrieverModule  # the Linen module, whose vectors are whole
+    cut: int = 0  # numbers of a vector that an embedder keeps, its first ones; 0: all
 
     @property
     def dimension(self) -> int:

@@ -22,29 +22,17 @@ GPU_FRACTION = 0.75
 
 @dataclass(frozen=True)
 class Chip:
-    """Rates and memory of a chip.
+    """Rates and memory of a chip."""
 
-    Attributes:
-        name: Name in topologies, e.g. "v5e".
-        platform: "tpu", "cuda" or "rocm".
-        memory: Bytes that a program may use.
-        bandwidth: Memory bandwidth in bytes/s.
-        link: Bytes/s to other chips, over all links.
-        rates: Peak FLOP/s by precision (`PRECISIONS`).
-        devices: Devices that JAX sees of one chip; all numbers above are of one of them.
-        host: Most chips of one host.
-        compiled: Whether its compiler has been given its description and tried; if not, plans are without it.
-    """
-
-    name: str
-    platform: str
-    memory: int
-    bandwidth: float
-    link: float
-    rates: dict[str, float]
-    devices: int = 1
-    host: int = 8
-    compiled: bool = True
+    name: str  # Name in topologies, e.g. "v5e".
+    platform: str  # "tpu", "cuda" or "rocm"
+    memory: int  # Bytes that a program may use
+    bandwidth: float  # Memory bandwidth in bytes/s
+    link: float  # Bytes/s to other chips, over all links
+    rates: dict[str, float]  # Peak FLOP/s by precision (`PRECISIONS`)
+    devices: int = 1  # Devices that JAX sees of one chip; all numbers above are of one of them
+    host: int = 8  # Most chips of one host
+    compiled: bool = True  # Whether its compiler has been given its description and tried; if not, plans are without it
 
     @property
     def is_gpu(self) -> bool:

@@ -32,19 +32,12 @@ _CHARACTERS = 64  # of a passage that are read for each token of the limit; Engl
 
 @dataclass(frozen=True)
 class PromptTokenizer:
-    """A prompt with a passage -> token ids, of which the passage's are cut so that all of the prompt remains.
+    """A prompt with a passage -> token ids, of which the passage's are cut so that all of the prompt remains."""
 
-    Attributes:
-        backend: tokenizers.Tokenizer of the generator.
-        template: Prompt in which "{passage}" (title and text), "{title}" and "{text}" stand for the passage's.
-        limit: Most tokens, with the end of text.
-        end_id: Id of the end of text.
-    """
-
-    backend: Any
-    template: str
-    limit: int
-    end_id: int
+    backend: Any  # tokenizers.Tokenizer of the generator
+    template: str  # Prompt in which "{passage}" (title and text), "{title}" and "{text}" stand for the passage's
+    limit: int  # Most tokens, with the end of text
+    end_id: int  # Id of the end of text
 
     def __post_init__(self) -> None:
         if not any(name in self.template for name in FIELDS):
@@ -92,21 +85,14 @@ class PromptTokenizer:
 
 @dataclass(frozen=True)
 class QueryGenerator:
-    """A T5 model that generates queries for any number of passages.
-
-    Attributes:
-        params: Its parameters, on every device whole.
-        prompts: Makes token ids of passages.
-        options: How to decode.
-        tokens_per_batch: Tokens of a batch of prompts, approximately, over the sequences that are decoded for each.
-    """
+    """A T5 model that generates queries for any number of passages."""
 
     generator: T5Generator
-    params: Any = field(repr=False)
+    params: Any = field(repr=False)  # Its parameters, on every device whole
     mesh: Mesh
-    prompts: PromptTokenizer
-    options: DecodingOptions
-    tokens_per_batch: int
+    prompts: PromptTokenizer  # Makes token ids of passages
+    options: DecodingOptions  # How to decode
+    tokens_per_batch: int  # Tokens of a batch of prompts, approximately, over the sequences that are decoded for each
 
     @cached_property
     def program(self) -> Program:

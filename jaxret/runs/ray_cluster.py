@@ -92,21 +92,13 @@ def _require_answer(address: str) -> None:
 
 @dataclass(frozen=True)
 class RunOpening:
-    """How a worker opens a run.
+    """How a worker opens a run."""
 
-    Attributes:
-        workdir: path or address of the run.
-        checkpoint: "best", "last" or a step.
-        platform: "gpu", "tpu" or "cpu" that workers must have; "" for any.
-        arguments: further arguments of `open_run`.
-        current: folder that paths are relative to.
-    """
-
-    workdir: str
-    checkpoint: str
-    platform: str
-    arguments: dict[str, Any]
-    current: str = field(default_factory=os.getcwd)
+    workdir: str  # path or address of the run
+    checkpoint: str  # "best", "last" or a step
+    platform: str  # "gpu", "tpu" or "cpu" that workers must have; "" for any
+    arguments: dict[str, Any]  # further arguments of `open_run`
+    current: str = field(default_factory=os.getcwd)  # folder that paths are relative to
 
     def open(self) -> Run:
         """Return the run, opened. Raises as `open_run` and `require_platform` do."""

@@ -136,26 +136,18 @@ def recorded_settings(workdir: Workdir) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OpenedRun(Generic[ModelT]):
-    """A run, opened for use: its model and all that belongs to it.
-
-    Attributes:
-        config: The config, with the lengths that the run is used with.
-        contract: The contract, with the same lengths.
-        checkpoint: {"step", "digest"} of `params`.
-        program_cache: Programs of this run's embedders.
-        padding: Padded length of a text, in this run's embedders.
-    """
+    """A run, opened for use: its model and all that belongs to it."""
 
     workdir: Workdir
-    config: ConfigDict
+    config: ConfigDict  # The config, with the lengths that the run is used with
     model: ModelT
     tokenizer: TextTokenizer
     params: Params = field(repr=False)
-    contract: dict[str, Any]
-    checkpoint: dict[str, Any]
+    contract: dict[str, Any]  # The contract, with the same lengths
+    checkpoint: dict[str, Any]  # {"step", "digest"} of `params`
     mesh: Mesh
-    program_cache: Programs = field(default_factory=dict, repr=False, compare=False)
-    padding: Padding = padded_length
+    program_cache: Programs = field(default_factory=dict, repr=False, compare=False)  # Programs of this run's embedders
+    padding: Padding = padded_length  # Padded length of a text, in this run's embedders
 
     def embedder(self: Run, unpooled: bool = False) -> Embedder:
         """Return an embedder with this run's parameters; all embedders of a run share their programs.

@@ -49,19 +49,12 @@ class Tracker(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run for a tracker.
+    """A run for a tracker."""
 
-    Attributes:
-        project: of the tracker.
-        name: of the run.
-        id: at this tracker; "" for a new run.
-        config: values of the run's config, environment and git state, by flat names.
-    """
-
-    project: str
-    name: str
-    id: str
-    config: dict[str, Any]
+    project: str  # of the tracker
+    name: str  # of the run
+    id: str  # at this tracker; "" for a new run
+    config: dict[str, Any]  # values of the run's config, environment and git state, by flat names
 
 
 def open_trackio(run: TrackedRun) -> Tracker:

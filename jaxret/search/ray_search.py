@@ -39,23 +39,14 @@ def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions
 
 @dataclass(frozen=True)
 class RangePlan:
-    """The ranges that workers search.
+    """The ranges that workers search."""
 
-    Attributes:
-        opening: how the run is opened.
-        corpus: name of the encoded corpus.
-        options: how candidates are found.
-        many: there will be many searches.
-        count: of the ranges.
-        settings: what must be alike in all workers and here.
-    """
-
-    opening: RunOpening
-    corpus: str
-    options: SearchOptions
-    many: bool
-    count: int
-    settings: dict[str, Any]
+    opening: RunOpening  # how the run is opened
+    corpus: str  # name of the encoded corpus
+    options: SearchOptions  # how candidates are found
+    many: bool  # there will be many searches
+    count: int  # of the ranges
+    settings: dict[str, Any]  # what must be alike in all workers and here
 
 
 class RaySearcher(Searcher):

@@ -67,21 +67,13 @@ class SearchHit:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The ranking of a question.
+    """The ranking of a question."""
 
-    Attributes:
-        hits: best first.
-        backend: the description of the search backend.
-        rounds: of the proof of the batch that the question was in.
-        scored_pairs: pairs of this batch that were scored exactly.
-        batch: questions of this batch.
-    """
-
-    hits: list[SearchHit]
-    backend: str
-    rounds: int
-    scored_pairs: int
-    batch: int
+    hits: list[SearchHit]  # best first
+    backend: str  # the description of the search backend
+    rounds: int  # of the proof of the batch that the question was in
+    scored_pairs: int  # pairs of this batch that were scored exactly
+    batch: int  # questions of this batch
 
 
 class ServedRetriever:

@@ -82,21 +82,13 @@ from jaxret.types import TrainingBatch
 
 @dataclass
 class TrainResult:
-    """Outcome of a call of `train`.
+    """Outcome of a call of `train`."""
 
-    Attributes:
-        step: updates made, those of earlier rounds included.
-        total_steps: at the end of the run, counted so too.
-        resumed_from: step of the checkpoint; None: the run is new.
-        programs: compiled for the training step.
-        metrics: of the last validation.
-    """
-
-    step: int
-    total_steps: int
-    resumed_from: int | None
-    programs: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    step: int  # updates made, those of earlier rounds included
+    total_steps: int  # at the end of the run, counted so too
+    resumed_from: int | None  # step of the checkpoint; None: the run is new
+    programs: int  # compiled for the training step
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
     def require_finished(self) -> None:
         """End the process, with the status of one that SIGTERM ended, if it ended training: the steps of a script that
@@ -184,21 +176,13 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, in steps; a step is an update from one or more batches.
+    """How long a run is, in steps; a step is an update from one or more batches."""
 
-    Attributes:
-        total: number of the last step.
-        checkpoint_every: steps between checkpoints.
-        epochs_per_batch: batch size / number of examples.
-        first: steps of earlier rounds, which `total` includes.
-        planned_steps: steps that warm-up and decay are made for: those of all rounds.
-    """
-
-    total: int
-    checkpoint_every: int
-    epochs_per_batch: float
-    first: int
-    planned_steps: int
+    total: int  # number of the last step
+    checkpoint_every: int  # steps between checkpoints
+    epochs_per_batch: float  # batch size / number of examples
+    first: int  # steps of earlier rounds, which `total` includes
+    planned_steps: int  # steps that warm-up and decay are made for: those of all rounds
 
 
 def schedule_steps(config: ConfigDict, data: Examples | None, first: int = 0) -> RunLength:
@@ -304,24 +288,15 @@ def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpo
 
 @dataclass
 class Trainer:
-    """The steps, and everything that happens between them.
-
-    Attributes:
-        optimization: length and learning rate.
-        data: examples to train on; None if there are no steps.
-        plan: makes its batches.
-        train_step: (state, batch) -> (state, metrics).
-        recorder: validates and saves.
-        meter: measures throughput.
-    """
+    """The steps, and everything that happens between them."""
 
     job: AnyJob
-    optimization: Optimization
-    data: Examples | None
-    plan: TrainingPlan[Any, Any]
-    train_step: Program
-    recorder: Recorder
-    meter: ThroughputMeter
+    optimization: Optimization  # length and learning rate
+    data: Examples | None  # examples to train on; None if there are no steps
+    plan: TrainingPlan[Any, Any]  # makes its batches
+    train_step: Program  # (state, batch) -> (state, metrics)
+    recorder: Recorder  # validates and saves
+    meter: ThroughputMeter  # measures throughput
 
     def run(self, state: TrainState, start: int | None) -> int:
         """Make steps until the end or SIGTERM, and return the number of the last one.

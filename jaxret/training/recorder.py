@@ -31,23 +31,14 @@ def require_finite_parameters(state: TrainState, name: str) -> None:
 
 @dataclass
 class Inspector:
-    """Detects a loss that is not finite, and finds where it broke.
+    """Detects a loss that is not finite, and finds where it broke."""
 
-    Attributes:
-        objective: computed anew for the batch that broke it.
-        plan: makes that batch.
-        data: examples that are trained on.
-        dropout_key: of the run.
-        checkpoints: of the run, for the message.
-        rule: how updates are made.
-    """
-
-    objective: Objective[Any, Any]
-    plan: TrainingPlan[Any, Any]
-    data: Examples | None
-    dropout_key: jax.Array
-    checkpoints: Checkpoints
-    rule: UpdateRule
+    objective: Objective[Any, Any]  # computed anew for the batch that broke it
+    plan: TrainingPlan[Any, Any]  # makes that batch
+    data: Examples | None  # examples that are trained on
+    dropout_key: jax.Array  # of the run
+    checkpoints: Checkpoints  # of the run, for the message
+    rule: UpdateRule  # how updates are made
 
     def require_healthy(self, state: TrainState) -> None:
         """Raise NotFiniteError with step, queries and cause if an update failed; the state is that before it."""
@@ -94,23 +85,15 @@ class Criterion:
 
 @dataclass
 class Recorder:
-    """Validates and saves.
-
-    Attributes:
-        metrics_log: of the run.
-        inspector: refuses to save a broken state.
-        validator: parameters -> metrics; None without a dev set.
-        criterion: compares checkpoints.
-        metrics: of the last validation.
-    """
+    """Validates and saves."""
 
     checkpoints: Checkpoints
-    metrics_log: MetricsLog
-    inspector: Inspector
-    validator: Validator | None
+    metrics_log: MetricsLog  # of the run
+    inspector: Inspector  # refuses to save a broken state
+    validator: Validator | None  # parameters -> metrics; None without a dev set
     log: Log
-    criterion: Criterion
-    metrics: dict[str, float] = field(default_factory=dict)
+    criterion: Criterion  # compares checkpoints
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
     def save(self, state: TrainState, step: int, validate: bool) -> None:
         """Save a checkpoint of a state, with its metrics if `validate` is set and there is a dev set. Raises

@@ -91,30 +91,19 @@ class Task(Generic[ModelT, ExamplesT, BatchT]):
 
 @dataclass(frozen=True)
 class TrainingJob(Generic[ModelT, ExamplesT, BatchT]):
-    """A run to begin or to resume, whose config is sound and fits the encoder and the folder.
+    """A run to begin or to resume, whose config is sound and fits the encoder and the folder."""
 
-    Attributes:
-        config: with the keys that the encoder's directory decides.
-        workdir: the run's folder.
-        model: built, without parameters.
-        encoder: folder of the encoder's config and tokenizer: the run's own copy, once it has begun.
-        has_begun: whether the folder holds the run already.
-        encoder_settings: keys of the config that the encoder's directory decides.
-        task: the kind of model.
-        changes: of the config, since the run began.
-    """
-
-    config: ConfigDict
-    workdir: Workdir
+    config: ConfigDict  # with the keys that the encoder's directory decides
+    workdir: Workdir  # the run's folder
     mesh: Mesh
-    model: ModelT
-    encoder: Path
-    has_begun: bool
+    model: ModelT  # built, without parameters
+    encoder: Path  # folder of the encoder's config and tokenizer: the run's own copy, once it has begun
+    has_begun: bool  # whether the folder holds the run already
     progress: bool
     log: Log
-    encoder_settings: dict[str, Any]
-    task: Task[ModelT, ExamplesT, BatchT]
-    changes: Changes = field(default_factory=dict)
+    encoder_settings: dict[str, Any]  # keys of the config that the encoder's directory decides
+    task: Task[ModelT, ExamplesT, BatchT]  # the kind of model
+    changes: Changes = field(default_factory=dict)  # of the config, since the run began
 
     @property
     def data_record(self) -> dict[str, Any]:
@@ -132,22 +121,14 @@ AnyJob = TrainingJob[Any, Any, Any]
 
 @dataclass(frozen=True)
 class TrainingData(Generic[ExamplesT]):
-    """Everything that a job reads.
-
-    Attributes:
-        contract: of model and tokenizer.
-        train: examples to train on; None if the config names none.
-        dev: examples to validate with; None if the config names none.
-        corpus: collection to validate with, if it is a file's.
-        warnings: of the task, beside those of the examples.
-    """
+    """Everything that a job reads."""
 
     tokenizer: TextTokenizer
-    contract: dict[str, Any]
-    train: ExamplesT | None
-    dev: TrainingSet | None
-    corpus: DevCollection | None
-    warnings: tuple[RunWarning, ...] = ()
+    contract: dict[str, Any]  # of model and tokenizer
+    train: ExamplesT | None  # examples to train on; None if the config names none
+    dev: TrainingSet | None  # examples to validate with; None if the config names none
+    corpus: DevCollection | None  # collection to validate with, if it is a file's
+    warnings: tuple[RunWarning, ...] = ()  # of the task, beside those of the examples
 
     @property
     def record(self) -> dict[str, Any]:

@@ -25,26 +25,16 @@ class TrainState:
 
     Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and nothing changes any more:
     params and step stay those before the bad step, so that it can be examined.
-
-    Attributes:
-        params: that gradients are taken of, and moments kept.
-        opt_state: of the optimizer.
-        step: int32 [], updates made or skipped.
-        healthy: bool [].
-        ema: the moving average of params; None: there is none.
-        skipped: int32 [], updates skipped; None: none may be, and none was.
-        teacher: parameters of another run, in no checkpoint of this one; None: the loss reads none.
-        frozen: the model's other parameters.
     """
 
-    params: Any
-    opt_state: optax.OptState
-    step: jax.Array
-    healthy: jax.Array
-    ema: Params | None = None
-    skipped: jax.Array | None = None
-    teacher: Params | None = None
-    frozen: Params = struct.field(default_factory=dict)
+    params: Any  # that gradients are taken of, and moments kept
+    opt_state: optax.OptState  # of the optimizer
+    step: jax.Array  # int32 [], updates made or skipped
+    healthy: jax.Array  # bool []
+    ema: Params | None = None  # the moving average of params; None: there is none
+    skipped: jax.Array | None = None  # int32 [], updates skipped; None: none may be, and none was
+    teacher: Params | None = None  # parameters of another run, in no checkpoint of this one; None: the loss reads none
+    frozen: Params = struct.field(default_factory=dict)  # the model's other parameters
 
     @property
     def weights(self) -> Params:

@@ -64,20 +64,13 @@ class DevCollection:
 class RetrievalValidation:
     """Measures parameters on a dev set and a collection. Nothing is drawn at random, so two validations differ by the
     parameters alone.
-
-    Attributes:
-        dev: examples for the in-batch loss.
-        collection: to retrieve from.
-        plan: how dev examples become batches.
-        eval_step: (parameters, batch) -> LossTerms.
-        ranker: retrieves.
     """
 
-    dev: TrainingSet
-    collection: DevCollection
-    plan: BatchPlan
-    eval_step: Program
-    ranker: Ranker
+    dev: TrainingSet  # examples for the in-batch loss
+    collection: DevCollection  # to retrieve from
+    plan: BatchPlan  # how dev examples become batches
+    eval_step: Program  # (parameters, batch) -> LossTerms
+    ranker: Ranker  # retrieves
     progress: bool = False
 
     def __call__(self, params: Any) -> dict[str, float]:

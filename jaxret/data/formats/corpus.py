@@ -49,16 +49,11 @@ class Corpus:
     """A corpus whose file and format are detected once, when it is opened; functions below the interface pass it on.
 
     A policy belongs to one pass, which counts what it skips: `scan` and `read` take it.
-
-    Attributes:
-        source: The corpus as the user named it, for messages.
-        format_name: The format that the source forces; "" if its content decides.
-        file: The file or table of the passages, with its format.
     """
 
-    source: str
-    format_name: str
-    file: DataFile
+    source: str  # The corpus as the user named it, for messages
+    format_name: str  # The format that the source forces; "" if its content decides
+    file: DataFile  # The file or table of the passages, with its format
 
     @classmethod
     def open(cls, source: PathLike | Corpus) -> Corpus:

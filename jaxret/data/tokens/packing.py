@@ -33,19 +33,12 @@ class RowsSize(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Packed positions of the texts of a batch.
+    """Packed positions of the texts of a batch."""
 
-    Attributes:
-        order: Rows of the texts in the batch [N], bin after bin.
-        starts: First position of each text in its bin [N], with the bin's rows one after the other.
-        rows: Rows of each bin.
-        width: Tokens of a row.
-    """
-
-    order: np.ndarray
-    starts: np.ndarray
-    rows: int
-    width: int
+    order: np.ndarray  # Rows of the texts in the batch [N], bin after bin
+    starts: np.ndarray  # First position of each text in its bin [N], with the bin's rows one after the other
+    rows: int  # Rows of each bin
+    width: int  # Tokens of a row
 
 
 def assign_in_snake_order(lengths: np.ndarray, bins: int) -> np.ndarray:
@@ -170,17 +163,11 @@ def _exchange(assignment: np.ndarray, rows: np.ndarray, bin: int, lengths: np.nd
 
 @dataclass(frozen=True)
 class RowShape:
-    """Shapes of the packed rows for the queries of a run, or for its passages.
+    """Shapes of the packed rows for the queries of a run, or for its passages."""
 
-    Attributes:
-        length: Length of a text, padded, at the output of the encoder, in tokens.
-        slots: Positions that replace the first token there.
-        sizes: Sizes that a bin may have, the least first; the last one has room for any texts.
-    """
-
-    length: int
-    slots: int
-    sizes: tuple[RowsSize, ...]
+    length: int  # Length of a text, padded, at the output of the encoder, in tokens
+    slots: int  # Positions that replace the first token there
+    sizes: tuple[RowsSize, ...]  # Sizes that a bin may have, the least first; the last one has room for any texts
 
     def __str__(self) -> str:
         *usual, last = self.sizes

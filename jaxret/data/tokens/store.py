@@ -55,17 +55,11 @@ class StaleError(ValueError):
 
 @dataclass(frozen=True)
 class StoreOrigin:
-    """Files that a store is made from, and how they are read.
+    """Files that a store is made from, and how they are read."""
 
-    Attributes:
-        name: Readable part of the folder's name.
-        files: Source files.
-        recipe: Settings (JSON) that the columns depend on.
-    """
-
-    name: str
-    files: tuple[Path, ...]
-    recipe: dict[str, Any]
+    name: str  # Readable part of the folder's name
+    files: tuple[Path, ...]  # Source files
+    recipe: dict[str, Any]  # Settings (JSON) that the columns depend on
 
     def folder(self, root: Path) -> Path:
         """Return the store's folder, which depends on paths and recipe, not on the content of files."""

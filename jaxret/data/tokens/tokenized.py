@@ -47,25 +47,15 @@ from jaxret.types import Ragged
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """Source of training examples: the arguments of `read_examples`, pseudo-queries and teacher scores.
+    """Source of training examples: the arguments of `read_examples`, pseudo-queries and teacher scores."""
 
-    Attributes:
-        path: Data set.
-        split: Its split.
-        on_error: Policy for bad records.
-        negatives_run: TREC run to take hard negatives from; "": those of the data.
-        pseudo_queries: File of pseudo-queries; "": none.
-        scores: Whether teacher scores are stored with the examples.
-        teacher_run: TREC run with the teacher's scores; "": those of the records.
-    """
-
-    path: str
-    split: str
-    on_error: str
-    negatives_run: str = ""
-    pseudo_queries: str = ""
-    scores: bool = False
-    teacher_run: str = ""
+    path: str  # Data set
+    split: str  # Its split
+    on_error: str  # Policy for bad records
+    negatives_run: str = ""  # TREC run to take hard negatives from; "": those of the data
+    pseudo_queries: str = ""  # File of pseudo-queries; "": none
+    scores: bool = False  # Whether teacher scores are stored with the examples
+    teacher_run: str = ""  # TREC run with the teacher's scores; "": those of the records
 
     def extra_files(self) -> list[Path]:
         """Return the files of pseudo-queries and of the teacher's run.
@@ -211,21 +201,13 @@ def _training_set(store: TokenStore, tokenizer: TextTokenizer, source: ExampleSo
 
 @dataclass(frozen=True)
 class TokenizedCorpus:
-    """A corpus as tokens, memory-mapped.
+    """A corpus as tokens, memory-mapped."""
 
-    Attributes:
-        ids: Ids of the passages.
-        passages: Token ids of the passages.
-        scan: Scan of the text that was tokenised.
-        truncation: Effect of the length limit.
-        report: Report of bad records.
-    """
-
-    ids: Strings
-    passages: Ragged
-    scan: CorpusScan
-    truncation: Truncation
-    report: str
+    ids: Strings  # Ids of the passages
+    passages: Ragged  # Token ids of the passages
+    scan: CorpusScan  # Scan of the text that was tokenised
+    truncation: Truncation  # Effect of the length limit
+    report: str  # Report of bad records
 
 
 def load_tokenized_corpus(

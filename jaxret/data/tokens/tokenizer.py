@@ -45,24 +45,15 @@ class Truncation:
     """Counts of texts and tokens that the length limit cut; `str()` is the line printed before training and encoding.
 
     The end of a very long text is never tokenised; its tokens are estimated from its characters.
-
-    Attributes:
-        what: Name of the texts, e.g. "queries".
-        limit: Upper bound of a text's length in tokens.
-        texts: Number of texts.
-        cut: Texts longer than the limit.
-        tokens: Tokens of all texts before the cut.
-        lost: Tokens that were cut off.
-        estimated: Texts whose number of tokens is an estimate.
     """
 
-    what: str
-    limit: int
-    texts: int = 0
-    cut: int = 0
-    tokens: int = 0
-    lost: int = 0
-    estimated: int = 0
+    what: str  # Name of the texts, e.g. "queries".
+    limit: int  # Upper bound of a text's length in tokens
+    texts: int = 0  # Number of texts
+    cut: int = 0  # Texts longer than the limit
+    tokens: int = 0  # Tokens of all texts before the cut
+    lost: int = 0  # Tokens that were cut off
+    estimated: int = 0  # Texts whose number of tokens is an estimate
 
     def add(self, tokens: int, unread: int) -> None:
         """Count a text of `tokens` tokens and an estimated number of `unread` ones."""

@@ -24,21 +24,13 @@ START = 20.0  # weight of the last layer that fitting starts from, of scores of 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to make vectors of a passage from the layers of an encoder.
+    """A way to make vectors of a passage from the layers of an encoder."""
 
-    Attributes:
-        layers: of a passage, ascending; a query has the last one of these.
-        token: one of TOKENS.
-        normalize: vectors have length 1.
-        pooling: of several layers: "none" (the maximum), "average" or "mix" (weights).
-        weights: of "mix", one for each layer.
-    """
-
-    layers: tuple[int, ...]
-    token: str
-    normalize: bool
-    pooling: str = "none"
-    weights: tuple[float, ...] = ()
+    layers: tuple[int, ...]  # of a passage, ascending; a query has the last one of these
+    token: str  # one of TOKENS
+    normalize: bool  # vectors have length 1
+    pooling: str = "none"  # of several layers: "none" (the maximum), "average" or "mix" (weights)
+    weights: tuple[float, ...] = ()  # of "mix", one for each layer
 
     @property
     def vectors(self) -> int:

@@ -26,42 +26,25 @@ from jaxret.runs.run import Run
 
 @dataclass(frozen=True)
 class Finding:
-    """A choice that was made on one half of the queries, measured on the other.
+    """A choice that was made on one half of the queries, measured on the other."""
 
-    Attributes:
-        name: kind of the choice.
-        quality: of the choice, for all queries.
-        comparison: with the last layer, on the other half; None for the last layer itself.
-        p_value: of the comparison, corrected by Holm.
-    """
-
-    name: str
-    quality: Quality
-    comparison: PairedComparison | None = None
-    p_value: float | None = None
+    name: str  # kind of the choice
+    quality: Quality  # of the choice, for all queries
+    comparison: PairedComparison | None = None  # with the last layer, on the other half; None for the last layer itself
+    p_value: float | None = None  # of the comparison, corrected by Holm
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Measured retrieval by the layers of an encoder.
+    """Measured retrieval by the layers of an encoder."""
 
-    Attributes:
-        data: the vectors and the relevance of each pair.
-        name: data set and split.
-        digests: of the queries and the judgements.
-        alone: every layer alone.
-        pairs: every layer beside the last one.
-        findings: the best of each kind, the last layer first.
-        held_out: rows of the queries that findings are measured on.
-    """
-
-    data: ProbeData
-    name: str
-    digests: dict[str, str]
-    alone: list[Quality]
-    pairs: list[Quality]
-    findings: list[Finding]
-    held_out: np.ndarray
+    data: ProbeData  # the vectors and the relevance of each pair
+    name: str  # data set and split
+    digests: dict[str, str]  # of the queries and the judgements
+    alone: list[Quality]  # every layer alone
+    pairs: list[Quality]  # every layer beside the last one
+    findings: list[Finding]  # the best of each kind, the last layer first
+    held_out: np.ndarray  # rows of the queries that findings are measured on
 
 
 def probe_layers(run: Run, data: str, options: ProbeOptions, progress: bool = True) -> Probe:

@@ -32,21 +32,13 @@ Values = dict[str, dict[str, float]]  # system -> query id -> value, the mean ov
 
 @dataclass(frozen=True)
 class Side:
-    """The values, rankings and winning vectors of one system for some queries.
+    """The values, rankings and winning vectors of one system for some queries."""
 
-    Attributes:
-        system: its name.
-        values: query id -> value.
-        rankings: query id -> passages with scores.
-        winners: the vectors that won; {} where a passage has one.
-        note: of what is missing; "" if nothing is.
-    """
-
-    system: str
-    values: dict[str, float]
-    rankings: dict[str, list[tuple[str, float]]]
-    winners: Winners
-    note: str = ""
+    system: str  # its name
+    values: dict[str, float]  # query id -> value
+    rankings: dict[str, list[tuple[str, float]]]  # query id -> passages with scores
+    winners: Winners  # the vectors that won; {} where a passage has one
+    note: str = ""  # of what is missing; "" if nothing is
 
 
 def query_section(files: ReportFiles, count: int) -> Html:

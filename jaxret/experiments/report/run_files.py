@@ -24,15 +24,10 @@ from jaxret.storage.atomic import read_json
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run of a report.
+    """A run of a report."""
 
-    Attributes:
-        label: its name in the report, which no other run has.
-        workdir: its folder. That of `jaxret bm25` has results alone.
-    """
-
-    label: str
-    workdir: Workdir
+    label: str  # its name in the report, which no other run has
+    workdir: Workdir  # its folder. That of `jaxret bm25` has results alone.
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -122,17 +117,11 @@ class ComparedSet:
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The runs of a report, in the order of its arguments.
+    """The runs of a report, in the order of its arguments."""
 
-    Attributes:
-        arguments: folders, or NAME=RUN,RUN.
-        data: names of the results to show; () for all.
-        measures: to compare; () for all.
-    """
-
-    arguments: tuple[str, ...]
-    data: tuple[str, ...] = ()
-    measures: tuple[str, ...] = ()
+    arguments: tuple[str, ...]  # folders, or NAME=RUN,RUN
+    data: tuple[str, ...] = ()  # names of the results to show; () for all
+    measures: tuple[str, ...] = ()  # to compare; () for all
 
     @cached_property
     def runs(self) -> tuple[RunFiles, ...]:

@@ -26,13 +26,9 @@ Winners = dict[tuple[str, str], str]  # (query id, passage id) -> name of the ve
 
 @dataclass(frozen=True)
 class SetTexts:
-    """Texts of the queries and passages of a data set.
+    """Texts of the queries and passages of a data set."""
 
-    Attributes:
-        set_results: the data set.
-    """
-
-    set_results: ComparedSet
+    set_results: ComparedSet  # the data set
 
     @cached_property
     def dataset(self) -> EvaluationQueries:

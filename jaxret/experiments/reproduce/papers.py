@@ -158,24 +158,15 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Case:
-    """A row on one data set.
-
-    Attributes:
-        source: the data set that its model is trained on.
-        target: the data set that it is measured on.
-        config: "NAME" or "NAME:SUFFIX".
-        checkpoint: "best" or "last".
-        measures: names of the numbers.
-        numbers: the paper's, as fractions; None where it has none.
-    """
+    """A row on one data set."""
 
     row: PaperRow
-    source: PaperData
-    target: PaperData
-    config: str
-    checkpoint: str
-    measures: tuple[str, ...]
-    numbers: tuple[float | int | None, ...]
+    source: PaperData  # the data set that its model is trained on
+    target: PaperData  # the data set that it is measured on
+    config: str  # "NAME" or "NAME:SUFFIX"
+    checkpoint: str  # "best" or "last"
+    measures: tuple[str, ...]  # names of the numbers
+    numbers: tuple[float | int | None, ...]  # the paper's, as fractions; None where it has none
 
     @property
     def sets(self) -> tuple[str, ...]:

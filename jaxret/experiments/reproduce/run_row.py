@@ -29,21 +29,13 @@ from jaxret.storage.atomic import read_json
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure of a case: the run's value, its standard error and the paper's number.
+    """A measure of a case: the run's value, its standard error and the paper's number."""
 
-    Attributes:
-        case: the row and the data set.
-        measure: its name.
-        value: the run's, 0 to 1, or a count; the mean where there are several seeds.
-        error: standard error of the value over seeds, or over queries where there is one run.
-        paper: the paper's number; None where it prints none.
-    """
-
-    case: Case
-    measure: str
-    value: float | int
-    error: float
-    paper: float | int | None
+    case: Case  # the row and the data set
+    measure: str  # its name
+    value: float | int  # the run's, 0 to 1, or a count; the mean where there are several seeds
+    error: float  # standard error of the value over seeds, or over queries where there is one run
+    paper: float | int | None  # the paper's number; None where it prints none
 
     @property
     def difference(self) -> float | None:

@@ -29,21 +29,13 @@ from jaxret.storage.atomic import atomic_write, write_json
 
 @dataclass(frozen=True)
 class SweepResults:
-    """The scores of a sweep's points, and the tests of the first measure against the baseline.
+    """The scores of a sweep's points, and the tests of the first measure against the baseline."""
 
-    Attributes:
-        keys: swept keys in order.
-        points: label -> swept key -> value, in the order of the grid.
-        scores: of every point and measure.
-        comparison: of the first measure; its first system is the baseline.
-        notes: sentences on differences between runs.
-    """
-
-    keys: tuple[str, ...]
-    points: Mapping[str, Mapping[str, Any]]
-    scores: tuple[Score, ...]
-    comparison: SystemComparison
-    notes: tuple[str, ...]
+    keys: tuple[str, ...]  # swept keys in order
+    points: Mapping[str, Mapping[str, Any]]  # label -> swept key -> value, in the order of the grid
+    scores: tuple[Score, ...]  # of every point and measure
+    comparison: SystemComparison  # of the first measure; its first system is the baseline
+    notes: tuple[str, ...]  # sentences on differences between runs
 
     @property
     def measures(self) -> tuple[str, ...]:

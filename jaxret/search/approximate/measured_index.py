@@ -12,17 +12,11 @@ FACTOR = "k_factor_rf"  # FAISS's name, of IndexRefine: this times k vectors of 
 
 
 class MeasuredIndex:
-    """An index whose recall of exact search is known.
+    """An index whose recall of exact search is known."""
 
-    Attributes:
-        factory: How it was built, in the notation of --factory.
-        parameters: How it is searched, "nprobe=16,k_factor_rf=4".
-        recall_record: The recall in its manifest; None while it is measured.
-    """
-
-    factory: str
-    parameters: str
-    recall_record: Mapping[str, Any] | None
+    factory: str  # How it was built, in the notation of --factory
+    parameters: str  # How it is searched, "nprobe=16,k_factor_rf=4"
+    recall_record: Mapping[str, Any] | None  # The recall in its manifest; None while it is measured
 
     def candidates(self, k: int) -> int:
         """Return how many vectors the index returns for each query of a search for k passages, at least."""

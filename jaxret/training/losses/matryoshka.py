@@ -11,15 +11,10 @@ from jaxret.types import Embeddings
 
 @dataclass(frozen=True)
 class MatryoshkaSettings:
-    """Sizes of vectors that the loss is summed over, and the weight of each.
+    """Sizes of vectors that the loss is summed over, and the weight of each."""
 
-    Attributes:
-        sizes: the whole size is one of them; (): the loss is of whole vectors alone.
-        weights: in the order of `sizes`; (): 1 for each.
-    """
-
-    sizes: tuple[int, ...] = ()
-    weights: tuple[float, ...] = ()
+    sizes: tuple[int, ...] = ()  # the whole size is one of them; (): the loss is of whole vectors alone
+    weights: tuple[float, ...] = ()  # in the order of `sizes`; (): 1 for each
 
     @property
     def weight_of(self) -> dict[int, float]:

@@ -16,21 +16,13 @@ NORMS = ("flops", "l1")
 
 @dataclass(frozen=True)
 class SparsitySettings:
-    """Penalties on the weights of words (Formal et al. 2021, section 3.2).
+    """Penalties on the weights of words (Formal et al. 2021, section 3.2)."""
 
-    Attributes:
-        query: weight of the queries' penalty; 0: off.
-        passage: weight of the passages' penalty.
-        query_norm: "flops" or "l1".
-        passage_norm: "flops" or "l1".
-        steps: steps in which both weights grow as the square of the step; 0: they are whole from the first one.
-    """
-
-    query: float = 0.0
-    passage: float = 0.0
-    query_norm: str = "flops"
-    passage_norm: str = "flops"
-    steps: int = 0
+    query: float = 0.0  # weight of the queries' penalty; 0: off
+    passage: float = 0.0  # weight of the passages' penalty
+    query_norm: str = "flops"  # "flops" or "l1"
+    passage_norm: str = "flops"  # "flops" or "l1"
+    steps: int = 0  # steps in which both weights grow as the square of the step; 0: they are whole from the first one
 
     def __post_init__(self) -> None:
         for key in ("query_norm", "passage_norm"):

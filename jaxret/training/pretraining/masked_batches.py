@@ -17,35 +17,20 @@ from jaxret.types import MaskedTexts, Tokens
 
 @dataclass(frozen=True)
 class MaskedBatches:
-    """How spans become batches over all processes: the plan of the task of pre-training.
+    """How spans become batches over all processes: the plan of the task of pre-training."""
 
-    Attributes:
-        spans: of the corpus.
-        vocabulary: of the tokenizer.
-        markers: ids of [CLS] and [SEP].
-        pad_id: of the tokenizer.
-        size: examples of a batch.
-        devices: empty rows follow where they do not divide a batch.
-        length: tokens of a row, markers included.
-        rate: of tokens to hide.
-        data_seed: draws the examples.
-        mask_seed: draws the hidden tokens.
-        paired: whether an example is a document with two of its spans side by side; else it is a span.
-        decoder: (rate, masks) of RetroMAE's decoder; None: the method has none.
-    """
-
-    spans: Spans
-    vocabulary: MaskingVocabulary
-    markers: tuple[int, int]
-    pad_id: int
-    size: int
-    devices: int
-    length: int
-    rate: float
-    data_seed: int
-    mask_seed: int
-    paired: bool = False
-    decoder: tuple[float, int] | None = None
+    spans: Spans  # of the corpus
+    vocabulary: MaskingVocabulary  # of the tokenizer
+    markers: tuple[int, int]  # ids of [CLS] and [SEP]
+    pad_id: int  # of the tokenizer
+    size: int  # examples of a batch
+    devices: int  # empty rows follow where they do not divide a batch
+    length: int  # tokens of a row, markers included
+    rate: float  # of tokens to hide
+    data_seed: int  # draws the examples
+    mask_seed: int  # draws the hidden tokens
+    paired: bool = False  # whether an example is a document with two of its spans side by side; else it is a span
+    decoder: tuple[float, int] | None = None  # (rate, masks) of RetroMAE's decoder; None: the method has none
 
     packer: None = None  # every row is a text
 

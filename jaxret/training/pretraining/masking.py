@@ -17,17 +17,11 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 
 @dataclass(frozen=True)
 class MaskingVocabulary:
-    """The properties of token ids that masking needs.
+    """The properties of token ids that masking needs."""
 
-    Attributes:
-        continues: whether a token continues a word.
-        special: whether it is a marker, which is never hidden.
-        mask_id: of [MASK].
-    """
-
-    continues: Bool[np.ndarray, " V"]
-    special: Bool[np.ndarray, " V"]
-    mask_id: int
+    continues: Bool[np.ndarray, " V"]  # whether a token continues a word
+    special: Bool[np.ndarray, " V"]  # whether it is a marker, which is never hidden
+    mask_id: int  # of [MASK]
 
     @classmethod
     def from_tokenizer(cls, tokenizer: TextTokenizer) -> MaskingVocabulary:

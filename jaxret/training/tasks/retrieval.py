@@ -53,13 +53,10 @@ RetrievalData: TypeAlias = TrainingData[TrainingSet]
 class RetrievalObjective(Objective[RetrieverModel, Batch]):
     """The loss of a batch whose queries compete for all its documents, those of other devices too; or each for its own
     documents alone (loss.in_batch_negatives).
-
-    Attributes:
-        teacher: scores batches with `teacher_params`; None: there is none.
     """
 
     settings: LossSettings = field(default_factory=LossSettings)
-    teacher: RetrievalObjective | None = None
+    teacher: RetrievalObjective | None = None  # scores batches with `teacher_params`; None: there is none
 
     def __call__(
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
