@@ -26,40 +26,30 @@ class Packing:
     """Positions of texts that an encoder computes packed side by side, without their padding.
 
     Each device (and each chunk of its part of a batch) has `rows` rows of `width` tokens.
-
-    Attributes:
-        starts: Position of each text's first token [B], with the rows laid end to end. Ascending; a text without tokens
-            starts behind all rows.
-        rows: Rows per device and chunk.
-        width: Tokens per row.
     """
 
+    # Position of each text's first token [B], with the rows laid end to end. Ascending; a text without tokens starts
+    # behind all rows.
     starts: Int[Array, " B"]
-    rows: int = struct.field(pytree_node=False)
-    width: int = struct.field(pytree_node=False)
+    rows: int = struct.field(pytree_node=False)  # Rows per device and chunk
+    width: int = struct.field(pytree_node=False)  # Tokens per row
 
 
 @struct.dataclass
 class Tokens:
-    """Padded token ids of texts; padding is on the right.
+    """Padded token ids of texts; padding is on the right."""
 
-    Attributes:
-        ids: Token ids [B, T].
-        mask: True for real tokens [B, T].
-        rows: Row of each text in the whole batch [B], if these texts are a part of it or in another order. Dropout
-            masks depend on it. None: the texts are the whole batch, in order.
-        packing: Positions for packed encoding, which computes the same states in fewer tokens. None: not packed.
-        first: For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has
-            token types. None: not pairs.
-        mean_mask: True for tokens that a mean is over [B, T]. None: all real tokens.
-    """
-
-    ids: Int[Array, "B T"]
-    mask: Bool[Array, "B T"]
+    ids: Int[Array, "B T"]  # Token ids [B, T]
+    mask: Bool[Array, "B T"]  # True for real tokens [B, T]
+    # Row of each text in the whole batch [B], if these texts are a part of it or in another order. Dropout masks depend
+    # on it. None: the texts are the whole batch, in order.
     rows: Int[Array, " B"] | None = None
+    # Positions for packed encoding, which computes the same states in fewer tokens. None: not packed.
     packing: Packing | None = None
+    # For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has token
+    # types. None: not pairs.
     first: Int[Array, " B"] | None = None
-    mean_mask: Bool[Array, "B T"] | None = None
+    mean_mask: Bool[Array, "B T"] | None = None  # True for tokens that a mean is over [B, T]. None: all real tokens.
 
     def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that an encoder computes for these texts, padding included.
@@ -83,16 +73,11 @@ class HiddenStates:
 
 @struct.dataclass
 class Embeddings:
-    """V vectors for each text.
+    """V vectors for each text."""
 
-    Attributes:
-        vectors: [B, V, D].
-        mask: False for vectors that do not exist (padding) [B, V].
-        auxiliary_loss: (sum, count) for each text of a loss that depends on this text alone [B, 2]. None: no such loss.
-    """
-
-    vectors: Float[Array, "B V D"]
-    mask: Bool[Array, "B V"]
+    vectors: Float[Array, "B V D"]  # [B, V, D]
+    mask: Bool[Array, "B V"]  # False for vectors that do not exist (padding) [B, V]
+    # (sum, count) for each text of a loss that depends on this text alone [B, 2]. None: no such loss.
     auxiliary_loss: Float[Array, "B 2"] | None = None
 
 
@@ -102,24 +87,17 @@ class Batch:
 
     Documents have ids (their row among the training passages) instead of a mask: -1 marks an empty slot, and a document
     that is a known positive of a query is never a negative of that query.
-
-    Attributes:
-        queries: Tokens [B, Tq].
-        documents: Tokens [N, Td].
-        positives: Index of each query's positive among the N documents [B]; -1: no query.
-        document_ids: Passage row of each document [N]; -1: empty slot.
-        known_positives: Ids of the documents that are known to be relevant to each query [B, P], padded with -1.
-        pseudo_queries: Token ids of each document's pseudo-query [N, U], padded with -1. None: not used.
-        teacher_scores: Teacher's score of each query with each of its documents [B, G]; NaN: no score. None: no
-            teacher.
     """
 
-    queries: Tokens
-    documents: Tokens
-    positives: Int[Array, " B"]
-    document_ids: Int[Array, " N"]
+    queries: Tokens  # Tokens [B, Tq]
+    documents: Tokens  # Tokens [N, Td]
+    positives: Int[Array, " B"]  # Index of each query's positive among the N documents [B]; -1: no query
+    document_ids: Int[Array, " N"]  # Passage row of each document [N]; -1: empty slot
+    # Ids of the documents that are known to be relevant to each query [B, P], padded with -1
     known_positives: Int[Array, "B P"]
+    # Token ids of each document's pseudo-query [N, U], padded with -1. None: not used.
     pseudo_queries: Int[Array, "N U"] | None = None
+    # Teacher's score of each query with each of its documents [B, G]; NaN: no score. None: no teacher.
     teacher_scores: Float[Array, "B G"] | None = None
 
     @property
@@ -134,18 +112,12 @@ class Batch:
 
 @struct.dataclass
 class PairBatch:
-    """Input of one step of a cross-encoder. Pair i * G is query i with its positive; pairs with its negatives follow.
+    """Input of a step of a cross-encoder. Pair i * G is query i with its positive; pairs with its negatives follow."""
 
-    Attributes:
-        pairs: Tokens [N, T]; an empty slot has no tokens.
-        positives: Index of each query's positive pair among the N pairs [B]; -1: no query.
-        document_ids: Passage row of each pair's document [B, G]; -1: empty slot.
-        teacher_scores: Teacher's score of each pair [B, G]; NaN: no score. None: no teacher.
-    """
-
-    pairs: Tokens
-    positives: Int[Array, " B"]
-    document_ids: Int[Array, "B G"]
+    pairs: Tokens  # Tokens [N, T]; an empty slot has no tokens
+    positives: Int[Array, " B"]  # Index of each query's positive pair among the N pairs [B]; -1: no query
+    document_ids: Int[Array, "B G"]  # Passage row of each pair's document [B, G]; -1: empty slot
+    # Teacher's score of each pair [B, G]; NaN: no score. None: no teacher.
     teacher_scores: Float[Array, "B G"] | None = None
 
     @property
@@ -181,22 +153,15 @@ class MaskedTexts:
     """Input of one step of pre-training: texts with some of their tokens masked. A row without tokens is not text.
 
     The last three fields are for a decoder that reconstructs the text; None without one.
-
-    Attributes:
-        tokens: Texts as the encoder reads them [B, T].
-        positions: Positions of the masked tokens [B, M].
-        labels: Original ids of the masked tokens [B, M]; -1: none.
-        original_ids: Ids of the unmasked text [B, T].
-        attention_mask: True where the decoder's position (second axis) may attend to a token (third axis) [B, T, T].
-        targets: Id that the decoder predicts at each position [B, T]; -1: none.
     """
 
-    tokens: Tokens
-    positions: Int[Array, "B M"]
-    labels: Int[Array, "B M"]
-    original_ids: Int[Array, "B T"] | None = None
+    tokens: Tokens  # Texts as the encoder reads them [B, T]
+    positions: Int[Array, "B M"]  # Positions of the masked tokens [B, M]
+    labels: Int[Array, "B M"]  # Original ids of the masked tokens [B, M]; -1: none
+    original_ids: Int[Array, "B T"] | None = None  # Ids of the unmasked text [B, T]
+    # True where the decoder's position (second axis) may attend to a token (third axis) [B, T, T]
     attention_mask: Bool[Array, "B T T"] | None = None
-    targets: Int[Array, "B T"] | None = None
+    targets: Int[Array, "B T"] | None = None  # Id that the decoder predicts at each position [B, T]; -1: none
 
     @property
     def texts(self) -> tuple[Tokens, ...]:

@@ -41,18 +41,13 @@ class Policy:
 
     A location is counted once for each reason, however often the file is read (scanned, then streamed). Missing and
     truncated files, and lines above `LINE_LIMIT`, are always errors: no record can be left out.
-
-    Attributes:
-        on_error: "error", "skip" or "keep".
-        examples_per_reason: Locations that the report lists for each reason.
-        skip_counts: Reason -> records left out (under "keep": kept).
-        notes: Kind of note -> its locations.
     """
 
-    on_error: str = "error"
-    examples_per_reason: int = 3
+    on_error: str = "error"  # "error", "skip" or "keep"
+    examples_per_reason: int = 3  # Locations that the report lists for each reason
+    # Reason -> records left out (under "keep": kept)
     skip_counts: Counter[str] = field(default_factory=Counter, init=False)  # or kept, under "keep"
-    notes: dict[str, set[Location]] = field(default_factory=dict, init=False)
+    notes: dict[str, set[Location]] = field(default_factory=dict, init=False)  # Kind of note -> its locations
     _locations: dict[str, set[Location]] = field(default_factory=dict, init=False, repr=False)
     _examples: dict[str, list[Location]] = field(default_factory=dict, init=False, repr=False)
 

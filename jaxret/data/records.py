@@ -37,22 +37,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A training example. Only differences of scores within an example have a meaning.
+    """A training example. Only differences of scores within an example have a meaning."""
 
-    Attributes:
-        query: of the example.
-        positives: the first one is the target; the others are known positives, never used as negatives.
-        negatives: hard negatives.
-        positive_scores: a teacher's scores of the positives, in their order; NaN for a passage without a score; () if
-            no passage has one.
-        negative_scores: likewise, of the negatives.
-    """
-
-    query: Query
+    query: Query  # of the example
+    # the first one is the target; the others are known positives, never used as negatives
     positives: tuple[Passage, ...]
-    negatives: tuple[Passage, ...] = ()
+    negatives: tuple[Passage, ...] = ()  # hard negatives
+    # a teacher's scores of the positives, in their order; NaN for a passage without a score; () if no passage has one
     positive_scores: tuple[float, ...] = ()
-    negative_scores: tuple[float, ...] = ()
+    negative_scores: tuple[float, ...] = ()  # likewise, of the negatives
 
     @property
     def is_distillable(self) -> bool:

@@ -14,24 +14,17 @@ EQUAL = 1e-5  # of 1 - cos; float32 encoders leave up to about 1e-6 between vect
 
 @dataclass(frozen=True)
 class Diversity:
-    """Diversity of passage vectors over pairs of a query and a relevant passage. The vector of the largest score wins.
+    """Diversity of passage vectors over pairs of query and relevant passage; the vector of the largest score wins."""
 
-    Attributes:
-        pairs: number of pairs.
-        passages: number of passages with at least two queries.
-        distance: 1 - cos of two vectors of a passage, averaged over all pairs of vectors and all passages.
-        local_variation: normalization (NORMS) -> mean over pairs of the best score minus the mean of the others.
-        perplexity: exp of the entropy (natural logarithm) of the winners among the queries of a passage, averaged over
-            passages with at least two queries; None without such a passage.
-        wins: number of pairs that each vector wins, [V].
-    """
-
-    pairs: int
-    passages: int
-    distance: float
+    pairs: int  # number of pairs
+    passages: int  # number of passages with at least two queries
+    distance: float  # 1 - cos of two vectors of a passage, averaged over all pairs of vectors and all passages
+    # normalization (NORMS) -> mean over pairs of the best score minus the mean of the others
     local_variation: dict[str, float]
+    # exp of the entropy (natural logarithm) of the winners among the queries of a passage, averaged over passages with
+    # at least two queries; None without such a passage
     perplexity: float | None
-    wins: tuple[int, ...]
+    wins: tuple[int, ...]  # number of pairs that each vector wins, [V]
 
     @property
     def equal(self) -> bool:

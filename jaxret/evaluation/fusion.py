@@ -21,17 +21,12 @@ RANK_CONSTANT = 60  # of reciprocal ranks, as in Cormack, Clarke and Buettcher 2
 
 @dataclass(frozen=True)
 class FusionMethod:
-    """How the scores of a ranking become comparable with those of another system.
+    """How the scores of a ranking become comparable with those of another system."""
 
-    Attributes:
-        name: of the method.
-        transform: the scores of a ranking, best first, [K] float64 -> numbers to sum, [K].
-        fill_value: these numbers -> the number of a passage that the ranking lacks.
-    """
-
-    name: str
+    name: str  # of the method
+    # the scores of a ranking, best first, [K] float64 -> numbers to sum, [K]
     transform: Callable[[np.ndarray], np.ndarray]
-    fill_value: Callable[[np.ndarray], float]
+    fill_value: Callable[[np.ndarray], float]  # these numbers -> the number of a passage that the ranking lacks
 
 
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:

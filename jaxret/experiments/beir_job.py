@@ -10,29 +10,20 @@ from jaxret.runs.workdir import Workdir
 
 @dataclass(frozen=True)
 class BeirJob:
-    """A run, and the sets that it is evaluated on.
-
-    Attributes:
-        folder: folder with a folder for each set.
-        checkpoint: "best", "last" or a step.
-        query_length, passage_length: most tokens; None: as in training.
-        bm25: evaluate BM25 too, and show it beside the run.
-        columns: folders with evaluations of other systems, shown beside the run; NAME=FOLDER names one.
-        sets: names of the sets; () for all of the folder.
-        split: split of the judgements.
-        on_error: at a bad record: "error", "skip", or "keep", which encodes empty passages.
-    """
+    """A run, and the sets that it is evaluated on."""
 
     workdir: str
-    folder: str
-    checkpoint: str = "best"
+    folder: str  # folder with a folder for each set
+    checkpoint: str = "best"  # "best", "last" or a step
+    # query_length, passage_length: most tokens; None: as in training
     query_length: int | None = None
     passage_length: int | None = None
-    bm25: bool = False
+    bm25: bool = False  # evaluate BM25 too, and show it beside the run
+    # folders with evaluations of other systems, shown beside the run; NAME=FOLDER names one
     columns: tuple[str, ...] = ()
-    sets: tuple[str, ...] = ()
-    split: str = "test"
-    on_error: str = "error"
+    sets: tuple[str, ...] = ()  # names of the sets; () for all of the folder
+    split: str = "test"  # split of the judgements
+    on_error: str = "error"  # at a bad record: "error", "skip", or "keep", which encodes empty passages
 
     @property
     def result(self) -> Path:

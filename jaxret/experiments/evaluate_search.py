@@ -31,27 +31,18 @@ Texts = Callable[[Collection[str]], Mapping[str, Passage]]
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The queries of an evaluation, what is measured, and the files to write; made by `plan_evaluation`.
+    """The queries of an evaluation, what is measured, and the files to write; made by `plan_evaluation`."""
 
-    Attributes:
-        system: name of the run.
-        queries, qrels: the sources that were read.
-        options: as requested.
-        dataset: queries and judgements.
-        measures: names of the measures.
-        remove: whether passages with the id of their query are left out.
-        policy: counts skipped records.
-        run_file, results: files to write.
-    """
-
-    system: str
+    system: str  # name of the run
+    # queries, qrels: the sources that were read
     queries: str
     qrels: str
-    options: EvaluationOptions
-    dataset: EvaluationQueries
-    measures: MeasureNames
-    remove: bool
-    policy: Policy
+    options: EvaluationOptions  # as requested
+    dataset: EvaluationQueries  # queries and judgements
+    measures: MeasureNames  # names of the measures
+    remove: bool  # whether passages with the id of their query are left out
+    policy: Policy  # counts skipped records
+    # run_file, results: files to write
     run_file: Path
     results: Path
 

@@ -26,37 +26,25 @@ TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
 
 @dataclass(frozen=True)
 class FuseJob:
-    """Runs to fuse, and how to evaluate the result.
+    """Runs to fuse, and how to evaluate the result."""
 
-    Attributes:
-        runs: files of runs of the same queries; or folders of runs and of BM25, all of which score every candidate.
-        out: file to write, a TREC run.
-        method: "rrf", "min_max" or "z_score"; of folders "min_max", "z_score" or "sum". "": the first of these.
-        corpus: of folders, the name of the corpus; "" for the only one.
-        weights: of the runs; () for 1 each.
-        k: passages of a query that are written.
-        queries, qrels: folders or files to evaluate with; "" for no evaluation.
-        split: split to read, where a source is a folder.
-        measures: names such as "nDCG@10".
-        tune_runs: what the weights are tuned on: runs of other queries, in the same order; of folders of systems, the
-            queries, one folder or file.
-        tune_qrels: judgements of these queries.
-        tune_split: split of these judgements, where they are a folder.
-    """
-
+    # files of runs of the same queries; or folders of runs and of BM25, all of which score every candidate
     runs: Sequence[str]
-    out: str
-    method: str = ""
-    corpus: str = ""
-    weights: Sequence[float] = ()
-    k: int = 1000
+    out: str  # file to write, a TREC run
+    method: str = ""  # "rrf", "min_max" or "z_score"; of folders "min_max", "z_score" or "sum". "": the first of these.
+    corpus: str = ""  # of folders, the name of the corpus; "" for the only one
+    weights: Sequence[float] = ()  # of the runs; () for 1 each
+    k: int = 1000  # passages of a query that are written
+    # queries, qrels: folders or files to evaluate with; "" for no evaluation
     queries: str = ""
     qrels: str = ""
-    split: str = "test"
-    measures: Sequence[str] = ("nDCG@10", "RR@10", "R@100")
+    split: str = "test"  # split to read, where a source is a folder
+    measures: Sequence[str] = ("nDCG@10", "RR@10", "R@100")  # names such as "nDCG@10"
+    # what the weights are tuned on: runs of other queries, in the same order; of folders of systems, the queries, one
+    # folder or file
     tune_runs: Sequence[str] = ()
-    tune_qrels: str = ""
-    tune_split: str = "dev"
+    tune_qrels: str = ""  # judgements of these queries
+    tune_split: str = "dev"  # split of these judgements, where they are a folder
 
 
 def fuse_runs(job: FuseJob) -> Evaluation | None:

@@ -58,36 +58,22 @@ def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], dept
 
 @dataclass(frozen=True)
 class RerankJob:
-    """A run to rerank, and how to evaluate it.
+    """A run to rerank, and how to evaluate it."""
 
-    Attributes:
-        run: file of the run.
-        corpus, queries: folders or files with the texts of the run.
-        out: file to write, a TREC run.
-        depth: passages of a query that are scored.
-        tail: whether passages that are not scored follow in the written run.
-        on_error: "error" or "skip", for bad records.
-        qrels: folder or file with judgements; "" for none.
-        split: split to read, where a source is a folder.
-        measures: names such as "nDCG@10"; None for the default measures.
-        self_matches: "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`.
-        match: how answers are read, "string" or "regex".
-        latency: number of queries that are scored again, one at a time, to time them; 0 for none, None for
-            100 in at most 20 s.
-    """
-
-    run: str
+    run: str  # file of the run
+    # corpus, queries: folders or files with the texts of the run
     corpus: str
     queries: str
-    out: str | Path
-    depth: int = 100
-    tail: bool = True
-    on_error: str = "error"
-    qrels: str = ""
-    split: str = "test"
-    measures: Sequence[str] | None = None
-    self_matches: str = "auto"
-    match: str = "string"
+    out: str | Path  # file to write, a TREC run
+    depth: int = 100  # passages of a query that are scored
+    tail: bool = True  # whether passages that are not scored follow in the written run
+    on_error: str = "error"  # "error" or "skip", for bad records
+    qrels: str = ""  # folder or file with judgements; "" for none
+    split: str = "test"  # split to read, where a source is a folder
+    measures: Sequence[str] | None = None  # names such as "nDCG@10"; None for the default measures
+    self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
+    match: str = "string"  # how answers are read, "string" or "regex"
+    # number of queries that are scored again, one at a time, to time them; 0 for none, None for 100 in at most 20 s
     latency: int | None = None
 
     @cached_property

@@ -29,18 +29,12 @@ _NONE = np.empty((0, 2), np.int64)
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """A folder of vectors that belongs to a corpus.
+    """A folder of vectors that belongs to a corpus."""
 
-    Attributes:
-        name: "" for the first part.
-        sha256: of its texts.
-        rows: passages, deleted ones included.
-        deletions: the rows from [n,0] to below [n,1], int64 [n,2], ascending.
-    """
-
-    name: str
-    sha256: str
-    rows: int
+    name: str  # "" for the first part
+    sha256: str  # of its texts
+    rows: int  # passages, deleted ones included
+    # the rows from [n,0] to below [n,1], int64 [n,2], ascending
     deletions: np.ndarray = field(default_factory=lambda: _NONE)
 
     @property

@@ -148,23 +148,17 @@ class ParameterGatherer:
     gathered over "fsdp"; backward, the gradient is summed over all devices in `reduce_dtype`, and each keeps its part.
     GSPMD would choose the types and places of these collectives itself. Here both are fixed: parts travel in `dtype`,
     sums have `reduce_dtype`, and the gradient of a parameter is reduced once. Nothing is reduced for a frozen one.
-
-    Attributes:
-        dtype: Type in which parts are gathered.
-        reduce_dtype: Type in which gradients of kernels and tables are summed; others use float32.
-        axes: Of the mesh, over which parameters are split (`split_axes`).
-        tensor: Devices that share each layer's products: mesh.tensor. Parts along this axis are not gathered.
-        at_once: Whether layers are gathered at the entry instead of inside the scan. For layers that run several times
-            (chunks, a tied encoder): their gradients are then summed once.
-        frozen: Whether kernels of layers have no gradient, as under adapters. They are gathered inside the scan each
-            time: there is no sum to save, and a whole base may not fit.
     """
 
-    dtype: Any
-    reduce_dtype: Any
-    axes: tuple[str, ...]
-    tensor: int
+    dtype: Any  # Type in which parts are gathered
+    reduce_dtype: Any  # Type in which gradients of kernels and tables are summed; others use float32
+    axes: tuple[str, ...]  # Of the mesh, over which parameters are split (`split_axes`)
+    tensor: int  # Devices that share each layer's products: mesh.tensor. Parts along this axis are not gathered.
+    # Whether layers are gathered at the entry instead of inside the scan. For layers that run several times (chunks, a
+    # tied encoder): their gradients are then summed once.
     at_once: bool = False
+    # Whether kernels of layers have no gradient, as under adapters. They are gathered inside the scan each time: there
+    # is no sum to save, and a whole base may not fit.
     frozen: bool = False
 
     @classmethod

@@ -27,36 +27,23 @@ SUBJECTS = ("train", "encode", "search", "table")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The plan to print.
+    """The plan to print."""
 
-    Attributes:
-        subject: one of SUBJECTS.
-        config: config to plan; None for a table of `configs_folder`.
-        topologies: chips, such as "v5e:4x4"; () for a plan without chips.
-        configs_folder: folder whose configs are planned in a table.
-        sizes: whether the table is that of corpus sizes.
-        utilization: expected share of the chips' full rate.
-        advice: whether to compile changes that might make a step fit.
-        passages, queries, k: size of a search; `passages` also of encoding.
-        precision: precision of search candidates.
-        lengths: mean tokens of queries and passages, without data.train.
-        price: dollars of a chip's hour, for the cost of training and encoding.
-    """
-
-    subject: str
-    config: ConfigDict | None
+    subject: str  # one of SUBJECTS
+    config: ConfigDict | None  # config to plan; None for a table of `configs_folder`
     config_name: str = ""
-    topologies: tuple[str, ...] = ()
-    configs_folder: str = ""
-    sizes: bool = False
-    utilization: float = 0.4
-    advice: bool = True
+    topologies: tuple[str, ...] = ()  # chips, such as "v5e:4x4"; () for a plan without chips
+    configs_folder: str = ""  # folder whose configs are planned in a table
+    sizes: bool = False  # whether the table is that of corpus sizes
+    utilization: float = 0.4  # expected share of the chips' full rate
+    advice: bool = True  # whether to compile changes that might make a step fit
+    # passages, queries, k: size of a search; `passages` also of encoding
     passages: int = 1_000_000
     queries: int = 1000
     k: int = 100
-    precision: str = "float32"
-    lengths: tuple[str, ...] = ()
-    price: float | None = None
+    precision: str = "float32"  # precision of search candidates
+    lengths: tuple[str, ...] = ()  # mean tokens of queries and passages, without data.train
+    price: float | None = None  # dollars of a chip's hour, for the cost of training and encoding
 
 
 def print_plans(request: PlanRequest) -> bool:

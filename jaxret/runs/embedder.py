@@ -92,27 +92,20 @@ Programs = dict[tuple[RetrieverModel, Mesh, Side], Program]
 class Embedder:
     """Encodes any number of texts with `RetrieverModel.encode` and fixed parameters, and cuts their vectors to
     `RetrieverModel.dimension` numbers.
-
-    Attributes:
-        pad_id: Id of padding.
-        max_lengths: Upper bound of the padded length of queries and passages, in tokens.
-        tokens_per_batch: Tokens of a batch, approximately.
-        program_cache: Programs, which depend on model, mesh and side alone; embedders with other parameters may share
-            them.
-        counts: Counts of the work done.
-        most_words: Words that a passage has at most, the heaviest ones, where vectors are weights of words; 0: all.
-        padding: Padded length of a text; a server has fewer, and compiles all of them before it begins.
     """
 
     retriever: RetrieverModel
     params: Any = field(repr=False)
     mesh: Mesh
-    pad_id: int
-    max_lengths: Mapping[Side, int]
-    tokens_per_batch: int
+    pad_id: int  # Id of padding
+    max_lengths: Mapping[Side, int]  # Upper bound of the padded length of queries and passages, in tokens
+    tokens_per_batch: int  # Tokens of a batch, approximately
+    # Programs, which depend on model, mesh and side alone; embedders with other parameters may share them
     program_cache: Programs = field(default_factory=dict, repr=False, compare=False)
-    counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)
+    counts: EncodingCounts = field(default_factory=EncodingCounts, compare=False)  # Counts of the work done
+    # Words that a passage has at most, the heaviest ones, where vectors are weights of words; 0: all
     most_words: int = 0
+    # Padded length of a text; a server has fewer, and compiles all of them before it begins
     padding: Padding = padded_length
 
     def with_params(self, params: Any) -> Embedder:

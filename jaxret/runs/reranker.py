@@ -80,25 +80,15 @@ def _numbers(texts: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextScores:
-    """Scores pairs of tokenised texts.
+    """Scores pairs of tokenised texts."""
 
-    Attributes:
-        scorer: Model and its programs.
-        queries: Token ids of queries.
-        passages: Token ids of passages.
-        query_numbers: Row of each query id.
-        passage_numbers: Row of each passage id.
-        text_truncations: Effect of the length limits of queries and of passages.
-        pair_truncation: Effect of the limit of scored pairs, where both texts have more tokens than the encoder
-            positions.
-    """
-
-    scorer: PairScorer
-    queries: Ragged = field(repr=False)
-    passages: Ragged = field(repr=False)
-    query_numbers: Mapping[str, int] = field(repr=False)
-    passage_numbers: Mapping[str, int] = field(repr=False)
-    text_truncations: tuple[Truncation, Truncation]
+    scorer: PairScorer  # Model and its programs
+    queries: Ragged = field(repr=False)  # Token ids of queries
+    passages: Ragged = field(repr=False)  # Token ids of passages
+    query_numbers: Mapping[str, int] = field(repr=False)  # Row of each query id
+    passage_numbers: Mapping[str, int] = field(repr=False)  # Row of each passage id
+    text_truncations: tuple[Truncation, Truncation]  # Effect of the length limits of queries and of passages
+    # Effect of the limit of scored pairs, where both texts have more tokens than the encoder positions
     pair_truncation: Truncation
 
     def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:

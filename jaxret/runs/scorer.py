@@ -34,23 +34,16 @@ def ignore_progress(count: int) -> None:
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scores any number of pairs with `CrossEncoderModel.score`.
-
-    Attributes:
-        params: parameters, on the mesh.
-        joiner: makes the tokens of a pair.
-        tokens_per_batch: padded tokens of a batch, at most.
-        program_cache: the program, shared by copies.
-        padding: returns the padded length of a number of tokens.
-    """
+    """Scores any number of pairs with `CrossEncoderModel.score`."""
 
     model: CrossEncoderModel
-    params: Any = field(repr=False)
+    params: Any = field(repr=False)  # parameters, on the mesh
     mesh: Mesh
-    joiner: PairJoiner
-    tokens_per_batch: int
+    joiner: PairJoiner  # makes the tokens of a pair
+    tokens_per_batch: int  # padded tokens of a batch, at most
+    # the program, shared by copies
     program_cache: dict[str, Program] = field(default_factory=dict, repr=False, compare=False)
-    padding: Padding = padded_length
+    padding: Padding = padded_length  # returns the padded length of a number of tokens
 
     @property
     def program(self) -> Program:

@@ -30,20 +30,13 @@ KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
 
 
 class Tracker(NamedTuple):
-    """A run that is open at a tracker.
+    """A run that is open at a tracker."""
 
-    Attributes:
-        id: the run's at the tracker.
-        log: sends values of a step.
-        finish: ends the run there.
-        newest: the last step that it has; None where that is not known.
-        absent: returns those of a step's values that it does not have; None where it cannot tell.
-    """
-
-    id: str
-    log: Callable[[int, Values], object]
-    finish: Callable[[], object]
-    newest: int | None = None
+    id: str  # the run's at the tracker
+    log: Callable[[int, Values], object]  # sends values of a step
+    finish: Callable[[], object]  # ends the run there
+    newest: int | None = None  # the last step that it has; None where that is not known
+    # returns those of a step's values that it does not have; None where it cannot tell
     absent: Callable[[int, Values], Values] | None = None
 
 

@@ -47,22 +47,16 @@ _COPIED_BYTES = 2**30  # of a model that is in memory twice for it
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A passage of a ranking.
+    """A passage of a ranking."""
 
-    Attributes:
-        id: of the passage.
-        score: as in `jaxret.Hit`.
-        title, text: of the passage; "" if the server has no texts.
-        vectors: for each vector of the query, the number of the passage's vector with the highest product.
-        winners: the names of these vectors; () if a passage has one vector.
-    """
-
-    id: str
-    score: float
+    id: str  # of the passage
+    score: float  # as in `jaxret.Hit`
+    # title, text: of the passage; "" if the server has no texts
     title: str
     text: str
+    # for each vector of the query, the number of the passage's vector with the highest product
     vectors: tuple[int, ...]
-    winners: tuple[str, ...]
+    winners: tuple[str, ...]  # the names of these vectors; () if a passage has one vector
 
 
 @dataclass(frozen=True)

@@ -36,21 +36,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC, Generic[ModelT, BatchT]):
-    """The loss of a batch as a function of parameters.
+    """The loss of a batch as a function of parameters."""
 
-    Attributes:
-        model: shapes and computation.
-        chunk_size: rows encoded at a time, a query with its documents; 0: all.
-        reduce_dtype: in which gradients are added up over devices.
-        from_copies: whether parameters are those that `copies` returns.
-        teacher_params: parameters of a teacher, which the loss reads and no gradient is taken of; None: it reads none.
-    """
-
-    model: ModelT
+    model: ModelT  # shapes and computation
     mesh: Mesh
-    chunk_size: int = 0
-    reduce_dtype: Any = jnp.float32
-    from_copies: bool = False
+    chunk_size: int = 0  # rows encoded at a time, a query with its documents; 0: all
+    reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
+    from_copies: bool = False  # whether parameters are those that `copies` returns
+    # parameters of a teacher, which the loss reads and no gradient is taken of; None: it reads none
     teacher_params: Params | None = None
 
     @abstractmethod

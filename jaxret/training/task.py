@@ -60,29 +60,24 @@ class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
 
 @dataclass(frozen=True)
 class Task(Generic[ModelT, ExamplesT, BatchT]):
-    """A kind of model to train. The loop calls the functions in this order.
+    """A kind of model to train. The loop calls the functions in this order."""
 
-    Attributes:
-        name: as in `config.task`.
-        encoder_settings: model directory -> keys of the config that the directory decides.
-        build: (config, shapes of the encoder) -> model.
-        check: raises ValueError for settings that this model, or this task, cannot have.
-        read_data: job -> tokenizer, contract and examples.
-        make_objective: (config, model, mesh, epochs of a batch) -> loss of a batch.
-        make_plan: how its batches are made.
-        make_validator: (job, data, objective, parameters to take shapes from) -> metrics; None without a dev set.
-    """
-
-    name: str
+    name: str  # as in `config.task`
+    # model directory -> keys of the config that the directory decides
     encoder_settings: Callable[[Path], dict[str, Any]]
-    build: Callable[[ConfigDict, EncoderConfig], ModelT]
+    build: Callable[[ConfigDict, EncoderConfig], ModelT]  # (config, shapes of the encoder) -> model
+    # raises ValueError for settings that this model, or this task, cannot have
     check: Callable[[ConfigDict, ModelT], None]
+    # job -> tokenizer, contract and examples
     read_data: Callable[[TrainingJob[ModelT, ExamplesT, BatchT]], TrainingData[ExamplesT]]
+    # (config, model, mesh, epochs of a batch) -> loss of a batch
     make_objective: Callable[[ConfigDict, ModelT, Mesh, float], Objective[ModelT, BatchT]]
+    # how its batches are made
     make_plan: Callable[
         [TrainingJob[ModelT, ExamplesT, BatchT], TrainingData[ExamplesT], Objective[ModelT, BatchT]],
         TrainingPlan[ExamplesT, BatchT],
     ]
+    # (job, data, objective, parameters to take shapes from) -> metrics; None without a dev set
     make_validator: Callable[
         [TrainingJob[ModelT, ExamplesT, BatchT], TrainingData[ExamplesT], Objective[ModelT, BatchT], Params],
         Validator | None,

@@ -49,23 +49,16 @@ class UpdateRule:
     The moving average is ema * average + (1 - ema) * params after every update. It begins with the first weights, which
     are pre-trained: there is no zero whose bias would have to be corrected (as timm's ModelEma, and torch's
     AveragedModel with get_ema_avg_fn).
-
-    Attributes:
-        accumulate: batches whose mean gradient an update takes.
-        ema: decay of the moving average of parameters; 0: none.
-        skip_nonfinite: how many updates of a run may be skipped for not being finite.
-        frozen_pattern: pattern of the paths of parameters that are not trained; "": all are.
-        base: pattern of the frozen ones that checkpoints do not hold, because they are those of encoder.checkpoint;
-            "": checkpoints hold all.
-        base_dtype: of the kernels and tables among these.
     """
 
-    accumulate: int = 1
-    ema: float = 0.0
-    skip_nonfinite: int = 0
-    frozen_pattern: str = ""
+    accumulate: int = 1  # batches whose mean gradient an update takes
+    ema: float = 0.0  # decay of the moving average of parameters; 0: none
+    skip_nonfinite: int = 0  # how many updates of a run may be skipped for not being finite
+    frozen_pattern: str = ""  # pattern of the paths of parameters that are not trained; "": all are
+    # pattern of the frozen ones that checkpoints do not hold, because they are those of encoder.checkpoint; "":
+    # checkpoints hold all
     base: str = ""
-    base_dtype: str = "float32"
+    base_dtype: str = "float32"  # of the kernels and tables among these
 
     def divide(self, params: Params) -> tuple[Params, Params]:
         """Return the parameters that are trained, and the frozen ones in the types in which they are kept."""

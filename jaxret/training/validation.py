@@ -40,19 +40,13 @@ def check_validation(config: ConfigDict) -> None:
 
 @dataclass(frozen=True)
 class DevCollection:
-    """Queries, passages to retrieve from, and judgements.
+    """Queries, passages to retrieve from, and judgements."""
 
-    Attributes:
-        queries: tokens.
-        passages: tokens.
-        judgements: of passage row by query number; an id that is not a row is of a passage outside the collection.
-        measures: of retrieval, by name.
-    """
-
-    queries: Ragged
-    passages: Ragged
+    queries: Ragged  # tokens
+    passages: Ragged  # tokens
+    # of passage row by query number; an id that is not a row is of a passage outside the collection
     judgements: tuple[Judgement, ...]
-    measures: tuple[str, ...]
+    measures: tuple[str, ...]  # of retrieval, by name
 
     @property
     def depth(self) -> int:

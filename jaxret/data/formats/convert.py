@@ -33,16 +33,11 @@ _ENDINGS = ("parquet", "jsonl", "json", "tsv", "csv", "gz", "zst")  # of the wri
 
 @dataclass
 class Conversion:
-    """The account of a conversion.
+    """The account of a conversion."""
 
-    Attributes:
-        source: The source and its format, in words.
-        records: File -> records in it.
-        losses: Kind of information that the written format cannot hold -> how often.
-    """
-
-    source: str
-    records: dict[str, int] = field(default_factory=dict)
+    source: str  # The source and its format, in words
+    records: dict[str, int] = field(default_factory=dict)  # File -> records in it
+    # Kind of information that the written format cannot hold -> how often
     losses: Losses = field(default_factory=Counter)
 
     def __str__(self) -> str:

@@ -29,19 +29,13 @@ class ChangedCorpusError(DataError):
 
 @dataclass(frozen=True)
 class CorpusScan:
-    """The result of a first pass over a corpus.
+    """The result of a first pass over a corpus."""
 
-    Attributes:
-        passages: How many passages `Corpus.read` yields under the same policy.
-        sha256: Digest of the decompressed bytes.
-        duplicates: An id that occurs more than once -> the lines of its passages, in order.
-        stat: `Corpus.stat` before the pass.
-    """
-
-    passages: int
-    sha256: str
+    passages: int  # How many passages `Corpus.read` yields under the same policy
+    sha256: str  # Digest of the decompressed bytes
+    # An id that occurs more than once -> the lines of its passages, in order
     duplicates: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
-    stat: Mapping[str, int] = field(default_factory=dict, compare=False)
+    stat: Mapping[str, int] = field(default_factory=dict, compare=False)  # `Corpus.stat` before the pass
 
 
 @dataclass(frozen=True)

@@ -27,29 +27,18 @@ from jaxret.data.records import Example, Judgement, Passage, Query
 
 @dataclass(frozen=True)
 class FullDataSet:
-    """All splits of a folder, a named set or a training file.
+    """All splits of a folder, a named set or a training file."""
 
-    Attributes:
-        source: Its format, in words.
-        splits: Of judgements or training records.
-        splits_with_examples: The splits with training records.
-        passages: Reads the corpus.
-        queries: Reads the queries of a split; None: of all splits.
-        judgements: Reads those of a split; if it has none, positives of its training records are relevant, negatives
-            not.
-        examples: Reads the training records of a split, or makes them of its judgements.
-        queries_by_split: Whether each split has a file of queries.
-        every_positive: See `Format`.
-    """
-
-    source: str
-    splits: tuple[str, ...]
-    splits_with_examples: frozenset[str]
-    passages: Callable[[], Iterable[Passage]]
-    queries: Callable[[str | None], list[Query]]
+    source: str  # Its format, in words
+    splits: tuple[str, ...]  # Of judgements or training records
+    splits_with_examples: frozenset[str]  # The splits with training records
+    passages: Callable[[], Iterable[Passage]]  # Reads the corpus
+    queries: Callable[[str | None], list[Query]]  # Reads the queries of a split; None: of all splits
+    # Reads those of a split; if it has none, positives of its training records are relevant, negatives not
     judgements: Callable[[str], list[Judgement]]
-    examples: Callable[[str], list[Example]]
-    queries_by_split: bool = False
+    examples: Callable[[str], list[Example]]  # Reads the training records of a split, or makes them of its judgements
+    queries_by_split: bool = False  # Whether each split has a file of queries
+    # See `Format`
     every_positive: bool = True  # see Format
 
 

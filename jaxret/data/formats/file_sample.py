@@ -41,18 +41,13 @@ _FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
 
 @dataclass(frozen=True)
 class FileSample:
-    """The first records or lines of a file.
+    """The first records or lines of a file."""
 
-    Attributes:
-        container: "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (of a named set's table), "table"
-            (fields between tabs or blanks), "empty", or "unreadable" (no complete record).
-        records: The first records; () of a table.
-        lines: The first lines of a table, without their ends.
-    """
-
+    # "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (of a named set's table), "table" (fields between
+    # tabs or blanks), "empty", or "unreadable" (no complete record)
     container: str
-    records: tuple[dict[str, Any], ...] = ()
-    lines: tuple[str, ...] = ()
+    records: tuple[dict[str, Any], ...] = ()  # The first records; () of a table
+    lines: tuple[str, ...] = ()  # The first lines of a table, without their ends
 
     @property
     def columns(self) -> int:

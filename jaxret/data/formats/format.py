@@ -36,32 +36,20 @@ class IdExample(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: how to recognise it, and a reader for each role that it holds.
+    """A file format: how to recognise it, and a reader for each role that it holds."""
 
-    Attributes:
-        name: Forces the format, as NAME:PATH.
-        title: Its usual name, for messages.
-        description: The keys or columns of its files, for messages and docs/data.md.
-        matches: Whether a sample is of this format.
-        keys: Keys of its records, to find the nearest format and keys that are not read.
-        columns: Numbers of columns of its tables, to find the nearest format.
-        every_positive: Whether each positive of an example is a training target; else the first one alone is.
-        any_key: Records may have any keys, and all are read.
-        without_scores: Its rankings have no scores; those of their lines are 1 / rank.
-        without_query_ids: A query's id is the number of its row or record, which means nothing in another file.
-        titles: Role -> title, where the title depends on the role.
-    """
-
-    name: str
-    title: str
-    description: str
-    matches: Callable[[FileSample], bool]
-    keys: tuple[str, ...] = ()
-    columns: tuple[int, ...] = ()
-    every_positive: bool = True
-    any_key: bool = False
-    without_scores: bool = False
+    name: str  # Forces the format, as NAME:PATH
+    title: str  # Its usual name, for messages
+    description: str  # The keys or columns of its files, for messages and docs/data.md
+    matches: Callable[[FileSample], bool]  # Whether a sample is of this format
+    keys: tuple[str, ...] = ()  # Keys of its records, to find the nearest format and keys that are not read
+    columns: tuple[int, ...] = ()  # Numbers of columns of its tables, to find the nearest format
+    every_positive: bool = True  # Whether each positive of an example is a training target; else the first one alone is
+    any_key: bool = False  # Records may have any keys, and all are read
+    without_scores: bool = False  # Its rankings have no scores; those of their lines are 1 / rank
+    # A query's id is the number of its row or record, which means nothing in another file
     without_query_ids: bool = False
+    # Role -> title, where the title depends on the role
     titles: Mapping[str, str] = field(default_factory=dict)  # where the title depends on what is read of it
     passages: Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]] | None = None
     queries: Callable[[DataFile, Policy], Iterable[Query]] | None = None

@@ -14,20 +14,14 @@ from jaxret.data.records import Example, Passage, Query
 
 
 class TextRow(NamedTuple):
-    """Texts of one row.
+    """Texts of one row."""
 
-    Attributes:
-        location: of the row.
-        query: its text.
-        positives, negatives: texts, each with a teacher's score or None.
-        scores_incomparable: whether its scores cannot be compared with those of other rows.
-    """
-
-    location: Location
-    query: str
+    location: Location  # of the row
+    query: str  # its text
+    # positives, negatives: texts, each with a teacher's score or None
     positives: list[tuple[str, float | None]]
     negatives: list[tuple[str, float | None]]
-    scores_incomparable: bool = False
+    scores_incomparable: bool = False  # whether its scores cannot be compared with those of other rows
 
 
 @dataclass

@@ -26,42 +26,27 @@ _NAME = re.compile(rf"({'|'.join(LIBRARIES)}):(?=.)")
 
 @dataclass(frozen=True)
 class Table:
-    """Records of a split, in a fixed order.
+    """Records of a split, in a fixed order."""
 
-    Attributes:
-        title: For messages.
-        rows: Iterates over all records.
-        files: All files that they are read from; () if the library does not say.
-        rows_at: Reads records by row number; None if they cannot be read out of order.
-        count: Number of records, where `rows_at` can read them.
-    """
-
-    title: str
-    rows: Callable[[], Iterator[Record]]
-    files: tuple[Path, ...]
+    title: str  # For messages
+    rows: Callable[[], Iterator[Record]]  # Iterates over all records
+    files: tuple[Path, ...]  # All files that they are read from; () if the library does not say
+    # Reads records by row number; None if they cannot be read out of order
     rows_at: Callable[[Sequence[int]], list[Record]] | None = None
-    count: int = 0
+    count: int = 0  # Number of records, where `rows_at` can read them
 
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A data set on this machine.
+    """A data set on this machine."""
 
-    Attributes:
-        root: Its path, as it was requested.
-        title: As "scifact 1.0.0 of TFDS".
-        tables: Table -> its splits.
-        open: Opens a split of a table.
-        config: The table that the path names after the root; "": none.
-        split: The split that the path names after the root; "": none.
-    """
-
-    root: Path
+    root: Path  # Its path, as it was requested
+    # As "scifact 1.0.0 of TFDS"
     title: str  # "scifact 1.0.0 of TFDS"
-    tables: Mapping[str, tuple[str, ...]]
-    open: Callable[[str, str], Table] = field(repr=False)
-    config: str = ""
-    split: str = ""
+    tables: Mapping[str, tuple[str, ...]]  # Table -> its splits
+    open: Callable[[str, str], Table] = field(repr=False)  # Opens a split of a table
+    config: str = ""  # The table that the path names after the root; "": none
+    split: str = ""  # The split that the path names after the root; "": none
 
     def table_path(self, config: str, split: str) -> Path:
         return self.root / config / split

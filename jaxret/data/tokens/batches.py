@@ -142,31 +142,20 @@ class BatchPlan:
     """Makes batches of examples: `batch_size` queries over all processes, each with its positive and negatives.
 
     Where `devices` do not divide a batch, it is filled up with empty slots, which count for nothing.
-
-    Attributes:
-        batch_size: Queries of a batch over all processes.
-        negatives: Hard negatives of each query.
-        length_multiple: Texts are padded to a multiple of so many tokens.
-        max_query_length: Upper bound of the padded length of queries, in tokens.
-        max_passage_length: Upper bound of the padded length of passages, in tokens.
-        pseudo_length: Tokens of a pseudo-query, in batches of a set that has pseudo-queries.
-        data_seed: Seed of the order of examples.
-        negatives_seed: Seed of the choice of hard negatives.
-        packer: Packs the texts of training batches side by side for the encoder. The texts are then in the packer's
-            order, and `Tokens.rows` has their rows. None: padded.
-        devices: Devices over all processes.
     """
 
-    batch_size: int
-    negatives: int
-    length_multiple: int
-    max_query_length: int
-    max_passage_length: int
-    pseudo_length: int = 0
-    data_seed: int = 0
-    negatives_seed: int = 0
+    batch_size: int  # Queries of a batch over all processes
+    negatives: int  # Hard negatives of each query
+    length_multiple: int  # Texts are padded to a multiple of so many tokens
+    max_query_length: int  # Upper bound of the padded length of queries, in tokens
+    max_passage_length: int  # Upper bound of the padded length of passages, in tokens
+    pseudo_length: int = 0  # Tokens of a pseudo-query, in batches of a set that has pseudo-queries
+    data_seed: int = 0  # Seed of the order of examples
+    negatives_seed: int = 0  # Seed of the choice of hard negatives
+    # Packs the texts of training batches side by side for the encoder. The texts are then in the packer's order, and
+    # `Tokens.rows` has their rows. None: padded.
     packer: Packer | None = None
-    devices: int = 1
+    devices: int = 1  # Devices over all processes
 
     @property
     def padded_size(self) -> int:

@@ -13,18 +13,12 @@ from jaxret.types import PairBatch, Ragged, Tokens
 
 @dataclass(frozen=True)
 class PairJoiner:
-    """Joins the token ids of a query, [CLS] query [SEP], and of a passage, [CLS] passage [SEP], to a pair.
+    """Joins the token ids of a query, [CLS] query [SEP], and of a passage, [CLS] passage [SEP], to a pair."""
 
-    Attributes:
-        between: Ids of further markers between query and passage (RoBERTa's second </s>).
-        limit: Upper bound of a pair's length in tokens. A longer pair loses the end of its passage, but keeps the last
-            [SEP].
-        pad_id: Id of padding.
-    """
-
-    between: tuple[int, ...]
+    between: tuple[int, ...]  # Ids of further markers between query and passage (RoBERTa's second </s>)
+    # Upper bound of a pair's length in tokens. A longer pair loses the end of its passage, but keeps the last [SEP].
     limit: int
-    pad_id: int
+    pad_id: int  # Id of padding
 
     def lengths(
         self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray

@@ -92,43 +92,27 @@ class TextTokenizer:
     marker (`ends_texts`).
 
     `dataclasses.replace` makes a copy with other lengths; ValueError if a length leaves no token for a text.
-
-    Attributes:
-        backend: tokenizers.Tokenizer.
-        cls_id: Id of [CLS], or None.
-        sep_id: Id of [SEP].
-        pad_id: Id of [PAD].
-        query_length: Upper bound of a query's length in tokens.
-        passage_length: Upper bound of a passage's length in tokens.
-        mask_id: Id of [MASK], or None.
-        query_prompt: Text in front of every query, tokenised with it, as in sentence-transformers.
-        passage_prompt: Text in front of every passage, likewise; TITLE in it is replaced by the passage's title.
-        title_separator: "[SEP]": the marker; any other text: title, separator and text are tokenised as one text.
-        query_marker: Id after [CLS] in every query, if the head uses one.
-        passage_marker: Id after [CLS] in every passage, if the head uses one.
-        expand_queries: Whether queries are filled with [MASK] up to their limit, if the head uses that.
-        task: Instruction in place of TASK in `query_prompt`, for queries without one of their own.
-        skip_prompt: Whether ids of a prompt's tokens, and of markers before it, are marked: ~id instead of id. The
-            model reads these as id, and leaves them out of means (`RetrieverModule`).
-        ends_texts: Whether [SEP] ends a text; one without any token is [SEP] all the same.
     """
 
-    backend: Any
-    cls_id: int | None
-    sep_id: int
-    pad_id: int
-    query_length: int
-    passage_length: int
-    mask_id: int | None = None
-    query_prompt: str = ""
-    passage_prompt: str = ""
+    backend: Any  # tokenizers.Tokenizer
+    cls_id: int | None  # Id of [CLS], or None
+    sep_id: int  # Id of [SEP]
+    pad_id: int  # Id of [PAD]
+    query_length: int  # Upper bound of a query's length in tokens
+    passage_length: int  # Upper bound of a passage's length in tokens
+    mask_id: int | None = None  # Id of [MASK], or None
+    query_prompt: str = ""  # Text in front of every query, tokenised with it, as in sentence-transformers
+    passage_prompt: str = ""  # Text in front of every passage, likewise; TITLE in it is replaced by the passage's title
+    # "[SEP]": the marker; any other text: title, separator and text are tokenised as one text
     title_separator: str = SEPARATOR
-    query_marker: int | None = None
-    passage_marker: int | None = None
-    expand_queries: bool = False
-    task: str = ""
+    query_marker: int | None = None  # Id after [CLS] in every query, if the head uses one
+    passage_marker: int | None = None  # Id after [CLS] in every passage, if the head uses one
+    expand_queries: bool = False  # Whether queries are filled with [MASK] up to their limit, if the head uses that
+    task: str = ""  # Instruction in place of TASK in `query_prompt`, for queries without one of their own
+    # Whether ids of a prompt's tokens, and of markers before it, are marked: ~id instead of id. The model reads these
+    # as id, and leaves them out of means (`RetrieverModule`).
     skip_prompt: bool = False
-    ends_texts: bool = True
+    ends_texts: bool = True  # Whether [SEP] ends a text; one without any token is [SEP] all the same
 
     def __post_init__(self) -> None:
         self._prompt_sizes: dict[str, int] = {}

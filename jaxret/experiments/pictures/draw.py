@@ -42,21 +42,16 @@ KINDS = ("sweep", *_OF_RUNS, "domains", "words")
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """Options of single kinds of pictures.
+    """Options of single kinds of pictures."""
 
-    Attributes:
-        measures: of a sweep (one), or of `domains` (one for both axes, or one for each); () for the first.
-        x, y: names of results on the axes of `domains`.
-        passage: text of the passage of `words`.
-        checkpoint: of the run of `words`.
-    """
-
+    # of a sweep (one), or of `domains` (one for both axes, or one for each); () for the first
     measures: tuple[str, ...] = ()
+    # x, y: names of results on the axes of `domains`
     x: tuple[str, ...] = ()
     y: tuple[str, ...] = ()
-    passage: str = ""
+    passage: str = ""  # text of the passage of `words`
     title: str = ""
-    checkpoint: str = "best"
+    checkpoint: str = "best"  # of the run of `words`
 
 
 def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOptions | None = None) -> str:

@@ -40,16 +40,12 @@ _MARKERS_UP_TO = 15  # points of a curve; more markers hide each other
 
 @dataclass(frozen=True)
 class DomainChoice:
-    """The results and measures of `domain_picture`.
+    """The results and measures of `domain_picture`."""
 
-    Attributes:
-        x, y: names of results (eval/NAME.json) on the axes; the mean over several.
-        measures: of x and of y; one for both, or "" for the first that a result has.
-    """
-
+    # x, y: names of results (eval/NAME.json) on the axes; the mean over several
     x: tuple[str, ...]
     y: tuple[str, ...]
-    measures: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()  # of x and of y; one for both, or "" for the first that a result has
 
 
 def read_metrics(workdir: Workdir) -> list[dict[str, float]]:

@@ -40,24 +40,16 @@ from jaxret.training.teacher import require_run, require_same_tokens
 
 @dataclass(frozen=True)
 class EvaluationSetup:
-    """The data and measures that evaluate every stage of a recipe.
+    """The data and measures that evaluate every stage of a recipe."""
 
-    Attributes:
-        corpus, queries: folders or files with passages and queries.
-        qrels: folder or file with judgements; "" for none.
-        split: split to read, where a source is a folder.
-        k: passages per query.
-        measures: names such as "nDCG@10"; None for the default measures.
-        match: how answers are read, "string" or "regex".
-    """
-
+    # corpus, queries: folders or files with passages and queries
     corpus: str
     queries: str
-    qrels: str
-    split: str = "test"
-    k: int = 100
-    measures: tuple[str, ...] | None = None
-    match: str = "string"
+    qrels: str  # folder or file with judgements; "" for none
+    split: str = "test"  # split to read, where a source is a folder
+    k: int = 100  # passages per query
+    measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
+    match: str = "string"  # how answers are read, "string" or "regex"
 
 
 def complete_evaluation(setup: EvaluationSetup, train: str) -> EvaluationSetup:

@@ -28,24 +28,17 @@ _SHARED_GROUPS = ("data.", "mesh.", "seed.")  # keys of the command line that st
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a recipe: a run, the mining of its training data, and its teacher.
+    """A stage of a recipe: a run, the mining of its training data, and its teacher."""
 
-    Attributes:
-        name: name of the stage and of its run's folder.
-        mining: settings of mining; None if the stage trains on data.train as it is.
-        pools: "bm25" or names of earlier stages, whose rankings are mined.
-        concat: TRAINING_DATA or names of earlier stages, whose training records follow the mined ones.
-        teacher: an earlier stage, a run, or a cross-encoder in transformers' files, which scores the training data; ""
-            for none.
-        explicit_keys: keys that the recipe or the command line set. The encoder's directory cannot change them.
-    """
-
-    name: str
+    name: str  # name of the stage and of its run's folder
     config: ConfigDict
-    mining: MiningSettings | None = None
-    pools: tuple[str, ...] = ()
+    mining: MiningSettings | None = None  # settings of mining; None if the stage trains on data.train as it is
+    pools: tuple[str, ...] = ()  # "bm25" or names of earlier stages, whose rankings are mined
+    # TRAINING_DATA or names of earlier stages, whose training records follow the mined ones
     concat: tuple[str, ...] = ()
+    # an earlier stage, a run, or a cross-encoder in transformers' files, which scores the training data; "" for none
     teacher: str = ""
+    # keys that the recipe or the command line set. The encoder's directory cannot change them.
     explicit_keys: tuple[str, ...] = ()
 
     @property

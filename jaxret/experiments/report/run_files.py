@@ -90,21 +90,14 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class ComparedSet:
-    """The results of one data set.
+    """The results of one data set."""
 
-    Attributes:
-        name: of the result.
-        runs: those that have it.
-        comparison: of the systems; None where they cannot be compared.
-        systems: name -> its results, as `compare_runs` returns them.
-        problem: why they cannot be compared.
-    """
-
-    name: str
-    runs: tuple[RunFiles, ...]
-    comparison: SystemComparison | None = None
+    name: str  # of the result
+    runs: tuple[RunFiles, ...]  # those that have it
+    comparison: SystemComparison | None = None  # of the systems; None where they cannot be compared
+    # name -> its results, as `compare_runs` returns them
     systems: Mapping[str, Sequence[RunResult]] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # why they cannot be compared
 
     @property
     def measures(self) -> tuple[str, ...]:

@@ -24,19 +24,13 @@ from jaxret.storage.atomic import atomic_write, require_file_path
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of a report.
+    """Options of a report."""
 
-    Attributes:
-        data: names of the results to show (eval/NAME.json); () for all.
-        measures: to compare; () for all that every result has. The first one is that of pictures and single queries.
-        queries: wins, and losses, that are shown with their texts.
-        title: of the page; "" for one made of the names of the runs.
-    """
-
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # names of the results to show (eval/NAME.json); () for all
+    # to compare; () for all that every result has. The first one is that of pictures and single queries.
     measures: tuple[str, ...] = ()
-    queries: int = 5
-    title: str = ""
+    queries: int = 5  # wins, and losses, that are shown with their texts
+    title: str = ""  # of the page; "" for one made of the names of the runs
 
 
 def write_report(

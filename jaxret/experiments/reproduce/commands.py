@@ -35,19 +35,13 @@ GENERATOR = "flan_t5_xl"  # the folder of the model that writes pseudo-queries, 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a reproduction reads and writes.
+    """Where a reproduction reads and writes."""
 
-    Attributes:
-        data: folder with a folder for each data set (tables/datasets.toml).
-        workdir: folder of the runs; one for each model, training set, and seed where there are several.
-        overrides: keys of the config with other values than the paper's, as for a trial on less data.
-        scale: part of the paper's steps or epochs to train for. All stages of a recipe train alike then.
-    """
-
-    data: Path
-    workdir: Path
+    data: Path  # folder with a folder for each data set (tables/datasets.toml)
+    workdir: Path  # folder of the runs; one for each model, training set, and seed where there are several
+    # keys of the config with other values than the paper's, as for a trial on less data
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    scale: float = 1.0
+    scale: float = 1.0  # part of the paper's steps or epochs to train for. All stages of a recipe train alike then.
 
     def folder(self, name: str) -> Path:
         """Return the folder of a data set."""

@@ -19,39 +19,27 @@ SEEDS = ("seed.init", "seed.data", "seed.dropout", "seed.negatives")
 
 @dataclass(frozen=True)
 class PaperData:
-    """A data set of the tables; paths are relative to its folder below --data.
+    """A data set of the tables; paths are relative to its folder below --data."""
 
-    Attributes:
-        name: its key, and its folder unless `folder` names another.
-        title: what it is.
-        files: path -> where the file comes from.
-        corpus: the file that is encoded, or the name of the data set that has it.
-        train, dev: values of data.train and data.dev; "" where there is none.
-        mined: settings of `jaxret mine` for BM25's negatives, where the training data has none.
-        on_error: value of data.on_error, where training records lack a positive passage.
-        trained_on: the data set whose model is measured on this one, if it has no training data.
-        queries, qrels: what is asked and judged; without qrels, the queries have answers.
-        k: passages per query.
-        measures: in the order of the tables' numbers.
-        each: the sets of which this one is the mean, each in a folder of its own.
-        members: a set of `each` -> its own sets, in folders of its folder.
-    """
-
-    name: str
-    title: str
-    files: Mapping[str, str]
-    corpus: str = ""
+    name: str  # its key, and its folder unless `folder` names another
+    title: str  # what it is
+    files: Mapping[str, str]  # path -> where the file comes from
+    corpus: str = ""  # the file that is encoded, or the name of the data set that has it
+    # train, dev: values of data.train and data.dev; "" where there is none
     train: str = ""
     dev: str = ""
+    # settings of `jaxret mine` for BM25's negatives, where the training data has none
     mined: Mapping[str, int] = field(default_factory=dict)
-    on_error: str = ""
-    trained_on: str = ""
+    on_error: str = ""  # value of data.on_error, where training records lack a positive passage
+    trained_on: str = ""  # the data set whose model is measured on this one, if it has no training data
     folder: str = ""
+    # queries, qrels: what is asked and judged; without qrels, the queries have answers
     queries: str = ""
     qrels: str = ""
-    k: int = 100
-    measures: tuple[str, ...] = ()
-    each: tuple[str, ...] = ()
+    k: int = 100  # passages per query
+    measures: tuple[str, ...] = ()  # in the order of the tables' numbers
+    each: tuple[str, ...] = ()  # the sets of which this one is the mean, each in a folder of its own
+    # a set of `each` -> its own sets, in folders of its folder
     members: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def folders(self, sets: Sequence[str]) -> dict[str, float]:
@@ -66,63 +54,45 @@ class PaperData:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-        id: PAPER/TABLE/NAME.
-        caption: of the table.
-        config: of the row, or one for each training set.
-        set: keys of the config that have other values; of "bm25", its settings.
-        verb: "train" (one stage), "recipe" (stages), "diversity", "bm25" and "count" (no model), or "" (not to be run).
-        stage: of a recipe, the stage that is measured.
-        warm_up: of a recipe, the config of a training on generated queries, with whose checkpoint all stages begin.
-        chunks: "sentences" or "equal=N", by which `jaxret data chunk` splits all passages; "" for whole ones.
-        seeds: runs whose mean is the row.
-        checkpoint: "best" on the dev set or "last", or one for each training set; validation.best has it.
-        query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training.
-        percent: whether the paper's numbers are percentages.
-        measures: instead of those of the data set.
-        each: the sets of a mean, where the paper took others than the data set says.
-        numbers: data set -> the paper's numbers ("-": none). "nq:squad": trained on nq, measured on squad.
-        numbers_each: the numbers of the sets of `each`.
-        deviations: data set -> the paper's standard deviations over seeds.
-        subsets: numbers of parts of the queries (I3, table 4).
-        diversity: data set -> perplexity and local variation, or what `measures` names.
-        counts: data set -> sizes.
-        counted: data set -> "COUNT of FILE" for each size; COUNT is a name of `DataCheck.counts`.
-        milliseconds, gib: times and storage that the paper prints.
-        same_as: id of the row that has the same system.
-        reason: why the row cannot be run here; "" if it can.
-        note: what else a reader should know.
-    """
-
-    id: str
-    caption: str
-    config: str | Mapping[str, str] = ""
+    id: str  # PAPER/TABLE/NAME
+    caption: str  # of the table
+    config: str | Mapping[str, str] = ""  # of the row, or one for each training set
+    # keys of the config that have other values; of "bm25", its settings
     set: Mapping[str, Any] = field(default_factory=dict)
+    # "train" (one stage), "recipe" (stages), "diversity", "bm25" and "count" (no model), or "" (not to be run)
     verb: str = ""
-    stage: str = ""
+    stage: str = ""  # of a recipe, the stage that is measured
+    # of a recipe, the config of a training on generated queries, with whose checkpoint all stages begin
     warm_up: str = ""
-    chunks: str = ""
-    seeds: int = 1
+    chunks: str = ""  # "sentences" or "equal=N", by which `jaxret data chunk` splits all passages; "" for whole ones
+    seeds: int = 1  # runs whose mean is the row
+    # "best" on the dev set or "last", or one for each training set; validation.best has it
     checkpoint: str | Mapping[str, str] = "best"
+    # query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training
     query_length: int = 0
     passage_length: int = 0
-    percent: bool = False
-    measures: tuple[str, ...] = ()
-    each: tuple[str, ...] = ()
+    percent: bool = False  # whether the paper's numbers are percentages
+    measures: tuple[str, ...] = ()  # instead of those of the data set
+    each: tuple[str, ...] = ()  # the sets of a mean, where the paper took others than the data set says
+    # data set -> the paper's numbers ("-": none). "nq:squad": trained on nq, measured on squad.
     numbers: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    numbers_each: tuple[float, ...] = ()
+    numbers_each: tuple[float, ...] = ()  # the numbers of the sets of `each`
+    # data set -> the paper's standard deviations over seeds
     deviations: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
-    subsets: tuple[float, ...] = ()
+    subsets: tuple[float, ...] = ()  # numbers of parts of the queries (I3, table 4)
+    # data set -> perplexity and local variation, or what `measures` names
     diversity: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
-    counts: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
+    counts: Mapping[str, Sequence[float | int]] = field(default_factory=dict)  # data set -> sizes
+    # data set -> "COUNT of FILE" for each size; COUNT is a name of `DataCheck.counts`
     counted: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # milliseconds, gib: times and storage that the paper prints
     milliseconds: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     gib: float | int = 0
-    same_as: str = ""
-    reason: str = ""
-    note: str = ""
+    same_as: str = ""  # id of the row that has the same system
+    reason: str = ""  # why the row cannot be run here; "" if it can
+    note: str = ""  # what else a reader should know
 
     @property
     def runnable(self) -> bool:

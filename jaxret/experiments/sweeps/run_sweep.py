@@ -54,45 +54,29 @@ STAGE = "run"  # name of the only stage of a config that is trained as it is
 
 @dataclass(frozen=True)
 class SweepSetup:
-    """The settings of a sweep.
+    """The settings of a sweep."""
 
-    Attributes:
-        config: "NAME" or "FILE.py", with or without ":SUFFIX".
-        overrides: keys of the config that have another value in every point.
-        grid: the swept keys and seeds.
-        evaluation: data and measures; the tests of the table are of the first measure.
-        stages: whether each point runs the stages of the config; else the config is trained once, on data.train.
-        baseline: label of the point that others are tested against; "" for the first.
-        diversity: folder or file of judged pairs on which local variation and perplexity are measured; "" for none.
-    """
-
-    config: str
-    overrides: Mapping[str, Any]
-    grid: Grid
-    evaluation: EvaluationSetup
+    config: str  # "NAME" or "FILE.py", with or without ":SUFFIX"
+    overrides: Mapping[str, Any]  # keys of the config that have another value in every point
+    grid: Grid  # the swept keys and seeds
+    evaluation: EvaluationSetup  # data and measures; the tests of the table are of the first measure
+    # whether each point runs the stages of the config; else the config is trained once, on data.train
     stages: bool = False
-    baseline: str = ""
+    baseline: str = ""  # label of the point that others are tested against; "" for the first
+    # folder or file of judged pairs on which local variation and perplexity are measured; "" for none
     diversity: str = ""
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep: a point and a seed.
+    """One run of a sweep: a point and a seed."""
 
-    Attributes:
-        label: name of the point.
-        point: swept key -> value.
-        seed: None for the config's own seeds.
-        folder: of the run's recipe.
-        stages: the stages of the recipe; the last one that searches is measured.
-        report: path of the report of diversity; None for none, and for a point with one vector a passage.
-    """
-
-    label: str
-    point: Mapping[str, Any]
-    seed: int | None
-    folder: Path
-    stages: tuple[Stage, ...]
+    label: str  # name of the point
+    point: Mapping[str, Any]  # swept key -> value
+    seed: int | None  # None for the config's own seeds
+    folder: Path  # of the run's recipe
+    stages: tuple[Stage, ...]  # the stages of the recipe; the last one that searches is measured
+    # path of the report of diversity; None for none, and for a point with one vector a passage
     report: Path | None = None
 
     @property

@@ -28,21 +28,14 @@ RECOMPUTE: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Adapters:
-    """Low-rank adapters of dense layers, during training (lora.py).
+    """Low-rank adapters of dense layers, during training (lora.py)."""
 
-    Attributes:
-        rank: of the adapters.
-        scaling: factor of their product.
-        dropout: rate at which their input is dropped.
-        layers: paths of the dense layers that have one, relative to a layer of the encoder.
-        numbers: of the encoder's layers, from 1, whose adapters count. Those of others are there, in the same arrays,
-            and add nothing.
-    """
-
-    rank: int
-    scaling: float
-    dropout: float
-    layers: tuple[str, ...]
+    rank: int  # of the adapters
+    scaling: float  # factor of their product
+    dropout: float  # rate at which their input is dropped
+    layers: tuple[str, ...]  # paths of the dense layers that have one, relative to a layer of the encoder
+    # of the encoder's layers, from 1, whose adapters count. Those of others are there, in the same arrays, and add
+    # nothing.
     numbers: tuple[int, ...]
 
 

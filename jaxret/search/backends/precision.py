@@ -34,19 +34,13 @@ class Compressed(NamedTuple):
 
 @dataclass(frozen=True)
 class Precision:
-    """Numbers in which candidates are computed.
+    """Numbers in which candidates are computed."""
 
-    Attributes:
-        name: a key of `PRECISIONS`.
-        dtype: of the stored vectors.
-        growth: |v'| is at most 1 + this times |v|; under int8, times sqrt(D) for vectors of D numbers.
-        more: candidates beyond k in the first round, as a share of k: a little more than MiniLM's vectors of real texts
-            needed for a proof (7 % in bfloat16, 35 % in int8).
-    """
-
-    name: str
-    dtype: Any
-    growth: float
+    name: str  # a key of `PRECISIONS`
+    dtype: Any  # of the stored vectors
+    growth: float  # |v'| is at most 1 + this times |v|; under int8, times sqrt(D) for vectors of D numbers
+    # candidates beyond k in the first round, as a share of k: a little more than MiniLM's vectors of real texts needed
+    # for a proof (7 % in bfloat16, 35 % in int8)
     more: float
 
     def unit(self, dimension: int) -> float:

@@ -21,18 +21,12 @@ Scalar = Float[jax.Array, ""]
 
 @dataclass(frozen=True)
 class KlSettings:
-    """KL(teacher || student) over the documents that a teacher scored for each query (Hinton et al. 2015, section 2).
+    """KL(teacher || student) over the documents of each query that a teacher scored (Hinton et al. 2015, 2)."""
 
-    Attributes:
-        weight: of the term; 0: off.
-        temperature: divides the student's scores before the softmax.
-        teacher_temperature: divides the teacher's scores.
-        scaled: whether the loss is multiplied by temperature^2, which keeps the size of gradients whatever it is.
-    """
-
-    weight: float = 0.0
-    temperature: float = 1.0
-    teacher_temperature: float = 1.0
+    weight: float = 0.0  # of the term; 0: off
+    temperature: float = 1.0  # divides the student's scores before the softmax
+    teacher_temperature: float = 1.0  # divides the teacher's scores
+    # whether the loss is multiplied by temperature^2, which keeps the size of gradients whatever it is
     scaled: bool = False
 
 

@@ -34,55 +34,37 @@ Scalar = Float[jax.Array, ""]
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of the loss: the keys of `config.loss`, and those that the head and the pooling bring along.
+    """Settings of the loss: the keys of `config.loss`, and those that the head and the pooling bring along."""
 
-    Attributes:
-        positive: whether the positive document scores by its best vector or by its first (the last layer).
-        local_target: the vector of the positive that its local softmax should choose.
-        temperature: divides scores before the softmax over documents.
-        local_temperature: divides scores before the softmax over the positive's own vectors.
-        local_weight: of the local term, beside the contrastive one.
-        annealing_rate: of both temperatures, per epoch; 0: none.
-        annealing_floor: the least factor of annealing.
-        contrastive_weight: of the contrastive and the local term.
-        in_batch_negatives: whether a query competes for the documents of other queries too, or for its own alone.
-        false_negatives: negatives that are left out of the softmax by their scores.
-        parts: (start, stop) of the parts of a vector that have a contrastive loss of their own.
-        parts_weight: of the sum of these losses.
-        auxiliary_weight: of the loss that a head computes from a text alone.
-        auxiliary_decay: factor of that weight, per epoch.
-        epochs_per_step: batch size / number of examples.
-        kl: distillation by Kullback-Leibler divergence.
-        in_batch_kl: the same, of the scores of all documents of the batch.
-        margin_mse: distillation of margins.
-        binary: cross-entropy of yes and no.
-        matryoshka: sizes of vectors that the loss is summed over.
-        sparsity: penalties on the weights of words; its steps are counted in batches.
-        count_words: whether vectors are weights of words, to be counted.
-    """
-
+    # whether the positive document scores by its best vector or by its first (the last layer)
     positive: Literal["max", "first"] = "max"
+    # the vector of the positive that its local softmax should choose
     local_target: Literal["none", "first", "argmax"] = "none"
-    temperature: float = 1.0
-    local_temperature: float = 1.0
-    local_weight: float = 0.0
-    annealing_rate: float = 0.0
-    annealing_floor: float = 0.3
-    contrastive_weight: float = 1.0
+    temperature: float = 1.0  # divides scores before the softmax over documents
+    local_temperature: float = 1.0  # divides scores before the softmax over the positive's own vectors
+    local_weight: float = 0.0  # of the local term, beside the contrastive one
+    annealing_rate: float = 0.0  # of both temperatures, per epoch; 0: none
+    annealing_floor: float = 0.3  # the least factor of annealing
+    contrastive_weight: float = 1.0  # of the contrastive and the local term
+    # whether a query competes for the documents of other queries too, or for its own alone
     in_batch_negatives: bool = True
+    # negatives that are left out of the softmax by their scores
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
+    # (start, stop) of the parts of a vector that have a contrastive loss of their own
     parts: tuple[tuple[int, int], ...] = ()
-    parts_weight: float = 0.5
-    auxiliary_weight: float = 1.0
-    auxiliary_decay: float = 1.0
-    epochs_per_step: float = 0.0
-    kl: KlSettings = field(default_factory=KlSettings)
-    in_batch_kl: KlSettings = field(default_factory=KlSettings)
-    margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)
-    binary: BinarySettings = field(default_factory=BinarySettings)
+    parts_weight: float = 0.5  # of the sum of these losses
+    auxiliary_weight: float = 1.0  # of the loss that a head computes from a text alone
+    auxiliary_decay: float = 1.0  # factor of that weight, per epoch
+    epochs_per_step: float = 0.0  # batch size / number of examples
+    kl: KlSettings = field(default_factory=KlSettings)  # distillation by Kullback-Leibler divergence
+    in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same, of the scores of all documents of the batch
+    margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)  # distillation of margins
+    binary: BinarySettings = field(default_factory=BinarySettings)  # cross-entropy of yes and no
+    # sizes of vectors that the loss is summed over
     matryoshka: MatryoshkaSettings = field(default_factory=MatryoshkaSettings)
+    # penalties on the weights of words; its steps are counted in batches
     sparsity: SparsitySettings = field(default_factory=SparsitySettings)
-    count_words: bool = False
+    count_words: bool = False  # whether vectors are weights of words, to be counted
 
     def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
         """Return the epoch, from 0, of the middle of a step's batch: a batch may begin in one and end in the next."""
@@ -134,37 +116,26 @@ def competing_documents(batch: Batch, in_batch_negatives: bool = True) -> Bool[j
 
 @dataclass(frozen=True)
 class Scores:
-    """Similarities of every query with every document of a batch, and everything else that terms of the loss read.
+    """Similarities of every query with every document of a batch, and everything else that terms of the loss read."""
 
-    Attributes:
-        similarities: S, in float32; MASKED_SCORE where a vector does not exist.
-        positives: index into N of each query's positive; -1 marks an empty row, which counts for nothing.
-        softmax_mask: which documents the softmax of each query runs over.
-        annealing: factor of both temperatures.
-        epoch: from 0.
-        auxiliary_loss: (sum, count) of each document, by its head; None: the head has no such loss.
-        teacher_scores: of the documents of each query, the positive first; NaN where a teacher gave none.
-        parts: S of each of `settings.parts` alone.
-        group_size: documents of a query, which stand together; 0: N / B.
-        sparsity: of the batch's vectors; None: these are not weights of words.
-        document_exists: False for empty slots.
-        in_batch_teacher: a teacher's scores of every query with every document; None: there is no such teacher.
-        smaller: S of each smaller size of `settings.matryoshka`.
-    """
-
-    similarities: Float[jax.Array, "B N V"]
+    similarities: Float[jax.Array, "B N V"]  # S, in float32; MASKED_SCORE where a vector does not exist
+    # index into N of each query's positive; -1 marks an empty row, which counts for nothing
     positives: Int[jax.Array, " B"]
-    softmax_mask: Bool[jax.Array, "B N"]
+    softmax_mask: Bool[jax.Array, "B N"]  # which documents the softmax of each query runs over
     settings: LossSettings
-    annealing: Scalar | float = 1.0
-    epoch: Scalar | float = 0.0
+    annealing: Scalar | float = 1.0  # factor of both temperatures
+    epoch: Scalar | float = 0.0  # from 0
+    # (sum, count) of each document, by its head; None: the head has no such loss
     auxiliary_loss: Float[jax.Array, "N 2"] | None = None
+    # of the documents of each query, the positive first; NaN where a teacher gave none
     teacher_scores: Float[jax.Array, "B G"] | None = None
-    parts: tuple[Float[jax.Array, "B N V"], ...] = ()
-    group_size: int = 0
-    sparsity: Sparsity | None = None
-    document_exists: Bool[jax.Array, " N"] | None = None
+    parts: tuple[Float[jax.Array, "B N V"], ...] = ()  # S of each of `settings.parts` alone
+    group_size: int = 0  # documents of a query, which stand together; 0: N / B
+    sparsity: Sparsity | None = None  # of the batch's vectors; None: these are not weights of words
+    document_exists: Bool[jax.Array, " N"] | None = None  # False for empty slots
+    # a teacher's scores of every query with every document; None: there is no such teacher
     in_batch_teacher: Float[jax.Array, "B N"] | None = None
+    # S of each smaller size of `settings.matryoshka`
     smaller: Mapping[int, Float[jax.Array, "B N V"]] = field(default_factory=dict)
 
     @cached_property
@@ -356,20 +327,13 @@ TEXT_TERMS = ("reconstruction", "query_sparsity", "passage_sparsity")
 
 @struct.dataclass
 class LossTerms:
-    """Loss of a batch and its terms: scalars, means over the queries that exist.
+    """Loss of a batch and its terms: scalars, means over the queries that exist."""
 
-    Attributes:
-        loss: the weighted sum.
-        terms: values of the terms that are on, unweighted.
-        accuracy: how often the positive has the best score; None where nothing competes.
-        rank: mean rank of the positives, from 0; None where nothing competes.
-        words: mean number of words of a query and of a passage, where vectors are weights of words.
-    """
-
-    loss: Scalar
-    terms: dict[str, Scalar]
-    accuracy: Any = None
-    rank: Any = None
+    loss: Scalar  # the weighted sum
+    terms: dict[str, Scalar]  # values of the terms that are on, unweighted
+    accuracy: Any = None  # how often the positive has the best score; None where nothing competes
+    rank: Any = None  # mean rank of the positives, from 0; None where nothing competes
+    # mean number of words of a query and of a passage, where vectors are weights of words
     words: dict[str, Scalar] = struct.field(default_factory=dict)
 
 
