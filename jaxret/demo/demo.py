@@ -219,7 +219,6 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
 
     Args:
         workdir: the demo's folder; results.md is written there.
-        data: the passages and questions.
         table: title of a row -> its evaluation.
         changes: of each row but the first, its difference from the row above.
     """

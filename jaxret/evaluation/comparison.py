@@ -244,7 +244,6 @@ def compare_over_queries(
 
     Args:
         baseline, system: the values of each run.
-        measure: name of the measure.
         seed, resamples: see `paired_comparison`.
     """
     require_same_queries({"the baseline": baseline, "the system": system}, measure)

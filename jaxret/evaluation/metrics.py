@@ -148,7 +148,6 @@ def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measur
 
     Args:
         run: query id -> [(passage id, score)], best first. This order is the ranking; equal scores keep their order.
-        judgements: the qrels.
         measures: names for `parse_measure`.
     Raises:
         ValueError: an unknown measure, no judgement, contradicting judgements, no judged query in the run, or a

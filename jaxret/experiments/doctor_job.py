@@ -75,7 +75,6 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
     """Yield the checks of training with a config on the devices of this process.
 
     Args:
-        config: of the job.
         encoder: directory of the encoder of a run that has begun; None: what encoder.checkpoint names.
         workdir: folder of the run; "": the current one.
     """

@@ -41,7 +41,6 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
 
     Args:
         measures: names as ir-measures has them, and Accuracy@k; None for the default.
-        k: passages per query.
         where: the file that has k passages per query; "" where k is the value of --k.
 
     Raises:

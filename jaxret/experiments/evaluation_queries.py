@@ -83,7 +83,6 @@ def read_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy
         queries: folder or file with queries.
         qrels: folder or file with judgements; "" for none.
         split: split to read, where a source is a folder.
-        policy: treatment of bad records.
     Raises:
         ValueError: there is no query; with qrels, no judged query.
     """

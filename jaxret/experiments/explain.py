@@ -92,7 +92,6 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
     """Return a text that explains a query, a passage, or their score.
 
     Args:
-        run: an opened run.
         question: text of the query; "" for none.
         passage: None for none.
         top: rows of a table.
@@ -188,7 +187,6 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
     """Return the score and its parts, as paragraphs.
 
     Args:
-        run: an opened run.
         query, passage: token ids of one text each.
         top: rows of a table.
     """

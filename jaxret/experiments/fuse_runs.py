@@ -212,7 +212,6 @@ def _evaluate(
     Args:
         job: measures and output.
         parts: the rankings that were fused, by name; printed too.
-        rankings: the result.
         provenance: how they were made.
         queries: queries and judgements.
     """

@@ -29,7 +29,6 @@ def run_system(
         data: BEIR folder with corpus, queries and judgements.
         split: split to evaluate on.
         measures: names such as "nDCG@10".
-        k: passages per query.
     """
     train(config, workdir).require_finished()
     run = open_run(workdir)

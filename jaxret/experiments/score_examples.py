@@ -44,7 +44,6 @@ def score_examples(
     It is written while pairs are scored.
 
     Args:
-        teacher: scores the pairs.
         source: training data: folder or file.
         out: file to write.
         split: split to read, where the source is a folder.

@@ -39,7 +39,6 @@ def search_bm25(
         workdir: folder of the results; it is made, in a folder that exists.
         corpus: folder or file with passages.
         sources: queries, and judgements ("" for none).
-        settings: of BM25.
         evaluation: queries, measures and further results.
 
     Raises:

@@ -57,7 +57,6 @@ def search_files(
         queries: folder or file with queries.
         qrels: folder or file with judgements; "" for none.
         evaluation: queries, measures and further results.
-        options: how candidates are found.
         corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:
@@ -160,7 +159,6 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     """Print the k best passages for a question.
 
     Args:
-        question: its text.
         k: passages.
     """
     start = time.perf_counter()

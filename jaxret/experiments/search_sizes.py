@@ -47,7 +47,6 @@ def search_sizes(
         queries: folder or file with queries.
         qrels: folder or file with judgements.
         evaluation: queries, measures and further results.
-        options: how candidates are found.
         corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:

@@ -92,7 +92,6 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
     """Write the encoder of a side in transformers' files: config.json, model.safetensors, the tokenizer.
 
     Args:
-        folder: folder to write.
         all_layers: whether the config returns the hidden states of all layers.
     """
     params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
@@ -277,7 +276,6 @@ def read_states(
 
     Args:
         folder: folder of the encoder.
-        tokens: token ids.
         ignore: see `encoder.ignore`.
         attention_mask: tokens that others attend to, [rows,T]; None for all real tokens.
     """

@@ -62,7 +62,6 @@ def compare_last_states(run: Run, side: Side, tokens: Ragged, folder: Path) -> t
     """Return the last hidden states [tokens,H] of the run and of the files.
 
     Args:
-        tokens: token ids.
         folder: folder of the written encoder.
     """
     states, mask = read_states(folder, tokens, run.config.encoder.ignore)

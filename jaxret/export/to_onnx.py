@@ -100,7 +100,6 @@ def run_and_graph_outputs(
     """Return the numbers of the run and of onnxruntime: vectors, or hidden states without a form.
 
     Args:
-        tokens: token ids.
         form: form of the vectors; None for hidden states.
         path: file of the graph.
     """

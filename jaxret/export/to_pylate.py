@@ -84,7 +84,6 @@ def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.n
     Args:
         run: the run, for token ids and expected settings.
         out: the PyLate directory.
-        tokens: token ids.
 
     Raises:
         ValueError: a setting, read back, is not the run's.

@@ -184,7 +184,6 @@ def encode_source(
 
     Args:
         run: the run whose checkpoint encodes.
-        folder: folder of the shards.
         source: the passages.
         options: how to encode and write.
     """

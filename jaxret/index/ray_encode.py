@@ -37,7 +37,6 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
     """Encode a corpus by the workers of a cluster; return when every shard exists.
 
     Args:
-        job: what is encoded.
         engine: the cluster and its workers.
         progress: print how many workers there are.
 

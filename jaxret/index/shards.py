@@ -352,7 +352,6 @@ def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bo
     """Raise ShardError if a file of a shard is not the one that its entry describes.
 
     Args:
-        folder: folder of the shard.
         entry: of its sidecar.
         verify: compare digests too.
     """
@@ -364,7 +363,6 @@ def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: 
     """Yield the errors in the files of a shard.
 
     Args:
-        folder: folder of the shard.
         entry: of its sidecar.
         verify: compare digests too.
     """

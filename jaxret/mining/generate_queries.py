@@ -63,7 +63,6 @@ def generate_queries(
         model: Hugging Face directory of a T5 with its decoder (T5, Flan-T5, doc2query) and its tokenizer.
         corpus: Folder or file with passages.
         out: Folder to write.
-        decoding: How queries are decoded.
         options: How passages are read, and what is written.
 
     Raises:
@@ -201,7 +200,6 @@ class GenerationJob:
             number: Of the part.
             passages: Of the part.
             lease: Of the part.
-            bar: Shows progress.
         """
         queries, cut = self.generator(passages, number * self.options.part_rows, bar.update)
         rows = [[passage.id, texts] for passage, texts in zip(passages, queries, strict=True)]

@@ -53,7 +53,6 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
     """Write {"_id": passage id, "text": keywords} lines for a corpus, which is read twice.
 
     Args:
-        corpus: to read.
         out: file to write.
         count: words for each passage, at most. English stop words and words of one letter are left out.
     Returns:

@@ -243,7 +243,6 @@ def open_pools(
         job: names of pools and corpus, settings.
         questions: the training queries; runs look up the rows of their positives.
         folder: for an index of the corpus file.
-        log: for messages.
     """
     positives = {passage.id for one in questions.queries for passage in one.positives}
     pools: list[NegativePool] = []
@@ -284,7 +283,6 @@ def select_examples(
     """Yield the example of each query that has a positive, in order.
 
     Args:
-        pools: the sources of negatives.
         texts: reader of passages by id.
         chooser: selects negatives and counts.
 
@@ -326,7 +324,6 @@ def write_examples(
 
     Args:
         job: names of --concat files, settings.
-        examples: the mined examples.
         chooser: scores the --concat records.
     """
     parts = [(examples, questions.every_positive and job.judged)]

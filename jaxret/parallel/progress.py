@@ -182,7 +182,6 @@ def with_progress(
     """Yield the items, and show how many of them there were.
 
     Args:
-        items: What to iterate over.
         name: Of the work, in one or two words.
         total: Number of items; None: not known.
         unit: An item, in one word.

@@ -133,7 +133,6 @@ def measure_workload(config: ConfigDict, retriever: RetrieverModel, texts: PlanT
     """Measure the work of a run with these texts.
 
     Args:
-        texts: of the run.
         devices: number of devices.
     """
     longest, steps = longest_batch(config, retriever, devices), _steps(config, texts.examples)
@@ -170,8 +169,6 @@ def measure_batches(
     """Measure SAMPLE batches of the run, evenly spread, both padded and packed.
 
     Args:
-        data: of the run.
-        plan: how batches are drawn.
         longest: shapes of the longest batch.
         steps: of the run; None: one epoch is measured.
         packer: packs the texts of a batch.

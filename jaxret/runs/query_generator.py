@@ -160,7 +160,6 @@ def open_query_generator(
         directory: T5 with its decoder, and its tokenizer.
         template: Prompt, as of PromptTokenizer.
         limit: Most tokens of a prompt with its passage.
-        options: How to decode.
         dtype: Of products and kernels: "float32" or "bfloat16".
         tokens_per_batch: As of QueryGenerator.
 

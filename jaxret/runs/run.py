@@ -95,7 +95,6 @@ def create_run(
 
     Args:
         encoder: Directory with the encoder's config, tokenizer and pooler, which are copied.
-        contract: Contract of the run.
         data: Record of the training data (JSON).
         settings: Settings that the encoder's directory declared for the config, if any.
 
@@ -349,7 +348,6 @@ def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, mod
     """Return the parameters of a checkpoint: all, or those of a run with adapters that are not its base's.
 
     Args:
-        step: Of the checkpoint.
         model: Model without adapters.
     """
     shapes = parameter_shapes(with_adapters(model, config.lora))

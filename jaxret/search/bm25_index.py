@@ -50,7 +50,6 @@ def tokenize_words(texts: Iterable[str], language: str, return_ids: bool) -> Any
     """Return the words of texts as bm25s does: two letters or more, in lower case, without stop words, stemmed.
 
     Args:
-        texts: the texts.
         language: of BM25Settings.
         return_ids: numbers and a vocabulary; else words.
     """
@@ -82,9 +81,7 @@ def keep_bm25_index(
     A build that is killed leaves nothing that counts, and starts again.
 
     Args:
-        folder: of the index.
         corpus: folder or file with passages.
-        settings: of BM25.
 
     Raises:
         ContractError: the folder has the index of another corpus, or with other settings.
@@ -135,7 +132,6 @@ def write_bm25_index(
     Args:
         folder: an existing folder.
         passages: the corpus, in the order of its rows.
-        settings: of BM25.
         total: number of passages, for the bar.
 
     Raises:
@@ -187,12 +183,10 @@ def _write_scores(
     """Sort the postings of all blocks by word, and write their scores as a sparse matrix [passages, words] by column.
 
     Args:
-        folder: to write to.
         raw: the postings of the blocks.
         sizes: postings of each block.
         lengths: words of each passage.
         words: size of the vocabulary.
-        settings: of BM25.
     """
     postings = np.memmap(raw, _POSTING, "r")
     ends = np.cumsum([0, *sizes])

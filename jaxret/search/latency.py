@@ -33,7 +33,6 @@ def measure_latency(
         queries: to choose from.
         k: passages to search for.
         latency: number of queries, however long they take; None for LATENCY, for at most SECONDS.
-        clock: returns seconds.
 
     Returns:
         JSON: milliseconds as "p1", "p50", "p90", "p99", each a measured time (the nearest rank), and the conditions.
@@ -84,7 +83,6 @@ def time_phases(
         sample: the queries.
         latency: None: no further query begins after SECONDS; a number: all of the sample.
         phases: name -> function of the query, or of the value of the phase before it.
-        clock: returns seconds.
 
     Returns:
         JSON: name of a phase -> percentiles of its milliseconds; "questions": the number of queries.

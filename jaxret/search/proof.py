@@ -130,8 +130,6 @@ def search_until_proven(
             the tie rule, where `bound` is an upper bound on the backend's score of every other passage; the error of
             the backend's scores for each query (below the exact score, where scores are upper bounds); and the number
             of pairs that were scored exactly.
-        queries: number of queries.
-        total_rows: number of passages.
         k: passages to return for each query.
         description: of the backend, for the result.
         depth: candidates of each query in the first round.

@@ -29,7 +29,6 @@ def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions
     Args:
         run: the run that encoded it.
         folder: folder of the encoded corpus.
-        options: how candidates are found.
         many: there will be many searches.
 
     Raises as `Searcher` does.

@@ -149,7 +149,6 @@ class Searcher:
         Args:
             run: the run that encoded it.
             folder: folder of the encoded corpus (`corpus_folder`).
-            options: how candidates are found.
             many: there will be many searches: vectors stay in memory if they are few enough, and on the devices if they
                 fit there (`in_memory.py`).
             group: this process among those that search together; None: what `options` says.

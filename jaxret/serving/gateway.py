@@ -47,9 +47,6 @@ class Gateway:
         """Keep the endpoints.
 
         Args:
-            endpoints: by method and path.
-            options: of the server.
-            counters: counts of its requests.
             token: that a request must have; "": only this machine may ask.
             debug: write tracebacks to the log.
         """

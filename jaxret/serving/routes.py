@@ -50,9 +50,6 @@ class Routes:
 
         Args:
             models: runs; the first of a task is its default.
-            device: computes.
-            options: of the server.
-            counters: counts of its requests.
         """
         self._models = {model.name: model for model in models}
         self._device, self._options, self._counters = device, options, counters

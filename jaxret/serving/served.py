@@ -84,8 +84,6 @@ class ServedRetriever:
             workdir: folder of the run, or NAME=FOLDER.
             corpus: encoded corpus; "": the only one.
             checkpoint: "best", "last" or a step.
-            options: of the server.
-            search: how candidates are found.
 
         Raises what `Retriever.open`, `corpus_folder` and `Searcher` raise, and FileNotFoundError or ContractError if
         texts cannot be shown.
@@ -367,8 +365,6 @@ def open_served(
         workdirs: folders of runs, whose last parts are their names; NAME=FOLDER names one.
         corpus: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
-        options: of the server.
-        search: how candidates are found.
 
     Raises ValueError for two runs with one name, and what opening them raises.
     """

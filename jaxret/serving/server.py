@@ -42,7 +42,6 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
         corpus: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
         options: address and limits.
-        search: how candidates are found.
 
     Raises ValueError for an address that is in use, or beyond loopback without a token, and what `open_served` raises.
     """

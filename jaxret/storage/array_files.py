@@ -139,7 +139,6 @@ class ArrayWriter:
     """Writes checkpoints in the background, one at a time, into folders of their steps.
 
     Args:
-        folder: The folder of these.
         share: Called in the background with the step and the files of a save, by their names in its folder.
     """
 
@@ -152,7 +151,6 @@ class ArrayWriter:
         """Start a save of the parts that this process has; they are copied to the host before it returns.
 
         Args:
-            step: of the checkpoint.
             items: arrays, by the name of the item.
             metrics: of validation, if there are any.
             custom: digests and seal, for the metadata.

@@ -53,7 +53,6 @@ class BucketLeases(Leases):
     """The leases of this job in a folder of a working copy; see `Leases`.
 
     Args:
-        copy: The working copy.
         folder: A folder in it.
         bound: Seconds after which an unchanged lease of this job may be taken over.
     """

@@ -286,9 +286,7 @@ class Checkpoints:
         """Start an asynchronous save; the arrays are copied to the host before it returns.
 
         Args:
-            step: Step of the checkpoint.
             progress: Optimiser state and step.
-            metrics: Validation metrics.
             criterion: Metric that ranks this checkpoint; None: `best_metric`.
 
         Raises:

@@ -144,8 +144,7 @@ def make_batch_plan(config: ConfigDict, batch_size: int, devices: int, pseudo_le
     """Return how a config makes batches of examples.
 
     Args:
-        batch_size: queries of a batch.
-        devices: that share it; their number divides the padded batch.
+        devices: that share a batch; their number divides the padded batch.
         pseudo_length: tokens of a pseudo-query; 0: none are read.
     """
     return BatchPlan(

@@ -372,10 +372,7 @@ def make_trainer(
     """Return the trainer of a job. Nothing is compiled yet.
 
     Args:
-        optimization: of the run.
         state: to begin or resume with, for its shapes and shardings.
-        checkpoints: to save to.
-        metrics_log: to write to.
     """
     config, length, dropout_key = job.config, optimization.length, jax.random.key(job.config.seed.dropout)
     objective = job.task.make_objective(config, job.model, job.mesh, length.epochs_per_batch)

@@ -53,7 +53,6 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         """Return the loss of a batch and its terms.
 
         Args:
-            params: the model's parameters.
             batch: of all devices.
             key: of dropout.
             step: number of the batch, for terms that change with the epoch; None: without annealing.

@@ -34,7 +34,6 @@ def make_schedule(decay: str, peak: float, warmup_steps: int, total_steps: int) 
         decay: a key of DECAYS.
         peak: the largest rate.
         warmup_steps: over which the rate rises linearly.
-        total_steps: of the run.
     """
     if decay not in DECAYS:
         raise ValueError(f"optimizer.decay is {decay!r}; it must be one of {', '.join(DECAYS)}")

@@ -46,7 +46,6 @@ def prepare_job(
         workdir: of the run, which need not exist.
         explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
             the base config.
-        task: the kind of model.
 
     Raises:
         ValueError: settings contradict each other, the model or the devices.

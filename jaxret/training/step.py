@@ -34,7 +34,6 @@ def loss_and_gradients(
     batch are held at a time.
 
     Args:
-        objective: loss of one batch.
         params: that gradients are taken of.
         batch: one batch, or several, stacked [count, ...].
         dropout_key: of the run.
@@ -81,7 +80,6 @@ def make_train_step(
     state that it is called with.
 
     Args:
-        objective: loss of one batch.
         optimizer: gradients -> updates.
         state: concrete or abstract, for its shardings.
         dropout_key: of the run.

@@ -45,11 +45,7 @@ def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel
 
 
 def require_teacher(config: ConfigDict, student: RetrieverModel, contract: Mapping[str, Any]) -> None:
-    """Raise FileNotFoundError, ValueError or ContractError if train.teacher cannot teach a run. No weights are read.
-
-    Args:
-        contract: of the run.
-    """
+    """Raise FileNotFoundError, ValueError or ContractError if train.teacher cannot teach a run. No weights are read."""
     if teacher_model(config, student):
         require_run(config.train.teacher, contract)
 

@@ -135,7 +135,6 @@ def restore_state(
     """Return the state of a checkpoint, placed on a mesh.
 
     Args:
-        step: of the checkpoint.
         mesh: the devices, which need not be those that saved it.
         model: whose parameters they are.
         optimizer: whose state is restored.

@@ -156,10 +156,8 @@ def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Pol
     """Return the examples with a run's scores, by ids of queries and passages.
 
     Args:
-        examples: Examples to score.
         run: TREC run or results file with scores.
         data: Name of the examples' data set, for the error.
-        policy: Policy for bad records.
 
     Raises:
         DataError: The run has another text for a query id. This happens for files without ids, whose rows are counted.
@@ -232,7 +230,6 @@ def load_or_tokenize_corpus(
     """Return the tokens of a scanned corpus. Raises DataError if the corpus has changed since the scan.
 
     Args:
-        corpus: Corpus to load.
         scan: Result of its scan.
         policy: Policy for bad records, with their report.
         tokenizer: Tokenizer with the length limits.

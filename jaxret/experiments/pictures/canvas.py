@@ -66,7 +66,6 @@ def new_picture(
     """Return an empty figure and its panels, side by side.
 
     Args:
-        panels: number of panels.
         height: in inches.
         width: of a single panel, in inches; several panels are narrower.
         share: whether the panels have one vertical axis.

@@ -31,7 +31,6 @@ class Ledger:
         """Run a step unless it is complete, and return {file: digest} of its outputs.
 
         Args:
-            name: name of the step.
             inputs: JSON value: the settings of the step and digests of its inputs.
             make: runs the step and returns the files that it wrote.
             is_complete: whether everything that the files describe exists.

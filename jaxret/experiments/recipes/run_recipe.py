@@ -61,8 +61,6 @@ def run_recipe(
     """Run the steps that are not complete, print the table of results, and return its path.
 
     Args:
-        stages: the stages, see `read_stages`.
-        workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
     """
     table = run_stages(stages, workdir, evaluation, progress)
@@ -82,8 +80,6 @@ def run_stages(
     """Run the steps that are not complete, write results.md, and return the evaluation of each stage that searches.
 
     Args:
-        stages: the stages, see `read_stages`.
-        workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
         log: takes a line for each step; None prints it.
     """

@@ -149,7 +149,6 @@ def _with_config(
 
     Args:
         stage: without its config.
-        entry: of the stage.
         config: of the recipe.
         overrides: keys of the command line.
         round_keys: keys of a round, which nothing changes.

@@ -72,7 +72,6 @@ def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell
 
     Args:
         caption: what the table shows.
-        header: names of the columns.
         rows: a cell for each column.
     """
     first = rows[0] if rows else [""] * len(header)

@@ -25,9 +25,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Return the whole HTML file. Its policy lets it load nothing and run the script of `report.js` alone.
 
     Args:
-        title: of the page.
         lead: sentence below the title.
-        sections: in their order.
     """
     style, script = _resource("report.css"), _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -71,8 +69,7 @@ def inline_figure(svg: str, title: str, name: str) -> Html:
     """Return a picture of `picture_svg` as a figure of the page: its width is the page's, and its colours too.
 
     Args:
-        svg: the picture.
-        title: its caption, and its name for screen readers.
+        title: caption of the picture, and its name for screen readers.
         name: begins its ids, which are unique in the page.
     """
     body, name = svg[svg.index("<svg") :], re.sub(r"[^A-Za-z0-9_-]", "-", name)

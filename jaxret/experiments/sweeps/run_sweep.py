@@ -126,7 +126,6 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     """Run the unfinished points, and return the comparison of all points; None if only one run was requested.
 
     Args:
-        setup: the sweep.
         workdir: of the sweep; several jobs may run points in it at the same time.
         index: number of the only run to do, from 1; 0 for all runs, and their comparison.
     Raises:
@@ -289,7 +288,6 @@ def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None
     """Run a sweep; print and write its table, and draw its picture if matplotlib is installed.
 
     Args:
-        setup: the sweep.
         index: see `run_sweep`.
     """
     results = run_sweep(setup, workdir, index)

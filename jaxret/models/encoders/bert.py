@@ -192,7 +192,6 @@ class PostNormLayer(nn.Module):
           hidden: of the queries.
           states: of the keys and values.
           mask: keys to attend to, the same for all queries or one mask for each.
-          drop: the layer's dropout.
           name: of the parameters; those of the norm are called NAME_norm.
         """
         output = BertAttention(self.config, self.compute, name=name)(hidden, states, mask, drop.layout)

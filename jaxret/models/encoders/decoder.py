@@ -172,7 +172,6 @@ class LanguageModelLayer(nn.Module):
         Args:
           hidden: output of the layer below.
           constants: this layer's row of `decoder_constants`.
-          layout: of the tokens.
           positions: of the tokens in their texts.
           final_scale: of the norm after the last layer.
         """

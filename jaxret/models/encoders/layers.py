@@ -76,7 +76,6 @@ def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.
 
     Args:
       spec: of the einsum.
-      a, b: the operands.
       dtype: the operands are rounded to it.
       out: dtype of the result.
     """

@@ -188,7 +188,6 @@ class ModernBertLayer(nn.Module):
         Args:
           hidden: output of the layer below.
           constants: this layer's row of `layer_constants`, and the scale of its norm before attention.
-          layout: of the tokens.
           positions: of the tokens in their texts.
           final_scale: of the norm after the last layer.
           first: number of positions to compute, from the first one on; None: all.

@@ -245,7 +245,6 @@ def save_pretrained(
 
     Args:
       directory: folder to write to.
-      params: of the encoder.
       pooler: tensors of `read_pooler`, which BertForMaskedLM does not have.
 
     Raises:

@@ -75,8 +75,6 @@ class Encoder(Protocol):
         """Encode a batch; state 0 is the output of the embeddings. Packing changes states by rounding only.
 
         Args:
-          tokens: of the batch.
-          selection: of the hidden states to return.
           train: whether there is dropout, which needs a "dropout" rng.
           prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H]. The T of the
             states is then T - 1 + n.

@@ -23,7 +23,6 @@ def generate_tokens(
     """Return the token ids of queries for each text, best beams first; `pad_id` follows `end_id`.
 
     Args:
-      options: how to decode.
       tokens: of the source texts; a row without a token has no query.
       numbers: of the texts. A sample depends on the seed, the number and the logits, not on the batch.
     """
@@ -76,7 +75,6 @@ def decode_tokens(
     """Return token ids that are chosen one after the other, n sequences for each text.
 
     Args:
-      options: how to decode.
       tokens: of the source texts.
       choose: (logits, key) -> token.
       numbers: of the texts.
@@ -131,7 +129,6 @@ def beam_search(
     With `early_stopping` it is finished when it has n whole sequences.
 
     Args:
-      options: how to decode.
       tokens: of the source texts.
     """
     config, beams, length = generator.config, options.beams, options.query_length

@@ -52,7 +52,6 @@ def empty_cache(config: T5Config, rows: int, length: int, dtype: Any) -> KeysVal
     """Return a cache of zeros.
 
     Args:
-      config: of the decoder.
       rows: R, texts that are decoded at a time.
       length: U, most tokens of each.
       dtype: of keys and values.

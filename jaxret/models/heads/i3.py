@@ -166,7 +166,6 @@ class I3Head(VectorHead):
           interaction: Z.
           labels: token ids of the pseudo-query; -1: none.
           c: of the encoder.
-          compute: of the encoder.
         """
         logits = self.vocabulary(interaction, c, compute)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]

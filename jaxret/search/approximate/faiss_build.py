@@ -47,7 +47,6 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
 
     Args:
         corpus: the vectors.
-        folder: folder of the index.
         options: factory, train_vectors and seed.
 
     Raises ValueError for a factory string that makes no index here, and for too few vectors to train on.
@@ -160,7 +159,6 @@ def measure_recall(
 
     Args:
         corpus: the vectors.
-        folder: folder of the index.
         queries: vectors to search for, float32 [Q,D].
         parameters: FAISS's search parameters to measure with; empty for a range from few lists or nodes to many.
         progress: show a bar of the exact search.

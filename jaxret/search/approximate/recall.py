@@ -49,7 +49,6 @@ def record_recall(
     The first parameters with recall@10 of GOOD or more become the default, else the last.
 
     Args:
-        folder: folder of the index.
         queries: vectors to search for.
         total_rows: passages of the corpus.
         exact: function of k that searches exactly.

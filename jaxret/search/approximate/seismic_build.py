@@ -47,7 +47,6 @@ def build_seismic_index(
     """Build an index of all passages of a sparse corpus, and write it into a folder with a manifest.
 
     Args:
-        folder: folder of the index.
         options: the factory.
 
     Raises ValueError for a factory of another kind, and for weights that are not numbers.
@@ -110,7 +109,6 @@ def measure_seismic_recall(
     """Measure the recall of an index of Seismic, write it into the manifest, and return it (`recall.py`).
 
     Args:
-        folder: folder of the index.
         queries: weights of words to search for.
         parameters: search parameters to measure with; empty for PARAMETERS.
         progress: show a bar of the exact search.

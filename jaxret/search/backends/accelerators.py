@@ -70,7 +70,6 @@ def plan_cells(rows: int, shape: tuple[int, int], precision: Precision, devices:
     """Return a layout of rows in cells.
 
     Args:
-        rows: number of rows.
         shape: (vectors of a row, numbers of a vector).
         precision: of the numbers.
         devices: number of devices.
@@ -174,7 +173,6 @@ def search_cells(
     Args:
         queries: [Q,D].
         vectors: of all cells.
-        rows: number of rows.
         layout: where rows lie.
         k: rows to return for each query.
     """
@@ -232,7 +230,6 @@ def best_by_maxima(
     Args:
         queries: [Q,D].
         vectors: of all cells [cells,n,D].
-        cell: number of the cell.
         exists: [n], whether a position has a row.
         count: positions to return.
         platform: as `platform_of` returns it.

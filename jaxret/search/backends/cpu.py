@@ -29,7 +29,6 @@ def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, siz
     Args:
         queries: [Q,D].
         vectors: of all cells.
-        rows: number of rows.
         size: positions of a cell.
         k: rows to return for each query.
     """

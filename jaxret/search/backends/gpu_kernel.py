@@ -48,7 +48,6 @@ def group_maxima(
     Args:
         queries: [Q,D]; Q comes from `whole_tiles`.
         vectors: of all cells [cells,n,D].
-        cell: number of the cell.
         mask: [n]: 0 where a position has a vector, else -inf.
         interpret: run without a GPU.
     """
@@ -145,7 +144,6 @@ def best_of_groups(
     Args:
         queries: [Q,D].
         vectors: of all cells [cells,n,D].
-        cell: number of the cell.
         mask: [n]: 0 where a position has a vector, else -inf.
         groups: [Q,k] of `group_maxima`.
     """

@@ -42,7 +42,6 @@ def load_documents(
     """Return the documents of a corpus from the store, memory-mapped; tokenise them first if they are not stored.
 
     Args:
-        corpus: to read.
         on_error: policy for bad records, which raise DataError or are skipped.
         root: folder of stores.
     """

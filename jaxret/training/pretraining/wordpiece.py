@@ -49,7 +49,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, lowercase: 
     """Write the files that transformers' BertTokenizer reads.
 
     Args:
-        tokenizer: to save.
         folder: that exists.
         longest: tokens of a text.
         lowercase: whether the tokenizer ignores case.

@@ -121,7 +121,6 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         `Reader`), texts are not.
 
         Args:
-            params: the model's parameters.
             batch: of all devices.
             key: of dropout.
             train: whether there is dropout, and pooling as in training.
@@ -193,8 +192,7 @@ def make_retrieval_plan(config: ConfigDict, retriever: RetrieverModel, batch_siz
 
     Args:
         retriever: whose head may read pseudo-queries.
-        batch_size: queries of a batch.
-        devices: that share it.
+        devices: that share a batch.
     """
     return make_batch_plan(config, batch_size, devices, retriever.module.head.pseudo_query_length())
 
@@ -222,7 +220,6 @@ def make_validation(
     """Return the validation on the dev set, and on the corpus, a pool or all training passages.
 
     Args:
-        objective: of the model.
         params: concrete or abstract, for their shardings.
         data: of the run, with a dev set.
     """
