@@ -62,13 +62,11 @@ def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_pat
     passages = [jaxret.Passage(str(number), text) for number, text in expected if number not in (2, 7)] + named
     whole = Index.build(retriever, passages, "whole", progress=False)
     assert index.search(QUESTIONS, 20) == whole.search(QUESTIONS, 20)
-    with pytest.raises(
-        ValueError, match=r"ids\[1\]: 1 of 2 ids are of no passage in .*: 'nobody'.*nothing was deleted"
-    ):
+    with pytest.raises(ValueError, match=r"ids\[1\]: 1 .*2 .*passage .*: 'nobody'.*nothing"):
         index.delete(["1", "nobody"])
     with pytest.raises(ValueError, match=r"passage 'mine' is in .* already"):
         index.append([jaxret.Passage("mine", "another")], progress=False)
-    with pytest.raises(ValueError, match="there is no passage to encode"):
+    with pytest.raises(ValueError, match=r"passage .*encode"):
         index.append([], progress=False)
     assert len(index) == 8
     index.append(["a new one"], progress=False)
@@ -87,7 +85,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     (tmp_path / "more.jsonl").write_text(json.dumps({"_id": "x", "text": "silver garden"}) + "\n")
     append_corpus(run, tmp_path / "more.jsonl", folder, progress=False)
     assert index.is_stale()
-    with pytest.warns(UserWarning, match=rf"{folder} was changed after this index was opened: refresh\(\) opens"):
+    with pytest.warns(UserWarning, match=rf"{folder} .*changed .*refresh\(\)"):
         assert index.search(QUESTIONS, 9) == before, "the passages of before, and their texts"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -105,7 +103,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
         warnings.simplefilter("error")
         assert index.search(QUESTIONS, 9) == before
     assert not index.is_stale(), "the same command again changes nothing"
-    with pytest.raises(ValueError, match="has no passage to search: all were deleted"):
+    with pytest.raises(ValueError, match=r"passage .*search: .*deleted"):
         index.delete(str(number) for number in range(6))
     assert index.is_stale()
     assert index.search(QUESTIONS, 9, texts=False)
@@ -153,7 +151,7 @@ def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:
     assert red.search(QUESTIONS, 9) == [[hit for hit in hits if int(hit.id[1:]) % 2 == 0] for hits in every]
     assert [ids for ids, _ in red.filtered("size:4", "size:8").rows()] == [["p4", "p8"]]
     assert len(index) == 9
-    with pytest.raises(ValueError, match="no passage has that value; colour is 'red', 'blue'"):
+    with pytest.raises(ValueError, match=r"passage .*'red', 'blue'"):
         index.filtered("colour:green")
     with pytest.raises(ValueError, match="the fields are colour, size"):
         index.filtered("weight:1")
@@ -197,11 +195,11 @@ def test_append_and_delete_are_refused_with_an_approximate_index(
     index_corpus(Workdir(tmp_path / "run"), IndexOptions("IVF2,Flat", sample=20), progress=False)
     index = Index.open(retriever, options=jaxret.SearchOptions(index="IVF2,Flat"))
     for change in (lambda: index.append(["x"]), lambda: index.delete(["1"])):
-        with pytest.raises(ValueError, match="IVF2,Flat has only the passages that it was built of"):
+        with pytest.raises(ValueError, match=r"IVF2,Flat .*passages .*built"):
             change()
     before = index.search(QUESTIONS, 3)
     exact.append(["silver garden"], progress=False)
     assert index.is_stale()
-    with pytest.raises(ValueError, match="is an index of other vectors"):
+    with pytest.raises(ValueError, match=r"index .*vectors"):
         index.refresh()
     assert index.search(QUESTIONS, 3) == before

@@ -155,7 +155,7 @@ def test_an_index_of_texts(retriever: jaxret.Retriever, root: Path, tmp_path: Pa
     assert other.search(["castle winter meadow"], k=1)[0][0].title == "castle"
     without = other.search(["copper"], texts=False)[0]
     assert {(hit.id, hit.text) for hit in without} == {("a1", ""), ("b2", "")}
-    with pytest.raises(ValueError, match="has several corpora, data, named, passages"):
+    with pytest.raises(ValueError, match=r"several corpora, .*passages"):
         jaxret.Index.open(mine)
 
 

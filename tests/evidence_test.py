@@ -157,7 +157,7 @@ def test_stored_values_meet_the_passages_of_their_questions(tmp_path: Path) -> N
     digest, stored = read_values(tmp_path / "dual.npz", CLAIM.measure)
     assert stored.tolist() == [0.5, 1.0, 0.25]
     assert passages_of(work, CLAIM.measure, digest, 3) == ["a", "a", "b"]
-    with pytest.raises(ValueError, match=r"nDCG@10 was measured on other questions than the 2 of"):
+    with pytest.raises(ValueError, match=r"nDCG@10 .*questions .*2"):
         passages_of(replace(work, answers={"q1": "a", "q9": "b"}), CLAIM.measure, digest, 3)
     assert len(set(passages_of(work, PERPLEXITY, digest, 3))) == 3, "of passages, each for itself"
 
@@ -240,5 +240,5 @@ def test_rows_use_the_existing_values(tmp_path: Path, monkeypatch: pytest.Monkey
     (row,) = collect(work, 2, {})["rows"]
     assert (row["seeds"], row["difference"]) == ([1, 2], pytest.approx(1.0))
     finish("dual", 1, ids=8)
-    with pytest.raises(ValueError, match=r"dual and mlr-2 have nDCG@10 of different ids"):
+    with pytest.raises(ValueError, match=r"mlr-2 .*nDCG@10 .*different"):
         collect(work, 2, {})

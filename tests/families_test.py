@@ -98,9 +98,7 @@ def test_unsupported_combinations_are_errors(family: str, pooling: str, encoder:
 
 
 def test_t5_has_no_cls() -> None:
-    with pytest.raises(
-        ValueError, match=r"'dual_encoder', which t5 cannot have: T5 has no \[CLS\]; set head.token='mean'"
-    ):
+    with pytest.raises(ValueError, match=r"'dual_encoder', .*t5 .*T5 .*\[CLS\]; .*head.token='mean'"):
         tiny.make_retriever({}, tiny.T5)
 
 

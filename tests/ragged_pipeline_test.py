@@ -87,10 +87,10 @@ def test_the_diversity_of_a_checkpoint(tmp_path: Path) -> None:
     assert sum(written["wins"].values()) == written["pairs"] > 10
     run = open_run(tmp_path / "run")
     (data / "qrels" / "none.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t0\n")
-    with pytest.raises(ValueError, match="has no query with a relevant passage in the split 'none'"):
+    with pytest.raises(ValueError, match=r"relevant passage .*'none'"):
         measure_diversity(run, data, "none", progress=False)
     (data / "qrels" / "gone.tsv").write_text("query-id\tcorpus-id\tscore\nq0\tp0\t1\nq0\tgone\t1\n")
-    with pytest.raises(ValueError, match="1 relevant passages are not in its corpus, such as 'gone'"):
+    with pytest.raises(ValueError, match=r"1 relevant .*'gone'"):
         measure_diversity(run, data, "gone", progress=False)
     untrained_run(tmp_path / "one", encoder, data)
     one = [*command[:-2], f"--workdir={tmp_path / 'one'}", f"--data={data}"]

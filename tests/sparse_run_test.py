@@ -154,7 +154,7 @@ def test_latency_passages_searches_the_first_passages(root: Path) -> None:
 
 def test_words_of_dense_vectors_are_an_error(root: Path) -> None:
     run = untrained_run(root / "dense", root / "encoder", root / "data")
-    with pytest.raises(ValueError, match="words=3: the vectors of head 'dual_encoder' are not weights of words"):
+    with pytest.raises(ValueError, match=r"words=3: .*vectors .*'dual_encoder'"):
         encode_corpus(run, root / "data", options=EncodeOptions(words=3), progress=False)
 
 

@@ -399,7 +399,7 @@ def test_i3_fine_tuning_starts_from_the_warm_up(
     jax.tree.map(np.testing.assert_array_equal, started, warm)
     strangers = tmp_path / "strangers.jsonl"
     strangers.write_text('{"_id": "nobody", "text": "river"}\n')
-    with pytest.raises(ValueError, match=r"strangers.jsonl: none of its ids is that of a training passage"):
+    with pytest.raises(ValueError, match=r"strangers.jsonl: .*training passage"):
         run("warm_up", tmp_path / "strange", **{"data.pseudo_queries": str(strangers)})
     other = {"train.start_from": str(tmp_path / "warm"), "train.steps": 0, "head.i3.variant": "released"}
     with pytest.raises(ContractError, match=r"head\.variant"):
@@ -409,7 +409,7 @@ def test_i3_fine_tuning_starts_from_the_warm_up(
 @pytest.mark.parametrize("name", sorted({name for name, suffix in SHIPPED if suffix}))
 def test_an_unknown_suffix(name: str) -> None:
     allowed = ", ".join(module(name).SUFFIXES)
-    with pytest.raises(ValueError, match=f"configs/{name}.py:mrl: the suffix must be one of {allowed}"):
+    with pytest.raises(ValueError, match=rf"configs/{name}.py:mrl: .*suffix .*{allowed}"):
         shipped(name, "mrl")
 
 

@@ -29,5 +29,5 @@ from jaxret.serving.serve_options import ServeOptions
 )
 def test_nan_and_infinity_are_refused(kind: Any, name: str, value: str) -> None:
     """NaN is below no bound, and would be the score of every passage."""
-    with pytest.raises(ValueError, match=f"^{name} is {value}; it must be a finite number$"):
+    with pytest.raises(ValueError, match=rf"^{name} .*{value}; .*finite number$"):
         kind(**{name: float(value)})

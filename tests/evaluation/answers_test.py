@@ -106,5 +106,5 @@ def test_answers_as_regular_expressions(data_dir: Path) -> None:
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "BEYONCE\u0301"}, 1, "regex") == {"q": 1}
     assert answer_ranks({"q": [("x", 1.0)]}, marks, {"x": "Beyonce"}, 1, "regex") == {"q": None}
     broken = [Query("q", "?", ("(a",))]
-    with pytest.raises(ValueError, match=r"query 'q': the answer '\(a' is not a regular expression"):
+    with pytest.raises(ValueError, match=r"'q': .*'\(a' .*expression"):
         answer_ranks({"q": [("x", 1.0)]}, broken, {"x": "a"}, 1, "regex")

@@ -108,7 +108,7 @@ def test_one_query_has_means_and_no_test() -> None:
 def test_runs_on_other_queries_are_refused() -> None:
     other = {"R@5": {**run(5)["R@5"], "extra": 1.0}}
     for systems in ({"dual": SYSTEMS["dual"], "x": [run(5), other]}, {"x": [run(5), other]}):
-        with pytest.raises(ValueError, match="query 'extra' has a R@5 in run 2 of x, but none in run 1 of "):
+        with pytest.raises(ValueError, match=r"query 'extra' .*R@5 .*2 .*x, .*1"):
             compare_systems(systems, ["R@5"])
 
 

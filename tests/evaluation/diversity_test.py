@@ -26,7 +26,7 @@ def test_norms() -> None:
     np.testing.assert_allclose(normalized_scores(queries, vectors, "none"), [[25, 8]])
     np.testing.assert_allclose(normalized_scores(queries, vectors, "cosine"), [[1, 0.8]])
     np.testing.assert_allclose(normalized_scores(queries, vectors, "softmax"), [[1, math.exp(-17)] / (1 + np.exp(-17))])
-    with pytest.raises(ValueError, match="norm is 'max'; it must be one of softmax, cosine, none"):
+    with pytest.raises(ValueError, match=r"'max'; .*softmax, cosine"):
         normalized_scores(queries, vectors, "max")
 
 

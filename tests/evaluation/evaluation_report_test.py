@@ -67,7 +67,7 @@ def test_systems_that_cannot_be_compared_are_an_error() -> None:
         evaluation_text({})
     with pytest.raises(ValueError, match=r"'a' has the measures \['R'\] and 'b' has \['nDCG'\]"):
         evaluation_text({"a": evaluation(R=1.0), "b": evaluation(nDCG=1.0)})
-    with pytest.raises(ValueError, match="'a' was evaluated on 300 queries and 'b' on 299"):
+    with pytest.raises(ValueError, match=r"'a' .*evaluated .*300 .*'b' .*299"):
         evaluation_markdown({"a": evaluation(R=1.0), "b": evaluation(299, 299, R=1.0)})
 
 
@@ -111,7 +111,7 @@ def test_an_evaluation_round_trips(tmp_path: Path) -> None:
     write_evaluation(tmp_path / "a.json", evaluation(299, R=0.25), {})
     assert read_evaluation(tmp_path / "a.json") == evaluation(299, R=0.25)
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a\.json is not an evaluation that jaxret wrote: KeyError\('mean'\)"):
+    with pytest.raises(ValueError, match=r"a\.json .*evaluation .*KeyError\('mean'\)"):
         read_evaluation(tmp_path / "a.json")
 
 

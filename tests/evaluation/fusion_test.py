@@ -76,5 +76,5 @@ def test_bad_arguments() -> None:
         fuse([SPARSE, DENSE], "sum")
     with pytest.raises(ValueError, match="there are 1 weights for 2 runs"):
         fuse([SPARSE, DENSE], "rrf", (1.0,))
-    with pytest.raises(ValueError, match=r"step is 0.3; 1 must be a multiple of it"):
+    with pytest.raises(ValueError, match=r"0.3; 1 .*multiple"):
         tune_weights([SPARSE, DENSE], [], "RR@10", "rrf", step=0.3)

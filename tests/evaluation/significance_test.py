@@ -87,9 +87,9 @@ def test_equal_systems_do_not_differ() -> None:
 
 
 def test_bad_input_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"1 queries have a value in one system only \(such as 'q3'\)"):
+    with pytest.raises(ValueError, match=r"1 queries .*\(such .*'q3'\)"):
         paired_comparison(values(0, 3), values(0, 4), seed=0)
-    with pytest.raises(ValueError, match="two queries or more, and there are 1"):
+    with pytest.raises(ValueError, match=r"queries .*1"):
         paired_comparison(values(0, 1), values(1, 1), seed=0)
     with pytest.raises(ValueError, match="not finite"):
         paired_comparison(values(0, 3), values(0, 3) | {"q1": float("nan")}, seed=0)

@@ -100,12 +100,10 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
     write(tmp_path / "bm25", "scifact.test.json", 0.2, qrels="others")
     with pytest.raises(ValueError, match=r"scifact\.test\.json was evaluated with other judgements"):
         read_columns([str(tmp_path / "bm25")], results)
-    with pytest.raises(
-        FileNotFoundError, match=r"has no evaluation of these sets; files are named as scifact\.test\.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"evaluation .*these .*scifact\.test\.json"):
         read_columns([str(tmp_path)], results)
     (tmp_path / "scifact.test.json").write_text('{"mean": {"RR": 1}}')
-    with pytest.raises(ValueError, match=r"scifact\.test\.json is not an evaluation with nDCG@10 and R@100"):
+    with pytest.raises(ValueError, match=r"scifact\.test\.json .*evaluation .*nDCG@10 .*R@100"):
         read_columns([str(tmp_path)], results)
 
 
@@ -132,15 +130,15 @@ def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_wrong_folders_and_sets(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(DataError, match="this folder does not exist; give a folder with a folder for each set"):
+    with pytest.raises(DataError, match=r"folder .*exist; .*folder"):
         list_sets(tmp_path / "gone")
-    with pytest.raises(DataError, match="this is one data set, not a folder of several"):
+    with pytest.raises(DataError, match=r"data .*folder .*several"):
         list_sets(sets / "scifact")
-    with pytest.raises(DataError, match="no folder in it has passages"):
+    with pytest.raises(DataError, match=r"folder .*passages"):
         list_sets(tmp_path)
-    with pytest.raises(ValueError, match=r"has no set scifakt; it has arguana, cqadupstack, fiqa"):
+    with pytest.raises(ValueError, match=r"scifakt; .*arguana, cqadupstack"):
         choose_sets(BeirJob("run", str(sets), sets=("scifakt",)))
-    with pytest.raises(ValueError, match=r"arguana has no judgements of other; give another --split"):
+    with pytest.raises(ValueError, match=r"arguana .*judgements .*--split"):
         choose_sets(BeirJob("run", str(sets), split="other"))
     shutil.copytree(sets, tmp_path / "some")
     (tmp_path / "some" / "cqadupstack" / "english" / "qrels" / "test.tsv").unlink()

@@ -98,12 +98,12 @@ def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path
     folder = corpus_folder(run.workdir)
     with pytest.raises(ValueError, match="filters need exact search"):
         Searcher(run, folder, SearchOptions(index="ivf", filters=("kind:a",)))
-    with pytest.raises(ValueError, match="backend and precision are of exact search"):
+    with pytest.raises(ValueError, match=r"backend .*precision .*search"):
         jaxret.Index.open(jaxret.Retriever.open(run.workdir), options=jaxret.SearchOptions(backend="xla", index="ivf"))
-    with pytest.raises(ValueError, match="missing: this file does not exist"):
+    with pytest.raises(ValueError, match=r"missing: .*file .*exist"):
         index_corpus(run.workdir, IndexOptions("SQ8", queries=str(tmp_path / "missing")), run=run, progress=False)
     assert not (folder / "indexes" / "SQ8").exists(), "questions are read before anything is built"
-    with pytest.raises(ValueError, match="found by mean:3 or by the index ivf, not by both"):
+    with pytest.raises(ValueError, match=r"found .*mean:3 .*index"):
         Searcher(run, folder, SearchOptions(candidates="mean:3", index="ivf"))
     shutil.copytree(run.workdir.path / "embeddings", tmp_path / "embeddings")
     other = replace(run, workdir=Workdir(tmp_path))
@@ -111,8 +111,6 @@ def test_an_index_is_refused_after_a_change_and_with_a_filter(run: Run, tmp_path
     folder = corpus_folder(other.workdir)
     Searcher(other, folder, SearchOptions(index="ivf"))
     delete_passages(folder, tmp_path / "ids.txt")
-    with pytest.raises(
-        ValueError, match=r"build it again with jaxret index --factory=IVF4,PQ4x4 --name=ivf, or search ex"
-    ):
+    with pytest.raises(ValueError, match=r"jaxret .*--factory=IVF4,PQ4x4 --name=ivf"):
         Searcher(other, folder, SearchOptions(index="ivf"))
     assert Searcher(other, folder).index is None

@@ -23,7 +23,7 @@ def test_each_kind_of_measure_replaces_its_own_default() -> None:
     ("name", "message"),
     [
         ("Accuracy@21", "Accuracy@21 needs --k=21 or more; only 20 passages"),
-        ("Accuracy@0", r"unknown measure 'Accuracy@0'; by answers it is Accuracy@k"),
+        ("Accuracy@0", r"unknown .*'Accuracy@0'; .*Accuracy@k"),
         ("Accuracy@", r"unknown measure 'Accuracy@'"),
         ("Accuracy", "unknown measure 'Accuracy'"),
         ("R@21", "R@21 needs --k=21"),
@@ -37,6 +37,6 @@ def test_a_bad_name_is_an_error(name: str, message: str) -> None:
 def test_accuracy_needs_answers() -> None:
     queries = [Query("q", "text")]
     require_answers("data", queries, choose_measures(["nDCG@10"], 20))
-    with pytest.raises(ValueError, match="Accuracy@1 looks for answers, and no query of data has some; Success@1"):
+    with pytest.raises(ValueError, match=r"Accuracy@1 .*answers, .*Success@1"):
         require_answers("data", queries, choose_measures(["Accuracy@1"], 20))
     require_answers("data", [*queries, Query("r", "text", ("a",))], choose_measures(["Accuracy@1"], 20))

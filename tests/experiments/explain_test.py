@@ -48,7 +48,7 @@ def rows(explanation: str, header: str) -> list[list[str]]:
 
 
 def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run \(it has no config.json\)"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere .*\(it .*config.json\)"):
         corpus_folder(Workdir(tmp_path / "nowhere"))
 
 
@@ -63,7 +63,7 @@ def test_late_interaction_shows_which_token_matched_which(make: Callable[..., Ru
     assert sum(float(row[2]) for row in table) == pytest.approx(score, abs=5e-4)
     with pytest.raises(ValueError, match="cannot explain a query alone"):
         explain(run, QUESTION)
-    with pytest.raises(ValueError, match="has no passage 'p99'; its first is"):
+    with pytest.raises(ValueError, match="passage 'p99'"):
         stored_passage(corpus_folder(run.workdir), "p99")
 
 

@@ -126,10 +126,10 @@ def test_a_store_of_tokens(run: Path) -> None:
 
 
 def test_other_folders_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a run, an encoded corpus, an index or a store"):
+    with pytest.raises(ValueError, match=r"encoded corpus, .*index"):
         list(verify_folder(tmp_path))
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{tmp_path}/none is not a folder; give that of a run"):
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path}/none .*folder; .*run"):
         list(verify_folder(tmp_path / "none"))

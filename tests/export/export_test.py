@@ -153,7 +153,7 @@ def test_an_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.M
     for kind in ("hf", "sentence-transformers"):
         with monkeypatch.context() as patch:
             patch.setattr(stock_modules, "save_pretrained", damaged)
-            with pytest.raises(ValueError, match=r"differ by .* more than 1e-04: nothing was exported"):
+            with pytest.raises(ValueError, match=r"1e-04: nothing .*exported"):
                 export(run, kind, tmp_path / "out")
         assert not (tmp_path / "out").exists()
     export(run, "sentence-transformers", tmp_path / "out")

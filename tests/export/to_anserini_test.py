@@ -66,7 +66,7 @@ def test_a_difference_beyond_rounding_is_an_error(root: Path, tmp_path: Path, mo
     monkeypatch.setattr(
         to_anserini, "impacts_of", lambda *rest: {word: impact + 1 for word, impact in impacts_of(*rest).items()}
     )
-    with pytest.raises(ValueError, match="more than rounding: nothing was exported"):
+    with pytest.raises(ValueError, match=r"rounding: nothing .*exported"):
         export(root / "run", "anserini", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -75,7 +75,7 @@ def test_a_difference_beyond_rounding_is_an_error(root: Path, tmp_path: Path, mo
 def test_dense_vectors_have_no_impacts(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "dense", root / "encoder", root / "data")
     encode_corpus(run, root / "data", progress=False)
-    with pytest.raises(ValueError, match="are dense, and Anserini's impact search has weights of words"):
+    with pytest.raises(ValueError, match=r"dense, .*Anserini's .*weights"):
         export(tmp_path / "dense", "anserini", tmp_path / "out")
     with pytest.raises(ValueError, match="--queries=x is for --to=anserini"):
         export(tmp_path / "dense", "pyserini", tmp_path / "out", queries="x")

@@ -93,7 +93,7 @@ def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
     digest = sha256_file(root / "encoder" / "model.safetensors")
     assert written["encoder"] == run.config.encoder.to_dict() | {"sha256": digest}
     assert (written["lora"]["rank"], list(written["lora"]["targets"])) == (2, ["query", "output.dense"])
-    with pytest.raises(ValueError, match=r"is an export of --to=peft, adapters without their base: jaxret train reads"):
+    with pytest.raises(ValueError, match="--to=peft, adapters without"):
         read_export(root / "adapters")
 
 
@@ -177,7 +177,7 @@ def test_adapters_of_another_base_are_refused(root: Path, tmp_path: Path) -> Non
         keys = {"data__dev": "", "train__steps": 0, "lora__adapters": str(tmp_path / "adapters"), **LORA, **more}
         train(tiny_config(encoder, "data", **keys), tmp_path / f"run-{encoder.name}", progress=False)
 
-    with pytest.raises(ValueError, match=r"has adapters of 'encoder' with weights of SHA-256 .* begin with the base"):
+    with pytest.raises(ValueError, match=r"adapters .*'encoder' .*SHA-256"):
         begin(tmp_path / "other")
     (tmp_path / "adapters" / "jaxret.json").unlink()
     with pytest.raises(ValueError, match=r"has adapters of 'encoder', and .* set lora.base='encoder'"):
@@ -203,7 +203,7 @@ def test_adapters_of_another_base_are_refused(root: Path, tmp_path: Path) -> Non
 
     shutil.copytree(root / "encoder", tmp_path / "both")
     shutil.copyfile(root / "adapters" / "adapter_config.json", tmp_path / "both" / "adapter_config.json")
-    with pytest.raises(ValueError, match=r"both has adapters of PEFT .* for the base 'encoder': train with"):
+    with pytest.raises(ValueError, match=r"adapters .*PEFT .*'encoder'"):
         import_model(str(tmp_path / "both"), tmp_path / "opened")
 
 

@@ -72,7 +72,7 @@ def test_control_swapped_ids_and_changed_vectors_are_errors(
 
 @pytest.mark.exhaustive
 def test_a_missing_corpus(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no corpus 'other'; it has data"):
+    with pytest.raises(FileNotFoundError, match=r"corpus 'other'; .*data"):
         export(run, "pyserini", tmp_path / "out", corpus="other")
     with pytest.raises(ValueError, match=r"--corpus=data is for --to=pyserini"):
         export(run, "hf", tmp_path / "out", corpus="data")
@@ -82,7 +82,7 @@ def test_a_missing_corpus(run: Path, tmp_path: Path) -> None:
 def test_several_vectors_per_passage_are_an_error(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="me_bert", head__me_bert__count=2)
     encode_corpus(open_run(run), tmp_path / "data", progress=False)
-    with pytest.raises(ValueError, match=r"a passage has 2 vectors in .*, and Pyserini's dense search has one"):
+    with pytest.raises(ValueError, match=r"passage .*2 .*, .*Pyserini's"):
         export(run, "pyserini", tmp_path / "out")
 
 

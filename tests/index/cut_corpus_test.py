@@ -168,14 +168,14 @@ def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> N
     cut = encode_corpus(run, "first", options=options, progress=False).folder
     append_corpus(run, root / "more.jsonl", cut, progress=False)
     before = (cut / "parts.json").read_bytes()
-    with pytest.raises(ContractError, match=r"appended or deleted that .* has not"):
+    with pytest.raises(ContractError, match=r"appended .*deleted"):
         encode_corpus(run, "first", options=options, progress=False)
     append_corpus(run, root / "more.jsonl", whole, progress=False)
     encode_corpus(run, "first", options=options, progress=False)
     assert (cut / "parts.json").read_bytes() == before
     delete_ids(cut, {"p1": "here"})
     before = (cut / "parts.json").read_bytes()
-    with pytest.raises(ContractError, match=r"appended or deleted that .* has not"):
+    with pytest.raises(ContractError, match=r"appended .*deleted"):
         encode_corpus(run, "first", options=options, progress=False)
     assert (cut / "parts.json").read_bytes() == before
     delete_ids(whole, {"p1": "here", "p2": "here"})
@@ -191,7 +191,7 @@ def test_encode_dimension_applies_to_all_vectors_of_a_run(root: Path) -> None:
     assert open_encoded(folder).dimension == SIZE
     results = rankings(run, "first", root)
     assert results == rankings(open_run(run.workdir), "first", root)
-    with pytest.raises(ValueError, match=r"dimension is 9, but the vectors in .* have 5 numbers"):
+    with pytest.raises(ValueError, match=r"dimension .*9, .*5"):
         rankings(run, "first", root, 9)
 
 
@@ -256,7 +256,7 @@ def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest
     )
     search_sizes(run, (0,), data, data, replace(evaluation, label="whole"), corpus="first")
     assert "dimension" not in read_json(run.workdir.evaluation("data.test.whole"))["provenance"]["search"]
-    with pytest.raises(ValueError, match="--dimension=99: the vectors of this corpus have"):
+    with pytest.raises(ValueError, match=r"--dimension=99: .*vectors .*corpus"):
         search_sizes(run, (99,), data, data, evaluation, corpus="first")
     with pytest.raises(ValueError, match="give --qrels too"):
         search_sizes(run, (2, 5), data, "", evaluation, corpus="first")
@@ -272,7 +272,7 @@ def test_wrong_sizes(texts: list[str]) -> None:
 def test_heads_that_cannot_be_cut_are_errors(root: Path) -> None:
     parts = {"head__aggretriever__mlm": False, "head__aggretriever__lexical_dim": 8, "head__aggretriever__cls_dim": 4}
     run = untrained_run(root / "parts", root / "encoder", root / "data", head__name="aggretriever", **parts)
-    with pytest.raises(ValueError, match="--dimension is 5, but head 'aggretriever' joins slots of words"):
+    with pytest.raises(ValueError, match=r"--dimension .*5, .*'aggretriever' joins"):
         encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
 
 

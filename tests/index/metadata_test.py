@@ -84,7 +84,7 @@ def folder(root: Path, run: Run) -> Path:
 def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path) -> None:
     """The result is that of a corpus of the matching passages alone, to the last one."""
     if test is None:
-        with pytest.raises(ValueError, match=r"has no passage to search: none has source:s1 year:2000"):
+        with pytest.raises(ValueError, match=r"passage .*source:s1 year:2000"):
             Searcher(run, folder, SearchOptions("xla", filters=tuple(filters)))
         return
     ids = having(test)
@@ -107,13 +107,13 @@ def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path
     ("text", "message"),
     [
         ("colour", "FIELD:VALUE is expected"),
-        ("size:3", "no passage has a field 'size'; the fields are a:b, colour, deep.er, source, tags, year"),
-        ("title:river", "no passage has a field 'title'; the fields are"),
+        ("size:3", r"passage .*'size'; .*a:b, .*deep.er"),
+        ("title:river", r"passage .*'title'; .*fields"),
         ("none:x", "no passage has a field 'none'"),
         ("long:" + "y" * 300, "no passage has a field 'long'"),
         (
             "colour:blue",
-            r"no passage has that value; colour is '(red|green|a:b)', '(red|green|a:b)', '(red|green|a:b)'$",
+            r"passage .*'(red|green|a:b)', '(red|green|a:b)', '(red|green|a:b)'$",
         ),
         ("tags:t9", r"tags is 'x', 't"),
     ],
@@ -192,7 +192,7 @@ def test_other_formats(name: str, run: Run, tmp_path: Path) -> None:
         path.write_text("".join(f"{n}\t{one['text']}\n" for n, one in enumerate(KEPT)))
     folder = encode_corpus(run, path, name.replace(".", "-"), progress=False).folder
     if name.endswith(".tsv"):
-        with pytest.raises(ValueError, match=r"have no metadata, but id, title and text alone"):
+        with pytest.raises(ValueError, match=r"metadata, .*title .*alone"):
             matching_rows(open_encoded(folder), ["source:s1"])
         return
     corpus = open_encoded(folder)

@@ -95,7 +95,7 @@ def test_an_unreachable_cluster(root: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"engine": "dask"}, "engine is 'dask'; it must be ray"),
+        ({"engine": "dask"}, r"engine .*'dask'; .*ray"),
         ({"engine": "ray", "resources": "GPU"}, "resources is 'GPU'"),
         ({"engine": "ray", "resources": "GPU:0"}, "resources is 'GPU:0'"),
         ({"engine": "ray", "workers": 0}, "workers is 0"),

@@ -152,7 +152,7 @@ def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Pat
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
     path = tmp_path / "again.jsonl"
     path.write_text('{"_id": "p3", "text": "silver river"}\n{"_id": "n3", "text": "x"}\n')
-    with pytest.raises(ValueError, match=r"again\.jsonl:2: passage 'n3' is in .*/a already, row 7; leave it out"):
+    with pytest.raises(ValueError, match=r"again\.jsonl:2: .*'n3' .*/a already, .*7"):
         append_corpus(run, path, folder, progress=False)
     path = tmp_path / "new.jsonl"
     path.write_text('{"_id": "p3", "text": "silver river"}\n')
@@ -175,7 +175,7 @@ def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path
     assert append_corpus(run, root / "b.jsonl", folder).shards_written == 0
     assert "was appended before; 1 of its passages were deleted since" in capsys.readouterr().out
     assert contents(folder) == before
-    with pytest.raises(ValueError, match=r"a\.jsonl:1: passage 'p0' is in .* already, row 0 \(38 more like it\)"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: .*'p0' .*already, .*0 \(38 .*it\)"):
         append_corpus(run, root / "a.jsonl", folder, progress=False)
     next((folder / open_encoded(folder).parts[1].name).glob("ids-*")).unlink()  # damage is made good
     with pytest.raises(ShardError, match="does not exist"):
@@ -194,19 +194,19 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
     short = open_run(runs["one vector"].workdir, passage_length=8)
     with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in"):
         append_corpus(short, root / "b.jsonl", folder, progress=False)
-    with pytest.raises(ValueError, match=r"the vectors are float32; appended ones must have this dtype, not float16"):
+    with pytest.raises(ValueError, match=r"float32; appended .*float16"):
         append_corpus(run, root / "b.jsonl", folder, EncodeOptions(dtype="float16"), progress=False)
     ids = write_ids(tmp_path / "ids.txt", ["p1", "x7", "p2", "x8", "x9", "y"])
-    with pytest.raises(ValueError, match=r"ids\.txt:2: 4 of 6 ids are of no passage in .*: 'x7', 'x8', 'x9', \.\.\.;"):
+    with pytest.raises(ValueError, match=r"ids\.txt:2: 4 .*6 .*passage .*: 'x7', 'x8', 'x9', \.\.\."):
         delete_passages(folder, ids)
     with pytest.raises(ValueError, match=r"ids\.txt:1: 'two words' has white space in it"):
         delete_passages(folder, write_ids(tmp_path / "ids.txt", ["two words"]))
-    with pytest.raises(FileNotFoundError, match=r"has no corpus 'wiki'; it has a"):
+    with pytest.raises(FileNotFoundError, match="corpus 'wiki'"):
         corpus_folder(run.workdir, "wiki", "--name")
     assert contents(folder) == before
     everything = write_ids(tmp_path / "all.txt", open_encoded(folder).ids(np.arange(40)))
     assert delete_passages(folder, everything) == (40, 0)
-    with pytest.raises(ValueError, match=r"/a has no passage to search: all were deleted"):
+    with pytest.raises(ValueError, match=r"/a .*passage .*search"):
         Searcher(run, folder)
     append_corpus(run, root / "a.jsonl", folder, EncodeOptions(shard_rows=ROWS), progress=False)  # all of it again
     assert rankings(root, run, folder, 40) == rankings(
@@ -310,5 +310,5 @@ def test_an_existing_id_is_detected_after_repeated_ids(kept: bool, runs: RunsByK
     store = str(tmp_path / "stores")
     if kept:
         inspect_corpus(run, tmp_path / "new.jsonl", "skip", store, print).tokenized(run, False, print)
-    with pytest.raises(ValueError, match=r"new\.jsonl:6: passage 'p0' is in .* already, row 0; leave it out"):
+    with pytest.raises(ValueError, match=r"new\.jsonl:6: .*'p0' .*already, .*0"):
         append_corpus(run, tmp_path / "new.jsonl", folder, EncodeOptions(on_error="skip", store=store), progress=False)

@@ -8,6 +8,7 @@ Rules, each with what it prints:
   docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four
               parameters, or does not say that a public function of the package raises an error
   parameters  a function has more than seven parameters
+  message     a test matches more than five words of an error's sentence (`match=`), beside keys, names and numbers
 
 Exit status 1 with anything printed.
 """
@@ -39,7 +40,9 @@ IRREGULAR = re.compile(
 OPENINGS = re.compile(r"\s*(What|As|The same)\b")
 RAISES = re.compile(r"[Rr]ais|Error|[Rr]efuse")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for a mistake in this project, which nobody catches
-MOST_PARAMETERS, ARGS_FROM = 7, 4
+MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5
+QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
+WORD = re.compile(r"(?:[a-z]{2,}|a)[,;:.?)]*")
 # Names that every module of a kind has.
 EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages"}
 
@@ -121,10 +124,26 @@ def own_errors(function: Function) -> set[str]:
     return {error for error in errors if error[0].isupper() and error not in BUGS}
 
 
+def patterns(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the text of every pattern that is written as `match=`; expressions in it are spaces."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "match":
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                yield node.value.lineno, node.value.value
+            elif isinstance(node.value, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else " " for part in node.value.values)
+                yield node.value.lineno, "".join(map(str, parts))
+
+
 def check_file(path: Path) -> Iterator[str]:
     """Every violation of one file but duplicates, as "RULE FILE SCOPE: text"."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = path.relative_to(ROOT).as_posix()
+    if name.startswith("tests/"):
+        for line, pattern in patterns(tree):
+            count = sum(WORD.fullmatch(word) is not None for word in QUOTED_OR_ESCAPED.sub(" ", pattern).split())
+            if count > MOST_WORDS:
+                yield f"message {name}:{line}: {count} words of {pattern!r}"
     for scope, node in [("", tree), *scopes(tree)]:
         where = f"{name} {scope}".strip()
         for word in sorted(bound(node) & BANNED):

@@ -65,9 +65,9 @@ def test_answers_may_be_regular_expressions() -> None:
     )
     assert counts["an answer string in it"] == 1
     assert [p.id for p, one in zip(PASSAGES, kept, strict=True) if one] == ["near", "far"]
-    with pytest.raises(ValueError, match=r"query 'q': the answer '\(' is not a regular expression"):
+    with pytest.raises(ValueError, match=r"'q': .*'\(' .*expression"):
         AnswerMatcher("regex")(["text"], replace(QUERY, answers=("(",)))
-    with pytest.raises(ValueError, match="match is 'glob'; it must be one of 'string', 'regex'"):
+    with pytest.raises(ValueError, match=r"match .*'glob'; .*'string', 'regex'"):
         MiningSettings(match="glob")
 
 
@@ -97,7 +97,7 @@ def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> No
     [
         ({"depth": 10, "skip": 10}, "ranks 11 to 10: there are none"),
         ({"keep": 0}, "keep is 0"),
-        ({"draw": "best"}, "draw is 'best'; it must be one of 'sample', 'top'"),
+        ({"draw": "best"}, r"draw .*'best'; .*'sample', 'top'"),
         ({"share": 1.5}, "share is 1.5"),
         ({"margin": -0.1}, "margin is -0.1"),
         ({"positives_from_retrieval": True, "answers": False}, "goes by answer strings"),

@@ -182,7 +182,7 @@ def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_pa
     assert contents(tmp_path / "out") == before
     part = tmp_path / "out" / "parts" / "0000002.json"
     part.write_text(part.read_text().replace("p8", "q8"))
-    with pytest.raises(ValueError, match=r"0000002.json: damaged .*; remove it, and run the command again"):
+    with pytest.raises(ValueError, match=r"0000002.json: damaged"):
         generate_queries(model, corpus, tmp_path / "out", SAMPLES, SETTINGS, progress=False)
     part.unlink()
     generate_queries(model, corpus, tmp_path / "out", SAMPLES, SETTINGS, progress=False)

@@ -42,7 +42,7 @@ def test_a_count_of_zero_is_an_error(corpus: Path, tmp_path: Path) -> None:
 
 def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
     write_beir(tmp_path / "data", PASSAGES[2:3], [], {})
-    with pytest.raises(ValueError, match="data has no passage with an English word"):
+    with pytest.raises(ValueError, match=r"data .*passage .*English"):
         write_keywords(Corpus.open(tmp_path / "data"), tmp_path / "pseudo.jsonl", progress=False)
     (tmp_path / "data" / "corpus.jsonl").write_text('{"_id": "a", "text": "river"}\n{"_id": "b"}\n')
     with pytest.raises(ValueError, match=r"corpus.jsonl:2: there is no key 'text'"):

@@ -133,7 +133,7 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
     assert names == ["nq.stage1.parents.json", "nq.stage2.parents.json", "a.parents.json", "b.parents.json"]
     (tmp_path / "a.jsonl").touch()
     out = tmp_path / "a.jsonl"
-    with pytest.raises(ValueError, match=r"a file that follows \(tevatron.examples:.*a.jsonl\), which would be lost"):
+    with pytest.raises(ValueError, match=r"file .*follows \(tevatron.examples:.*a.jsonl\)"):
         mine_negatives(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
 
 
@@ -257,9 +257,7 @@ def test_rankings_without_scores_give_a_file_without_scores(root: Path, tmp_path
         (replace(here, teacher=str(ranks)), "the scores of a teacher are wanted"),
     ]
     for bad_job, message in refused:
-        with pytest.raises(
-            DataError, match=rf"run\.tsv: this is a ranking without scores \(MS MARCO run.*{message}; give"
-        ):
+        with pytest.raises(DataError, match=rf"run\.tsv: .*ranking .*\(MS MARCO run.*{message}"):
             mine_negatives(bad_job, progress=False)
     scored = replace(here, teacher=str(root / "run.trec"), settings=replace(TOP, margin=0.1))
     mine_negatives(scored, progress=False)
@@ -285,7 +283,7 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
         corpus=str(tmp_path / "data"),
         teacher=str(tmp_path / "teacher.trec"),
     )
-    with pytest.raises(ValueError, match=r"--out=.*link is .* \(.*\), which would be lost; give another name"):
+    with pytest.raises(ValueError, match=r"--out=.*link .*\(.*\), .*another"):
         mine_negatives(here, progress=False)
     with pytest.raises(DataError):
         mine_negatives(replace(here, out=str(tmp_path / "other")), progress=False)
@@ -303,11 +301,11 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
         mine_negatives(job_of_run, progress=False)
     encode_corpus(run, tmp_path / "data", progress=False)
-    with pytest.raises(ValueError, match=r"corpus.jsonl is the corpus that a pool encoded \(.*run\), which would"):
+    with pytest.raises(ValueError, match=r"corpus.jsonl .*encoded \(.*run\)"):
         mine_negatives(job_of_run, progress=False)
     assert corpus.read_bytes() == whole
     encode_corpus(run, tmp_path / "data", name="again", progress=False)
-    with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --encoded"):
+    with pytest.raises(ValueError, match=r"several corpora, .*--encoded"):
         mine_negatives(job_of_run, progress=False)
 
 
@@ -358,7 +356,7 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
     corpus.write_text('{"_id": "1", "text": "the river"}\n{"_id": "2"\n')
     settings = MiningSettings(depth=20, positives_from_retrieval=True, match="regex")
     bad_answer = MiningJob(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(corpus))
-    with pytest.raises(ValueError, match=r"the answer '\(a' is not a regular expression"):
+    with pytest.raises(ValueError, match=r"'\(a' .*regular expression"):
         mine_negatives(replace(bad_answer, settings=settings), progress=False)
     with pytest.raises(DataError, match=r"corpus\.jsonl:2"):
         mine_negatives(replace(bad_answer, settings=replace(settings, match="string")), progress=False)
@@ -399,7 +397,7 @@ def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> No
     first, second, *_ = read_examples(root / "data", "train", targets=False)
     twice = replace(second, query=replace(second.query, id=first.query.id))
     write_tevatron_examples(tmp_path / "twice.jsonl", [first, twice])
-    with pytest.raises(ValueError, match=rf"query '{first.query.id}' is .* and .*; give each an id of its own"):
+    with pytest.raises(ValueError, match=f"query '{first.query.id}'"):
         mine_negatives(
             replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "twice.jsonl")), progress=False
         )
@@ -414,10 +412,10 @@ def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> N
     write_retrieval_results(tmp_path / "turned.json", reversed(results))
     here = replace(job(root, tmp_path / "a.jsonl", str(tmp_path / "same.json")), data=str(tmp_path / "train.json"))
     mine_negatives(here, progress=False)
-    with pytest.raises(ValueError, match=r"its query 0 is '.*', but that of .* is '.*': both count their rows"):
+    with pytest.raises(ValueError, match=r"query 0 .*'.*', .*'.*'"):
         mine_negatives(replace(here, pools=(str(tmp_path / "turned.json"),)), progress=False)
     (tmp_path / "other.trec").write_text("nobody Q0 p1 1 2.0 x\n")
-    with pytest.raises(ValueError, match=r"ranks none of the 4 queries of "):
+    with pytest.raises(ValueError, match=r"ranks .*4 queries"):
         mine_negatives(replace(here, pools=(str(tmp_path / "other.trec"),)), progress=False)
 
 
@@ -432,17 +430,17 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda j: replace(j, pools=()), "there is no pool to mine"),
-        (lambda j: replace(j, pools=("bm26",)), "pool 'bm26' is neither bm25 nor the folder of a run nor a file"),
-        (lambda j: replace(j, pools=(j.data,), corpus=""), "data' is neither bm25 nor the folder of a run nor a file"),
+        (lambda j: replace(j, pools=()), r"pool .*mine"),
+        (lambda j: replace(j, pools=("bm26",)), r"'bm26' .*neither bm25"),
+        (lambda j: replace(j, pools=(j.data,), corpus=""), r"data' .*neither bm25"),
         (lambda j: replace(j, corpus=""), r"give the corpus \(--corpus\)"),
         (lambda j: replace(j, pools=("bm25",), settings=MiningSettings(share=0.95)), "scores of bm25 have no bound"),
         (
             lambda j: replace(j, pools=("bm25", *j.pools), settings=MiningSettings(positives_from_retrieval=True)),
-            "takes the positives of one pool",
+            r"takes .*positives .*pool",
         ),
-        (lambda j: replace(j, concat=(j.data,)), "is not a file; give one of training records"),
-        (lambda j: replace(j, subset=(41, 0)), "data.subset is 41, but there are 40 training queries"),
+        (lambda j: replace(j, concat=(j.data,)), r"file; .*training records"),
+        (lambda j: replace(j, subset=(41, 0)), r"data.subset .*41, .*40 training"),
     ],
 )
 def test_invalid_settings_are_errors(
@@ -457,14 +455,14 @@ def test_a_run_of_another_corpus(root: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "other", train=2, dev=1)
     corpus = (tmp_path / "other" / "corpus.jsonl").read_text()
     (tmp_path / "other" / "corpus.jsonl").write_text(re.sub(r'"_id": "', '"_id": "x', corpus))
-    with pytest.raises(ValueError, match="nothing that was retrieved is in the corpus"):
+    with pytest.raises(ValueError, match=r"nothing .*retrieved .*corpus"):
         mine_negatives(replace(job(root, tmp_path / "a.jsonl"), corpus=str(tmp_path / "other")), progress=False)
 
 
 def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
     lines = ["q1 Q0 a 1 3.0 t", "q2 Q0 a 1 3.0 t", "q1 Q0 b 2 2.0 t"]
     (tmp_path / "a.trec").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=r"a\.trec:3: the lines of query 'q1' are not together; sort them by query"):
+    with pytest.raises(DataError, match=r"a\.trec:3: .*'q1' .*together"):
         RankingFilePool(str(tmp_path / "a.trec"), Policy())
     (tmp_path / "a.trec").write_text("\n".join([*lines[::2], lines[1]]) + "\n")
     pool = RankingFilePool(str(tmp_path / "a.trec"), Policy())
@@ -545,13 +543,13 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     turned = MiningJob(
         str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=str(tmp_path / "turned.jsonl")
     )
-    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from: its texts have SHA-256"):
+    with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
         mine_negatives(turned, progress=False)
     check_teacher(str(tmp_path / "run"), "", str(root / "data"))
-    with pytest.raises(ContractError, match=r"turned.jsonl is not what .* was encoded from: its texts have SHA-256"):
+    with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
         check_teacher(str(tmp_path / "run"), "", turned.corpus)
     queries, passages = {"q": Query("q", "river")}, {key: Passage(key, key) for key in ("p0", "gone", "lost")}
-    with pytest.raises(ValueError, match="cannot score passage 'gone', one of 2 that are not in the corpus"):
+    with pytest.raises(ValueError, match=r"passage 'gone', .*2"):
         open_teacher(str(tmp_path / "run"), "").over(queries, passages)
 
     class Raw(RunPool):
@@ -560,7 +558,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
             self.bounded = False  # as of a run without normalize
 
     monkeypatch.setattr(mining_job, "RunPool", Raw)
-    with pytest.raises(ValueError, match="scores of run have no bound"):
+    with pytest.raises(ValueError, match=r"scores .*run .*bound"):
         mine_negatives(
             MiningJob(str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "z"), settings=settings),
             progress=False,

@@ -233,7 +233,7 @@ def test_ablations_give_other_vectors(change: dict[str, Any]) -> None:
     [
         (
             {"head.aggretriever.pruning": "none"},
-            r"head.aggretriever.pruning is 'none'; it must be one of full, semi, linear, average",
+            r"head.aggretriever.pruning .*'none'; .*linear",
         ),
         ({"head.aggretriever.lexical_dim": 0, "head.aggretriever.cls_dim": 0}, r"one must be there"),
         ({"head.aggretriever.chunk": 0}, r"head.aggretriever.chunk is 0"),

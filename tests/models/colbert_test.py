@@ -71,13 +71,13 @@ def test_query_expansion_masks_attend_but_are_not_attended() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"head.colbert.expansion": "some"}, r"expansion is 'some'; it must be one of none, unattended, attended"),
-        ({"head.colbert.skiplist": (1, 40)}, r"head.colbert.skiplist has 40; ids of this vocabulary are 0 to 39"),
-        ({"head.colbert.query_marker": -2}, r"query_marker has -2; ids of this vocabulary are -1 to 39"),
-        ({"head.colbert.expansion": "attended"}, r"mask_id has 103; ids of this vocabulary are 0 to 39"),
+        ({"head.colbert.expansion": "some"}, r"expansion .*'some'; .*unattended"),
+        ({"head.colbert.skiplist": (1, 40)}, r"head.colbert.skiplist .*40; .*vocabulary .*0 .*39"),
+        ({"head.colbert.query_marker": -2}, r"query_marker .*-2; .*vocabulary .*-1 .*39"),
+        ({"head.colbert.expansion": "attended"}, r"mask_id .*103; .*vocabulary .*0 .*39"),
         (
             {"head.colbert.late": False, "head.colbert.passage_marker": 1},
-            r"passage_marker is set, which only late interaction has: set head.colbert.late=True",
+            r"passage_marker .*interaction .*head.colbert.late=True",
         ),
     ],
 )
@@ -87,12 +87,10 @@ def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) ->
 
 
 def test_unattended_masks_need_plain_attention_without_packing() -> None:
-    with pytest.raises(
-        ValueError, match=r"'flash', whose kernel computes no token .* here are \[MASK\]s after a query"
-    ):
+    with pytest.raises(ValueError, match=r"'flash', .*computes .*\[MASK\]s"):
         tiny.make_retriever(EXPANDED | {"encoder.attention": "flash"})
     config = tiny.make_config(EXPANDED | {"tokens.packing": True, "data.train": "x", "tokens.query_length": 8,
                                           "tokens.passage_length": 8, "train.batch_size": 8})  # fmt: skip
     check_config(config)
-    with pytest.raises(ValueError, match=r"tokens.packing is True, but packed rows hold no tokens that others do not"):
+    with pytest.raises(ValueError, match=r"tokens.packing .*True, .*packed"):
         check_retrieval(config, tiny.make_retriever(EXPANDED))

@@ -137,9 +137,9 @@ def two_labels(tensors: dict[str, Any]) -> None:
     [
         (
             two_labels,
-            r"weight has shape \(2, 16\), a classifier of 2 labels; \(1, 16\) is needed",
+            r"\(2, 16\), .*classifier .*2 .*\(1, 16\)",
         ),
-        (lambda t: t.pop("classifier.bias"), "has no classifier.bias, although it has the rest of the layer"),
+        (lambda t: t.pop("classifier.bias"), r"classifier.bias, although .*layer"),
         (lambda t: t["classifier.bias"].fill(np.nan), "classifier.bias holds NaN or infinity"),
         (
             lambda t: [t.pop("classifier.bias"), t.pop("classifier.weight")],
@@ -162,7 +162,7 @@ def test_a_pooler_without_classifier_is_kept(bert: Path, tmp_path: Path) -> None
 def test_an_encoder_without_such_a_head_is_refused(tmp_path: Path) -> None:
     raw = {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "distilbert"}))
-    with pytest.raises(ValueError, match="there is no cross-encoder on distilbert here; use one of bert, modern"):
+    with pytest.raises(ValueError, match=r"cross-encoder .*distilbert .*modern"):
         load_score_head(tmp_path, read_config(tmp_path))
 
 

@@ -162,7 +162,7 @@ def test_a_row_of_nothing_but_padding_is_finite(kind: str) -> None:
 
 def test_a_batch_beyond_the_trained_length_is_an_error() -> None:
     config, params, _, _ = load("llama")
-    with pytest.raises(ValueError, match="41 tokens is longer than the encoder's 40 positions"):
+    with pytest.raises(ValueError, match=r"41 .*encoder's 40"):
         encode(config, params, Tokens(jnp.zeros((1, 41), jnp.int32), jnp.ones((1, 41), bool)))
 
 
@@ -228,18 +228,18 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     assert again == config
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, params, expected)))
     digest = weights_digest(folder)
-    with pytest.raises(ValueError, match=r"encoder\.sha256 asks for 12: not the expected weights"):
+    with pytest.raises(ValueError, match=r"encoder\.sha256 .*12: .*expected"):
         weights_digest(folder, "12")
     save_file({name: 2 * whole[name] for name in names[1::2]}, folder / "model-00002-of-00002.safetensors")
     assert weights_digest(folder) != digest
     index.write_text(json.dumps({"weight_map": weight_map | {names[0]: "model-00002-of-00002.safetensors"}}))
-    with pytest.raises(ValueError, match=rf"{names[0]} is in model-00002-of-00002.safetensors, which does not have it"):
+    with pytest.raises(ValueError, match=rf"{names[0]} .*model-00002-of-00002.safetensors"):
         load_pretrained(folder)
     index.write_text(json.dumps({"weight_map": {n: p for n, p in weight_map.items() if n != names[0]}}))
     with pytest.raises(ValueError, match=rf"{names[0]}, which model.safetensors.index.json does not list"):
         load_pretrained(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"names model-00002-of-00002\.safetensors, which is not a file"):
+    with pytest.raises(FileNotFoundError, match=r"names model-00002-of-00002\.safetensors, .*file"):
         load_pretrained(folder)
 
 
@@ -379,14 +379,14 @@ def test_the_direction_is_the_checkpoint_s_unless_set() -> None:
     assert not causal("embeddinggemma", "")
     assert not causal("llama", "bidirectional")
     assert causal("embeddinggemma", "causal")
-    with pytest.raises(ValueError, match=r"encoder\.direction is 'left'; it must be one of causal, bidirectional"):
+    with pytest.raises(ValueError, match=r"encoder\.direction .*'left'; .*bidirectional"):
         causal("llama", "left")
-    with pytest.raises(ValueError, match=r"direction is 'causal'; the tokens of .*bert see each other both ways: use "):
+    with pytest.raises(ValueError, match=r"direction .*'causal'; .*bert"):
         causal("bert", "causal")
 
 
 def test_me_bert_refuses_a_causal_model() -> None:
     me_bert = tiny.ME_BERT | {"head.token": "mean"}
-    with pytest.raises(ValueError, match=r"which llama cannot have: its first tokens do not see the text after them"):
+    with pytest.raises(ValueError, match=r"llama .*tokens .*after"):
         tiny.make_retriever(me_bert, tiny.LLAMA)
     tiny.make_retriever(me_bert, dataclasses.replace(tiny.LLAMA, causal=False))

@@ -204,7 +204,7 @@ def test_encoding_and_validation_run_on_several_tpus() -> None:
 
 def test_cudnn_drops_no_weights() -> None:
     query = jnp.zeros((2, 4, 2, 8), jnp.bfloat16)
-    with pytest.raises(ValueError, match=r"'cudnn', which has no dropout of attention weights, and the"):
+    with pytest.raises(ValueError, match=r"'cudnn', .*attention weights"):
         fused_attention(
             query, query, query, jnp.ones((2, 4), bool), dropout(0.1, 2), Compute(jnp.bfloat16, attention="cudnn")
         )
@@ -213,5 +213,5 @@ def test_cudnn_drops_no_weights() -> None:
 def test_kernels_have_no_mask_for_each_query_and_no_bias() -> None:
     query, mask, drop = jnp.zeros((1, 4, 2, 8)), jnp.ones((1, 4, 4), bool), dropout(0.1, None)
     for of, bias in ((mask, None), (mask[:, 0], jnp.zeros((2, 4, 4)))):
-        with pytest.raises(ValueError, match=r"encoder\.attention='flash' has no mask for each query, and no bias"):
+        with pytest.raises(ValueError, match=r"encoder\.attention='flash' .*mask .*query"):
             attend(query, query, query, of, drop, bias, FLASH)

@@ -107,11 +107,11 @@ def test_an_empty_text_has_no_vector(encoder: Any) -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((), r"head.mlr.chosen is \(\); it must name different layers"),
-        ((3, 3), r"head.mlr.chosen is \(3, 3\); it must name different layers"),
+        ((), r"head.mlr.chosen .*\(\); .*different"),
+        ((3, 3), r"head.mlr.chosen .*\(3, 3\); .*different"),
         (
             (1, 2),
-            r"chosen is \(1, 2\); layers are 0 \(embeddings\) to 3, and the last one, 3, must be among them",
+            r"chosen .*\(1, 2\); .*0 \(embeddings\) .*3, .*3",
         ),
         ((3, 4), r"layers are 0 \(embeddings\) to 3"),
         ((-1, 3), r"layers are 0 \(embeddings\) to 3"),
@@ -126,7 +126,7 @@ def test_impossible_layers(layers: tuple[int, ...], message: str) -> None:
     ("head", "keys"), [(DualEncoderHead, {}), (MlrHead, {"chosen": (3,)}), (MeBertHead, {"count": 2})], ids=str
 )
 def test_unknown_token(head: Any, keys: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"head.token is 'max'; it must be one of cls, mean"):
+    with pytest.raises(ValueError, match=r"head.token .*'max'; .*cls"):
         head(**SHAPES, **keys, token="max")
 
 

@@ -216,10 +216,10 @@ def test_published_models_have_the_sizes_of_their_weights(folder: Path) -> None:
     [
         ("tiny_qwen3", {"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "layer_types is"),
         ("tiny_gemma3", {"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "layer_types is"),
-        ("tiny_qwen3", {"head_dim": 10**9}, "head_dim is 1,000,000,000, but model.safetensors beside it has 99 as its"),
-        ("tiny_llama", {"head_dim": 10**9}, "head_dim is 1,000,000,000, but model.safetensors beside it has 99 as its"),
-        ("tiny_qwen3", {"num_hidden_layers": "four"}, "num_hidden_layers is 'four'; it must be a whole number"),
-        ("tiny_llama", {"rope_parameters": {"rope_type": ["x"]}}, "a value is of a type that it cannot have"),
+        ("tiny_qwen3", {"head_dim": 10**9}, r"head_dim .*1,000,000,000, .*model.safetensors beside .*99"),
+        ("tiny_llama", {"head_dim": 10**9}, r"head_dim .*1,000,000,000, .*model.safetensors beside .*99"),
+        ("tiny_qwen3", {"num_hidden_layers": "four"}, r"num_hidden_layers .*'four'; .*number"),
+        ("tiny_llama", {"rope_parameters": {"rope_type": ["x"]}}, r"value .*type"),
         ("tiny_gemma3", {"layer_types": {"a": 1}}, "layer_types is {'a': 1}"),
     ],
 )
@@ -267,7 +267,7 @@ def test_modules_are_in_the_folder(path: str, tmp_path: Path) -> None:
     folder = write_modules(tmp_path / "model")
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": path}, *modules[1:]]))
-    with pytest.raises(ValueError, match=rf"modules.json: path is '{path}'; it must be a folder in {folder}"):
+    with pytest.raises(ValueError, match=rf"modules.json: .*'{path}'; .*folder .*{folder}"):
         read_sentence_transformers_keys(folder)
 
 
@@ -352,7 +352,7 @@ def test_an_expression_that_fails_on_a_text_is_an_error(tmp_path: Path) -> None:
     normalise(normalizers.Replace(Regex("(z+)+b"), "x"))(folder)
     tokenizer = TextTokenizer.load(folder, 8, 8)
     tokenizer.queries([Query("0", "a river")])
-    with pytest.raises(ValueError, match=r"tokenizer.json: a rule of it cannot read one of 1 texts, the longest of 41"):
+    with pytest.raises(ValueError, match=r"tokenizer.json: .*1 .*longest .*41"):
         tokenizer.queries([Query("0", "z" * 40 + "!")])
 
 
@@ -365,7 +365,7 @@ def test_bfloat16_is_read_and_errors_name_the_file(tmp_path: Path) -> None:
     load_pretrained(folder)
     (tmp_path / "x").write_bytes(b"")
     for read in (read_tensors, lambda path: open_tensors(path).__enter__()):
-        with pytest.raises(ValueError, match=r"x is damaged, or is not a safetensors file"):
+        with pytest.raises(ValueError, match=r"x .*damaged, .*safetensors"):
             read(tmp_path / "x")
 
 

@@ -269,8 +269,8 @@ def test_a_reconstructor_layer_equals_transformers_cross_attention_layer() -> No
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"head.i3.variant": "other"}, r"head.i3.variant is 'other'; it must be one of paper, released"),
-        ({"head.token": "mean"}, r"the interactor's output is read at \[CLS\]"),
+        ({"head.i3.variant": "other"}, r"head.i3.variant .*'other'; .*released"),
+        ({"head.token": "mean"}, r"interactor's output .*\[CLS\]"),
         ({"head.i3.interactor_layers": 0}, r"at least 1"),
     ],
 )

@@ -156,7 +156,7 @@ def test_adapters_of_a_pooler_are_left_out(tmp_path: Path) -> None:
     params = join_parameters(base, load_adapters(tmp_path / "adapters", config, settings, ("pooler",)))
     states = our_states(config, params, Compute(adapters=make_adapters(settings, config)))
     assert distance(states, torch_states(wrapped)) <= 5e-6
-    with pytest.raises(ValueError, match=r"has 'pooler.dense', which matches no dense layer"):
+    with pytest.raises(ValueError, match=r"'pooler.dense', .*matches .*dense"):
         load_adapters(tmp_path / "adapters", config, settings)
 
 

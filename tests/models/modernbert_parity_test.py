@@ -110,7 +110,7 @@ def test_a_row_of_nothing_but_padding_is_finite() -> None:
 
 def test_a_batch_beyond_the_trained_length_is_an_error() -> None:
     config, params, _, _ = load()
-    with pytest.raises(ValueError, match="41 tokens is longer than the encoder's 40 positions"):
+    with pytest.raises(ValueError, match=r"41 .*encoder's 40"):
         encode(config, params, Tokens(jnp.zeros((1, 41), jnp.int32), jnp.ones((1, 41), bool)))
 
 

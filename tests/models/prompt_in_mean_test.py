@@ -122,7 +122,7 @@ def test_training_reads_the_instruction_of_each_query(tmp_path: Path, model: Pat
     ("overrides", "message"),
     [
         ({"head.token": "cls"}, r"tokens.prompt_in_mean is False, which leaves prompts out .* head.token 'cls'"),
-        ({"head.token": "mean", "head.name": "colbert"}, r"the vectors of head 'colbert' .* are no such means"),
+        ({"head.token": "mean", "head.name": "colbert"}, r"vectors .*'colbert' .*means"),
         ({"tokens.prompts": "gritlm", "tokens.prompt_in_mean": True}, r"tokens.prompts is 'gritlm', which leaves"),
     ],
 )
@@ -136,7 +136,7 @@ def test_onnx_export_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     keys = {"head__token": "mean", "tokens__query_prompt": "river ", "tokens__prompt_in_mean": False}
     run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "bert"), "", **keys)
-    with pytest.raises(ValueError, match=r"--to=onnx: a graph does not know where a prompt ends"):
+    with pytest.raises(ValueError, match=r"--to=onnx: .*graph .*prompt"):
         export(run.workdir.path, "onnx", tmp_path / "out")
 
 

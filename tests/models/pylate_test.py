@@ -103,10 +103,10 @@ def test_other_families_use_only_lengths_and_prompts() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"query_prefix": "[unused0]"}, r"the tokenizer has no token '\[unused0\]', which config_sent"),
+        ({"query_prefix": "[unused0]"}, r"tokenizer .*'\[unused0\]', .*config_sent"),
         (
             {"query_length": 3},
-            r"config_sentence_transformers.json: query_length is 3; it must be a whole number from 4",
+            r"config_sentence_transformers.json: query_length .*3; .*number .*4",
         ),
         ({"model_type": "SparseEncoder"}, r"model_type is 'SparseEncoder'"),
         ({"default_prompt_name": "query"}, r"default_prompt_name is 'query'; none is read"),
@@ -125,7 +125,7 @@ def test_a_projection_with_bias_or_activation_is_refused(tmp_path: Path) -> None
         read_model_keys(folder)
     lines = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*lines, lines[1] | {"idx": 2, "path": "2_Dense"}]))
-    with pytest.raises(ValueError, match=r"modules.json: PyLate's modules here are .*; a Transformer and one Dense"):
+    with pytest.raises(ValueError, match=r"modules.json: PyLate's modules .*; .*Transformer .*Dense"):
         read_model_keys(folder)
 
 

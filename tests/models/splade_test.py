@@ -100,9 +100,7 @@ def test_special_tokens_have_no_weight(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 8, 12)
     markers = tuple(sorted({tokenizer.marker_ids[0], tokenizer.sep_id, tokenizer.pad_id}))
     head = tiny.make_retriever(tiny.UNICOIL | {"head.splade.special_ids": (7, 8)}).module.head
-    with pytest.raises(
-        ValueError, match=rf"without the markers .* of this tokenizer.*set it to {re.escape(str(markers))}"
-    ):
+    with pytest.raises(ValueError, match=rf"without .*tokenizer.*set .*{re.escape(str(markers))}"):
         head.check_tokenizer(tokenizer)
     good = tiny.make_retriever(tiny.UNICOIL | {"head.splade.special_ids": markers}).module.head
     good.check_tokenizer(tokenizer)

@@ -56,11 +56,11 @@ def test_a_selection_of_every_layer() -> None:
 
 @pytest.mark.parametrize("head", ["me_bert", "aggretriever"])
 def test_heads_without_token_selection_are_errors(head: str) -> None:
-    with pytest.raises(ValueError, match=r"head\.token is 'last'; it must be one of cls, mean"):
+    with pytest.raises(ValueError, match=r"head\.token .*'last'; .*cls"):
         tiny.make_retriever({"head.name": head, "head.token": "last"})
 
 
 def test_multi_vector_heads_refuse_other_tokens() -> None:
     keys = tiny.COLBERT | {"head.token": "last", "pooling": "self_contrastive", "loss.local_weight": 0.1}
-    with pytest.raises(ValueError, match=r"head 'colbert' has no vector of head\.token 'last' in front of the others"):
+    with pytest.raises(ValueError, match=r"'colbert' .*vector .*head\.token 'last'"):
         tiny.make_retriever(keys)

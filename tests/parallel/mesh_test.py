@@ -50,7 +50,7 @@ def test_meshes() -> None:
 
 @pytest.mark.parametrize("fsdp", [-1, 3, 16])
 def test_fsdp_must_divide_the_devices(fsdp: int) -> None:
-    with pytest.raises(ValueError, match=rf"mesh.fsdp is {fsdp}; it must divide the number of devices, 8"):
+    with pytest.raises(ValueError, match=rf"mesh.fsdp .*{fsdp}; .*devices, 8"):
         make_mesh(fsdp)
 
 
@@ -117,7 +117,7 @@ def test_one_process_needs_no_coordinator() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("host:1",), "--coordinator=host:1 with --num_processes=1 and --process_id=0: every process must have"),
+        (("host:1",), r"--coordinator=host:1 .*--num_processes=1 .*--process_id=0: .*process"),
         (("host:1", 2, 2), "--num_processes=2 and --process_id=2: every process must have"),
         (("host:1", 2, -1), "every process must have"),
         (("", 2, 0), "--num_processes=2 and --process_id=0 need --coordinator=HOST:PORT"),
@@ -235,7 +235,7 @@ def test_a_missing_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_PLATFORMS")
     with pytest.raises(ValueError, match=r"is 'tpu', but JAX reports: 8 of cpu .* requirements-tpu.txt"):
         require_platform("tpu", "mesh.platform")
-    with pytest.raises(ValueError, match=r"--platform is 'cuda'; it must be one of tpu, gpu, cpu, or empty for any"):
+    with pytest.raises(ValueError, match=r"--platform .*'cuda'; .*empty"):
         require_platform("cuda", "--platform")
     for file in REQUIREMENTS.values():
         assert (REPOSITORY / file).is_file()

@@ -66,7 +66,7 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(json.loads(shapes) | {"num_hidden_layers": 2}))
     directory, description = programs.encoder_directory(str(tmp_path))
     assert (directory, description) == (tmp_path, str(tmp_path / "config.json"))
-    with pytest.raises(FileNotFoundError, match=r"A plan needs no weights: a folder with its config.json is enough"):
+    with pytest.raises(FileNotFoundError, match=r"A .*weights: .*config.json"):
         programs.encoder_directory("nobody/knows-this")
 
 

@@ -71,5 +71,5 @@ def test_a_block_fits_and_devices_exchange_only_results(chips: str) -> None:
 
 def test_plan_names_what_it_cannot_plan() -> None:
     config = load_config("splade")
-    with pytest.raises(ValueError, match="weights of words, which plan search does not cover"):
+    with pytest.raises(ValueError, match=r"weights .*words, .*search"):
         search_program(config, encoder_directory(config.encoder.checkpoint)[0], DEFAULT_SEARCH, [])

@@ -114,7 +114,7 @@ def test_a_killed_holders_lock_is_taken_over_with_a_message(tmp_path: Path, capf
 def test_a_record_of_another_host_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     path = write_holder(tmp_path, host="elsewhere")
     before = path.read_bytes()
-    with pytest.raises(LockedError, match=rf"on elsewhere, since then; .* remove .* and {path}"):
+    with pytest.raises(LockedError, match=rf"elsewhere, .*remove .*{path}"):
         hold_folder(tmp_path, "train").__enter__()
     assert path.read_bytes() == before
     path.unlink()
@@ -126,7 +126,7 @@ def test_a_record_of_another_host_is_an_error_with_the_remedy(tmp_path: Path) ->
 def test_an_unreadable_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / HOLDER
     path.write_text(text)
-    with pytest.raises(LockedError, match=rf"a job, process 0 on an unknown host, .* remove .* and {path}"):
+    with pytest.raises(LockedError, match=rf"process 0 .*{path}"):
         hold_folder(tmp_path, "train").__enter__()
 
 
@@ -136,7 +136,7 @@ def test_killed_before_writing_the_record(tmp_path: Path) -> None:
         assert json.loads((tmp_path / HOLDER).read_text())["process"] == os.getpid()
         (tmp_path / HOLDER).unlink()
         with (
-            pytest.raises(LockedError, match="in use by a job that has just begun; wait"),
+            pytest.raises(LockedError, match="just begun; wait"),
             hold_folder(tmp_path, "train"),
         ):
             pass
@@ -147,7 +147,7 @@ def test_a_disk_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    refused = pytest.raises(LockedError, match="wait for it, or stop it")
+    refused = pytest.raises(LockedError, match=r"wait .*stop")
     with (
         pytest.warns(UserWarning, match="flock not supported"),
         hold_folder(tmp_path, "a"),
@@ -176,7 +176,7 @@ def test_an_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(30, "Read-only file system", str(path))
 
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(StorageError, match=r"\.lock cannot be written: the file system is read-only"):
+    with pytest.raises(StorageError, match=r"\.lock .*written: .*read-only"):
         hold_folder(tmp_path, "train").__enter__()
 
 

@@ -202,10 +202,10 @@ def test_a_run_is_sent_afterwards_with_its_evaluations(trained: Any, service: Se
 
 
 def test_errors_are_one_sentence(trained: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"train.trackers has 'nothing'; trackers are trackio, wandb, mlflow"):
+    with pytest.raises(ValueError, match=r"train.trackers .*'nothing'; trackers"):
         trained(2, "nothing")
     monkeypatch.setitem(trackers.TRACKERS, "no_such_module", service.open)
-    with pytest.raises(ValueError, match=r"train.trackers has 'no_such_module', which is not installed: pip install"):
+    with pytest.raises(ValueError, match=r"train.trackers .*'no_such_module', .*installed"):
         trained(2, "no_such_module")
     check_trackers(["json"])
     assert tracker_names(["json,csv", "wandb"]) == ("json", "csv", "wandb")

@@ -58,8 +58,8 @@ def test_existing_evaluations_are_listed(tmp_path: Path) -> None:
 def test_names_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None:
     workdir = Workdir(tmp_path)
     for place in (workdir.embeddings, workdir.rankings, workdir.evaluation):
-        with pytest.raises(ValueError, match=r"the name of a (corpus|data set) is .*; it must not be empty"):
+        with pytest.raises(ValueError, match=r"(corpus|data set) .*; .*empty"):
             place(name)
-    with pytest.raises(ValueError, match="the name of a corpus has 201 bytes; files are named after it: 200 are"):
+    with pytest.raises(ValueError, match=r"corpus .*201 .*200"):
         workdir.embeddings("ü" * 100 + "x")
     assert workdir.embeddings("a..b").parent == tmp_path / "embeddings", "control"

@@ -73,9 +73,9 @@ def test_another_language_has_other_stems() -> None:
     assert [key for key, _ in german.search([Query("q", "Katze")], 2)["q"]] == ["1"]
     assert plain.search([Query("q", "Katze")], 2)["q"] == []
     assert [key for key, _ in plain.search([Query("q", "die")], 2)["q"]] == ["1"], "no stop words"
-    with pytest.raises(ValueError, match="language is 'klingon'; it must be one of arabic, "):
+    with pytest.raises(ValueError, match=r"language .*'klingon'; .*arabic"):
         BM25Settings(language="klingon")
-    with pytest.raises(ValueError, match=r"b is 1.5; it must be at most 1"):
+    with pytest.raises(ValueError, match=r"b .*1.5; .*1"):
         BM25Settings(b=1.5)
 
 
@@ -141,9 +141,9 @@ def test_nothing_is_printed_by_default(
 
 
 def test_bad_input_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no word in any of the 0 passages"):
+    with pytest.raises(ValueError, match=r"word .*0 passages"):
         BM25.of([])
-    with pytest.raises(ValueError, match="no word in any of the 2 passages"):
+    with pytest.raises(ValueError, match=r"word .*2 passages"):
         BM25.of([Passage("1", "the"), Passage("2", "")])
     with pytest.raises(ValueError, match="passage id 'cats' occurs twice"):
         BM25.of([*PASSAGES, PASSAGES[0]])

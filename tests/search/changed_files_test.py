@@ -94,7 +94,7 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
     with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
         texts.read(["p3"])
     (folder / "corpus.json").unlink()
-    with pytest.raises(ShardError, match=r"corpus\.json, which says where the texts are, does not exist"):
+    with pytest.raises(ShardError, match=r"corpus\.json, .*texts .*exist"):
         texts.read(["p3"])
 
 
@@ -192,10 +192,10 @@ def test_a_mapped_file_is_truncated_or_overwritten(name: str, tmp_path: Path) ->
     path = sorted((tmp_path / "again" / "run" / "embeddings" / "c").glob(name))[0]
     index.search(QUERIES, corpus, 10)
     os.truncate(path, 100)
-    with pytest.raises(ShardError, match=rf"{path} has 100 bytes, and had [\d,]+ when it was opened"):
+    with pytest.raises(ShardError, match=rf"{path} .*100 bytes, .*[\d,]+"):
         index.search(QUERIES, corpus, 10)
     path.write_bytes(data[:-1] + b"x")
-    with pytest.raises(ShardError, match=rf"{path} was written to after it was opened"):
+    with pytest.raises(ShardError, match=rf"{path} .*written .*opened"):
         index.search(QUERIES, corpus, 10)
 
 
@@ -213,7 +213,7 @@ def test_shards_that_are_read_for_each_search(name: str, tmp_path: Path) -> None
     data = path.read_bytes()
     path.with_name("copy").write_bytes(data)
     path.with_name("copy").rename(path)
-    with pytest.raises(ShardError, match=rf"{path} was replaced after it was opened; open the corpus again"):
+    with pytest.raises(ShardError, match=rf"{path} .*replaced .*opened"):
         rankings()
     path.unlink()
     with pytest.raises(ShardError, match=rf"{path} does not exist any more"):

@@ -193,7 +193,7 @@ def test_a_backend_that_loses_passages_is_an_error() -> None:
     queries, documents = data("random", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(single_vector, "block_documents", lambda *_: 80)  # more than the backend can return
-        with pytest.raises(RuntimeError, match="limited did not return all 80 passages"):
+        with pytest.raises(RuntimeError, match=r"limited .*80 passages"):
             search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
 
 
@@ -447,7 +447,7 @@ def test_wrong_shapes_are_errors() -> None:
         search(gaussian(5, 8), [np.ones((3, 1, 8))], 3, backend)
     with pytest.raises(ValueError, match="at least a row"):
         search(gaussian(5, 8), [], 3, backend)
-    with pytest.raises(ValueError, match="40 vectors a document are more than the 16"):
+    with pytest.raises(ValueError, match=r"40 .*document .*16"):
         search(gaussian(5, 8), [gaussian(3, 40, 8)], 3, Limited(backend, max_rows=16))
 
 

@@ -113,7 +113,7 @@ def test_a_wrong_backend_is_refused(backend: str) -> None:
         def load(self, block: SparseRows) -> SparseBlockSearch:
             return good.load(block.astype(np.float16).astype(np.float32))
 
-    with pytest.raises(RuntimeError, match="one that rounds is less exact than float32"):
+    with pytest.raises(RuntimeError, match=r"rounds .*exact .*float32"):
         check_sparse(Rounded())
 
 
@@ -138,7 +138,7 @@ def test_long_passages_are_loaded_in_small_blocks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(ValueError, match="backend=faiss-cpu: sparse vectors are searched by auto, scipy or xla"):
+    with pytest.raises(ValueError, match=r"backend=faiss-cpu: .*vectors .*searched"):
         sparse_backend("faiss-cpu")
 
 
@@ -165,7 +165,7 @@ def test_impossible_weights_are_errors(weight: float) -> None:
     bad.weights[bad.offsets[4]] = weight
     with pytest.raises(ValueError, match="passage row 4 has a NaN"):
         InvertedLists(SparseBlocks([bad])).search(good, 2)
-    with pytest.raises(ValueError, match="query 4 has a weight that is negative, no number, infinite"):
+    with pytest.raises(ValueError, match=r"4 .*negative, .*infinite"):
         InvertedLists(SparseBlocks([good])).search(bad, 2)
 
 
@@ -173,5 +173,5 @@ def test_impossible_questions_are_errors() -> None:
     lists = InvertedLists(SparseBlocks([random_rows(6, 0.5, 0)]))
     with pytest.raises(ValueError, match="k is 0"):
         lists.search(random_rows(1, 0.5, 0), 0)
-    with pytest.raises(ValueError, match="weights of 3 words, the passages of 50"):
+    with pytest.raises(ValueError, match=r"3 .*passages .*50"):
         lists.search(SparseRows.from_dense(np.ones((1, 3), np.float32)), 1)

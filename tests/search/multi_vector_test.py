@@ -124,7 +124,7 @@ def test_a_sum_of_maxima_that_may_overflow_is_refused(sign: int) -> None:
     """Each product is a float32 number, their sum is none: all scores were infinite, or no document was found."""
     queries = Ragged(np.full((9, 4), sign * 4e18, np.float32), np.array([0, 1, 9]))
     documents = Ragged(np.full((12, 4), 4e18, np.float32), np.arange(13))
-    with pytest.raises(ValueError, match="query 1 has a NaN, an infinity or a number too large"):
+    with pytest.raises(ValueError, match=r"1 .*NaN, .*infinity"):
         search_lists(queries, blocks(documents, 5), K)
     assert np.isfinite(search_lists(queries.part(0, 1), blocks(documents, 5), K).scores).all()
 

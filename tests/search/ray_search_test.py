@@ -94,7 +94,7 @@ def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: P
     cluster.remove_node(host, allow_graceful=False)
     assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
     assert (tmp_path / "ours.jsonl").read_bytes().count(b'"negative_passages": [{') > 100
-    with pytest.raises(ValueError, match=r"no pool is one \(bm25\): leave --engine out"):
+    with pytest.raises(ValueError, match=r"\(bm25\): leave --engine"):
         require_run_pool(replace(job, pools=("bm25",)))
 
 
@@ -126,7 +126,7 @@ def test_a_call_whose_worker_died_is_done_again_and_no_other(cluster: Any, tmp_p
         assert (tmp_path / "bad").read_text().count("called") == 1, "it is not tried again"
     with ray_workers(EngineOptions("ray")) as workers:
         assert workers
-        with pytest.raises(RuntimeError, match=rf"every worker of Ray died {RETRIES + 1} times, the last one: "):
+        with pytest.raises(RuntimeError, match=rf"worker .*Ray .*{RETRIES + 1}"):
             workers.run(note, [(str(tmp_path), "fatal", 99)])
     cluster.remove_node(host, allow_graceful=False)
 
@@ -166,7 +166,7 @@ def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
     folder = corpus_folder(run.workdir)
     settings = Searcher(run, folder).settings
     Searcher(run, folder, group=SeparateRange(1, 2, settings))
-    with pytest.raises(ValueError, match=r"a worker searches otherwise: the corpus is \['.* there and 'x' of the comm"):
+    with pytest.raises(ValueError, match=r"searches otherwise: .*\['.* there and 'x'"):
         Searcher(run, folder, group=SeparateRange(1, 2, {**settings, "the corpus": "x"}))
 
 

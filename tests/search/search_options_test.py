@@ -29,15 +29,15 @@ def test_names_are_those_of_the_implementations() -> None:
     [
         (
             {"backend": "annoy"},
-            "backend is 'annoy'; it must be one of 'auto', .* 'scipy'",
+            r"backend .*'annoy'; .*'auto', .*'scipy'",
         ),
-        ({"precision": "int4"}, "precision is 'int4'; it must be one of 'float32', 'float16', 'bfloat16', 'int8'"),
-        ({"backend": "faiss-cpu", "precision": "int8"}, "'faiss-cpu' computes in float32, not in int8: take xla"),
+        ({"precision": "int4"}, r"precision .*'int4'; .*'float32', 'float16', 'bfloat16', 'int8'"),
+        ({"backend": "faiss-cpu", "precision": "int8"}, r"'faiss-cpu' computes .*float32, .*int8"),
         ({"filters": ("lang",)}, "filter 'lang': FIELD:VALUE is expected"),
-        ({"candidates": "max:10"}, "candidates is 'max:10'; it must be a proxy .*: mean:1000, muvera:1000"),
+        ({"candidates": "max:10"}, r"candidates .*'max:10'; .*: mean:1000, muvera:1000"),
         ({"candidates": "mean:0"}, "candidates is 'mean:0'"),
         ({"dimension": -1}, "dimension is -1"),
-        ({"candidates": "mean:10", "index": "SQ8"}, "by mean:10 or by the index SQ8, not by both"),
+        ({"candidates": "mean:10", "index": "SQ8"}, r"mean:10 .*index SQ8"),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )

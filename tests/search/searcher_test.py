@@ -208,7 +208,7 @@ def test_an_unknown_measure_is_an_error_before_the_search(root: Path, tmp_path: 
 def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "mine")
     (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
-    with pytest.raises(ValueError, match=r"query '0': the answer '\(river' is not a regular expression"):
+    with pytest.raises(ValueError, match=r"'0': .*'\(river' .*expression"):
         search_files(
             run, str(tmp_path / "small.qa.csv"), evaluation=EvaluationOptions(k=5, match="regex"), progress=False
         )
@@ -219,7 +219,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
-    with pytest.raises(ValueError, match=r"R@1000 needs --k=1000 or more; only 20 passages per query are requested"):
+    with pytest.raises(ValueError, match=r"R@1000 .*--k=1000 .*20 .*requested"):
         search_files(
             run,
             data,
@@ -404,9 +404,7 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     assert [[key for key, _ in result] for result in theirs.values()] == [[k for k, _ in ours[q.id]] for q in judged]
     plain = tmp_path / "plain"
     write_beir(plain, [], [Query("q", "no answers")], {})
-    with pytest.raises(
-        ValueError, match="has no answer strings, which results as DPR writes them say of every passage"
-    ):
+    with pytest.raises(ValueError, match=r"strings, .*results .*DPR"):
         search_files(run, str(plain), evaluation=EvaluationOptions(k=5, dpr_results=True), progress=False)
     write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
     (tmp_path / "asked.qa.csv").write_text("river stone\t['river']\n")
@@ -692,24 +690,24 @@ def test_shards_of_another_checkpoint(root: Path, run: Run) -> None:
 def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
     run = copied(root, tmp_path / "run")
     assert corpus_folder(run.workdir) == corpus_folder(run.workdir, "data")
-    with pytest.raises(FileNotFoundError, match=r"has no corpus 'wiki'; it has data"):
+    with pytest.raises(FileNotFoundError, match=r"corpus 'wiki'; .*data"):
         corpus_folder(run.workdir, "wiki")
     (folder, file), near = (str(root / "data"), str(root / "data" / "corpus.jsonl")), os.path.relpath(root / "data")
     assert corpus_folder(run.workdir, folder) == corpus_folder(run.workdir, near) == corpus_folder(run.workdir), (
         "what was encoded"
     )
-    with pytest.raises(FileNotFoundError, match=rf"has no corpus '{file}'; it has data"):
+    with pytest.raises(FileNotFoundError, match=rf"corpus '{file}'; .*data"):
         corpus_folder(run.workdir, file)
     encode_corpus(run, root / "data", name="again", progress=False)
-    with pytest.raises(ValueError, match=r"several corpora, again, data: choose one with --corpus"):
+    with pytest.raises(ValueError, match=r"several corpora, .*--corpus"):
         corpus_folder(run.workdir)
-    with pytest.raises(ValueError, match=rf"several corpora of {folder}, again, data: choose one with --corpus"):
+    with pytest.raises(ValueError, match=rf"several .*{folder}, .*--corpus"):
         corpus_folder(run.workdir, folder)
     (run.workdir / "embeddings" / "again" / "corpus.json").write_text("{}")
     assert corpus_folder(run.workdir, folder).name == "data", "where the other is from is no longer known"
     assert corpus_folder(run.workdir, "again").name == "again"
     (run.workdir / "embeddings" / "again" / "manifest.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"embeddings/again is not finished; wait for the job that encodes it"):
+    with pytest.raises(FileNotFoundError, match=r"embeddings/again .*finished; .*encodes"):
         corpus_folder(run.workdir, "again")
     shutil.rmtree(run.workdir / "embeddings")
     with pytest.raises(FileNotFoundError, match=r"no encoded corpus; jaxret encode --workdir="):

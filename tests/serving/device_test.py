@@ -84,7 +84,7 @@ def test_the_queue_is_bounded_and_cancelled_requests_leave_it(device: DeviceThre
     blocked(device, recorder)
     waiting = device.submit(Operation(recorder), ["w"] * 8)
     before = device.waiting
-    with pytest.raises(QueueFullError, match=r"\d+ texts wait, and at most 10 may"):
+    with pytest.raises(QueueFullError, match=r"\d+ texts .*10"):
         device.submit(Operation(recorder), ["x"] * 3)
     assert waiting.cancel()
     assert device.waiting == before - 8

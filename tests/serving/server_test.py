@@ -634,7 +634,7 @@ def test_pairs_that_would_be_cut(runs: Path) -> None:
     served.reranker = replace(served.reranker, scorer=replace(scorer, joiner=joiner))
     assert len(served.pairs("stone stone", ["stone " * 4, "stone " * 8])) == 2
     assert len(served.pairs("stone stone", ["stone " * 4], cut=False)) == 1
-    with pytest.raises(RefusalError, match="1 of the texts have more than 12 tokens with the query"):
+    with pytest.raises(RefusalError, match=r"1 .*12 tokens"):
         served.pairs("stone stone", ["stone " * 4, "stone " * 8], cut=False)
 
 

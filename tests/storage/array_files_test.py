@@ -108,7 +108,7 @@ def test_a_save_that_fails_in_the_background_raises(tmp_path: Path) -> None:
 def test_a_damaged_list_and_another_type_are_errors(tmp_path: Path) -> None:
     files = save(tmp_path, arrays())
     leaf = jax.ShapeDtypeStruct((16, 3), jnp.int32, sharding=NamedSharding(make_mesh(), P()))
-    with pytest.raises(ValueError, match="params/rows is float32 there, and int32 in this model"):
+    with pytest.raises(ValueError, match=r"params/rows .*float32 .*int32 .*model"):
         ArrayFiles(tmp_path / "5").load({"params": {"rows": leaf}})
     table = files["arrays-0.json"].read_text()
     for damage in (table.replace("float32", "floau32"), "[1]", '{"params/rows": 3}'):

@@ -40,7 +40,7 @@ def test_tokens_that_are_in_use_stay_above_the_bound(tmp_path: Path, monkeypatch
     assert [entry.path.name for entry in trim_cache(tmp_path, "tokens")] == ["a", "b"]
     assert [entry.path.name for entry in cache_entries(tmp_path)] == ["c", "d"]
     monkeypatch.setenv("JAXRET_TOKENS_GB", "much")
-    with pytest.raises(ValueError, match="JAXRET_TOKENS_GB=much: it must be a number of gigabytes"):
+    with pytest.raises(ValueError, match=r"JAXRET_TOKENS_GB=much: .*number .*gigabytes"):
         trim_cache(tmp_path, "tokens")
 
 

@@ -71,5 +71,5 @@ def test_each_job_keeps_its_warnings(tmp_path: Path) -> None:
     keep_warnings(run, "search scifact.test", [])
     assert read_warnings(run) == {"train": [first], "encode scifact": [second], "search scifact.test": []}
     (tmp_path / "warnings" / "train.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"train\.json holds no warnings of a job"):
+    with pytest.raises(ValueError, match=r"train\.json holds .*warnings"):
         read_warnings(run)

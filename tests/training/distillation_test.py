@@ -108,7 +108,7 @@ def test_scores_are_kept_with_the_tokens(tokenizer: TextTokenizer, tmp_path: Pat
     ]
     for overrides, name in cases:
         write_run(tmp_path / "other.trec", {"nobody": [("nothing", 1.0)]}, tag="teacher")
-        with pytest.raises(ValueError, match=rf"{name}.*: no example has a teacher's scores"):
+        with pytest.raises(ValueError, match=rf"{name}.*: .*example .*teacher's"):
             load_or_tokenize_examples(
                 dataclasses.replace(source, **overrides), tokenizer, tmp_path / "store", False, print
             )
@@ -150,14 +150,12 @@ def test_only_unscored_passages_are_left_out(
     config.data.subset, config.seed.data = 1, chosen.index({"0"})
     assert load_examples(config, "train", tokenizer, False, print)
     config.seed.data = chosen.index({"1"})
-    with pytest.raises(
-        ValueError, match=r"data.subset=1 \(seed.data .*\) of .*some.jsonl has no example with a teacher's"
-    ):
+    with pytest.raises(ValueError, match=r"data.subset=1 \(seed.data .*\) .*some.jsonl .*teacher's"):
         load_examples(config, "train", tokenizer, False, print)
     config.data.subset = 0
     (tmp_path / "none.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     config.data.train = str(tmp_path / "none.jsonl")
-    with pytest.raises(DataError, match=r"none\.jsonl: no example has a teacher's scores, of its target and of a neg"):
+    with pytest.raises(DataError, match=r"none\.jsonl: .*example .*teacher's"):
         load_examples(config, "train", tokenizer, False, print)
 
 
@@ -275,7 +273,7 @@ def test_control_without_distillation_the_gradient_differs(alone: tuple[Any, Any
             "data.teacher_run is set, but loss.kl.weight and loss",
         ),
         ({"loss.kl.weight": 1.0, "data.negatives": 0}, "loss.kl.weight is set, but data.negatives is 0"),
-        ({"loss.margin_mse.weight": -1.0}, "loss.margin_mse.weight is -1.0; it must be at least 0"),
+        ({"loss.margin_mse.weight": -1.0}, r"loss.margin_mse.weight .*-1.0; .*least 0"),
     ],
 )
 def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) -> None:

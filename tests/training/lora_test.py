@@ -262,7 +262,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
     sizes = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in ("run",)}
     assert sizes["run"] < 3 * 2**20
     shutil.move(tmp_path / "encoder", tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"jaxret train with the new encoder.checkpoint records that"):
+    with pytest.raises(FileNotFoundError, match=r"jaxret .*encoder.checkpoint records"):
         open_run(tmp_path / "run")
     whole.encoder.checkpoint = str(tmp_path / "moved")
     whole.encoder.sha256 = "0" * 64
@@ -279,7 +279,7 @@ def test_a_run_resumes_opens_and_refuses_another_base(tmp_path: Path) -> None:
         with pytest.raises(ContractError, match=r"(?s)base\.weights.*holds adapters of that base"):
             use()
     shutil.rmtree(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match="holds adapters of an encoder that cannot be read"):
+    with pytest.raises(FileNotFoundError, match=r"holds adapters .*encoder"):
         open_run(tmp_path / "run")
 
 
@@ -308,7 +308,7 @@ def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
     keys = {"lora__rank": 2, "data__dev": "", "head__name": "splade", "train__steps": 0}
     config = tiny_config(tmp_path / "encoder", tmp_path / "data", **keys)
-    with pytest.raises(ValueError, match=r"encoder has no MLM head, and with lora.rank 2 a new one would stay"):
+    with pytest.raises(ValueError, match=r"encoder .*MLM .*lora.rank 2"):
         train(config, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -320,11 +320,11 @@ def test_a_new_mlm_head_would_not_be_trained(tmp_path: Path) -> None:
         ({"lora.rank": -1}, "lora.rank is -1"),
         ({"lora.alpha": 0.0}, "lora.alpha is 0.0"),
         ({"lora.dropout": 1.0}, "lora.dropout is 1.0"),
-        ({"lora.base_dtype": "int8"}, "lora.base_dtype is 'int8'; it must be one of bfloat16, float32"),
+        ({"lora.base_dtype": "int8"}, r"lora.base_dtype .*'int8'; .*bfloat16, float32"),
         ({"lora.targets": ()}, "lora.targets is empty"),
-        ({"lora.targets": ("q_proj",)}, "'q_proj', which matches no dense layer.*query.*all-linear"),
-        ({"lora.targets": ("encoder.layer.0.output.dense",)}, "in 1 of 2 layers.*choose layers by lora.layers"),
-        ({"lora.layers": (0, 2)}, r"lora.layers is \(0, 2\); the encoder has layers 1 to 2"),
+        ({"lora.targets": ("q_proj",)}, "'q_proj', .*no dense layer.*query.*all-linear"),
+        ({"lora.targets": ("encoder.layer.0.output.dense",)}, "1 of 2 layers.*lora.layers"),
+        ({"lora.layers": (0, 2)}, r"lora.layers .*\(0, 2\); .*encoder .*1 .*2"),
         ({"lora.targets": ("(",)}, "is not a regular expression"),
     ],
 )

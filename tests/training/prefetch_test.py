@@ -34,7 +34,7 @@ def test_batches_come_in_order_from_another_thread() -> None:
     assert makers == ["prefetch"] * 6
     with (
         Prefetcher(batch, 3, 9) as feed,
-        pytest.raises(AssertionError, match="step 4 was requested, and that of step 3"),
+        pytest.raises(AssertionError, match=r"4 .*requested, .*3"),
     ):
         feed.take(4)
 

@@ -121,10 +121,10 @@ def test_steps_of_each_round(root: Path) -> None:
     ("overrides", "error", "message"),
     [
         ({"train__start_from": ""}, ValueError, "train.round is 2, but train.start_from is empty"),
-        ({"train__rounds": 1}, ValueError, "train.round is 2; it must be at most train.rounds, 1"),
-        ({"train__round": 0}, ValueError, "train.round is 0; it must be at least 1"),
+        ({"train__rounds": 1}, ValueError, r"train.round .*2; .*train.rounds, 1"),
+        ({"train__round": 0}, ValueError, r"train.round .*0; .*least 1"),
         ({"train__start_from": "nowhere"}, FileNotFoundError, "nowhere is not a run"),
-        ({"normalize": True}, ContractError, "(?s)normalize: .*train.start_from must name a run with the same encoder"),
+        ({"normalize": True}, ContractError, r"(?s)normalize: .*train.start_from .*encoder"),
         ({"optimizer__ema": 0.0}, CheckpointError, "round-1.*does not fit the config"),
     ],
 )

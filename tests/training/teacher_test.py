@@ -275,7 +275,7 @@ def test_a_resumed_run_needs_the_same_teacher(
         return dataclasses.replace(open_run(*arguments, **options), checkpoint={"step": 3, "digest": "other"})
 
     monkeypatch.setattr("jaxret.training.teacher.open_run", opened)
-    with pytest.raises(ContractError, match=r"(?s)best checkpoint of .*teacher does not match .*teacher\.digest: "):
+    with pytest.raises(ContractError, match=r"(?s)checkpoint .*teacher .*teacher\.digest: "):
         train(student_config(root), tmp_path / "run", progress=False)
 
 
@@ -290,8 +290,8 @@ def test_a_resumed_run_needs_the_same_teacher(
             "train.teacher is set, but loss.in_batch",
         ),
         ({"loss__in_batch_kl__teacher_temperature": 0.0}, "loss.in_batch_kl.teacher_temperature is 0.0; it must be"),
-        ({"loss__in_batch_kl__weight": -1.0}, "loss.in_batch_kl.weight is -1.0; it must be at least 0"),
-        ({"tokens__query_prompt": "ask: "}, r"(?s)teacher/contract\.json:\n  \S*prompt\S*: .*it reads the same tokens"),
+        ({"loss__in_batch_kl__weight": -1.0}, r"loss.in_batch_kl.weight .*-1.0; .*least 0"),
+        ({"tokens__query_prompt": "ask: "}, r"(?s)teacher/contract\.json:\n  \S*prompt\S*: .*same tokens"),
     ],
 )
 def test_invalid_teachers_are_errors(overrides: dict[str, Any], message: str, root: Path, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_invalid_teachers_are_errors(overrides: dict[str, Any], message: str, ro
 
 def test_a_reranker_cannot_have_an_in_batch_teacher(root: Path) -> None:
     config = student_config(root, task="reranking")
-    with pytest.raises(ValueError, match=r"loss\.in_batch_kl\.weight is 1\.0, but a reranker has none"):
+    with pytest.raises(ValueError, match=r"loss\.in_batch_kl\.weight .*1\.0, .*reranker"):
         train(config, root / "reranker", progress=False)
 
 
@@ -314,7 +314,7 @@ def test_a_teacher_that_reads_packed_texts_differently_is_refused(root: Path, tm
     train(tiny_config(root / "encoder", root / "data", train__steps=0, **viewers), tmp_path / "mvr", progress=False)
     config = student_config(root, train__teacher=str(tmp_path / "mvr"), tokens__packing=True)
     student = tiny.make_retriever(tiny.DUAL_ENCODER)
-    with pytest.raises(ValueError, match=r"tokens.packing is True, but the head of train\.teacher=.*mvr puts other"):
+    with pytest.raises(ValueError, match=r"tokens.packing .*True, .*head .*train\.teacher=.*mvr"):
         teacher_model(config, student)
     config.tokens.packing = False
     check_config(config)

@@ -154,7 +154,7 @@ def test_meshes_with_a_tensor_axis() -> None:
     assert dict(make_mesh(2, tensor=2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
     assert dict(make_mesh(0, tensor=4).shape) == {"data": 1, "fsdp": 2, "tensor": 4}, "0: all that are left"
     assert row_parts(make_mesh(2, tensor=2)) == 4
-    with pytest.raises(ValueError, match=r"mesh.tensor is 3; it must divide the number of devices, 8"):
+    with pytest.raises(ValueError, match=r"mesh.tensor .*3; .*devices, 8"):
         make_mesh(tensor=3)
     with pytest.raises(ValueError, match=r"mesh.fsdp is 4 x mesh.tensor 4; it must divide"):
         make_mesh(4, tensor=4)
@@ -164,10 +164,10 @@ def test_meshes_with_a_tensor_axis() -> None:
 @pytest.mark.parametrize(
     ("encoder", "parts", "message"),
     [
-        (WITHOUT_DROPOUT, 2, "mesh.tensor is 2, but it splits layers of language models, and the encoder is a bert"),
-        (LLAMA, 2, "mesh.tensor is 2; it must divide the encoder's num_key_value_heads, 1"),
+        (WITHOUT_DROPOUT, 2, r"mesh.tensor .*2, .*language"),
+        (LLAMA, 2, r"mesh.tensor .*2; .*encoder's num_key_value_heads, 1"),
         (dataclasses.replace(QWEN, intermediate_size=25), 2, "must divide the encoder's intermediate_size, 25"),
-        (dataclasses.replace(QWEN, attention_dropout=0.1), 2, "no dropout of attention weights, .* rate is 0.1"),
+        (dataclasses.replace(QWEN, attention_dropout=0.1), 2, r"attention weights, .*0.1"),
     ],
 )
 def test_layers_that_cannot_be_split_are_refused(encoder: Any, parts: int, message: str) -> None:

@@ -235,7 +235,7 @@ def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> Non
         write_beir(tmp_path / str(len(kept)), kept, [], {})
         config.validation.corpus = str(tmp_path / str(len(kept)))
         if message is None:
-            with pytest.raises(ValueError, match=r"validation.corpus is .*/4, which has none of the relevant passages"):
+            with pytest.raises(ValueError, match=r"validation.corpus .*/4, .*relevant"):
                 load_validation_corpus(config, dev, run.tokenizer, False, lines.append)
         else:
             corpus = load_validation_corpus(config, dev, run.tokenizer, False, lines.append)

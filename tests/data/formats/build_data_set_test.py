@@ -132,9 +132,7 @@ def test_dpr_records_keep_the_first_positive_as_target(tmp_path: Path) -> None:
 
 
 def test_versions(folder: Path, built: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has version 1\.0\.0 already \(it has 1\.0\.0\); give --version a higher one"
-    ):
+    with pytest.raises(ValueError, match=r"version 1\.0\.0 .*\(it .*1\.0\.0\); .*--version"):
         build_data_set(folder, built, "1.0.0")
     write_beir(folder, PASSAGES[:6], QUERIES, {"dev": JUDGED["dev"]})
     build_data_set(folder, built, "1.9.0", policy=Policy("skip"))
@@ -142,7 +140,7 @@ def test_versions(folder: Path, built: Path) -> None:
     build_data_set(folder, built, "1.10.0", policy=Policy("skip"))
     assert list(read_corpus(built)) == PASSAGES[:5]
     assert list(read_corpus(f"tfds:{built}:1.0.0")) == PASSAGES
-    with pytest.raises(DataError, match=r"there is no version 2\.0\.0; there are 1\.0\.0, 1\.9\.0, 1\.10\.0"):
+    with pytest.raises(DataError, match=r"version 2\.0\.0; .*1\.0\.0, 1\.9\.0, 1\.10\.0"):
         list(read_corpus(f"tfds:{built}:2.0.0"))
 
 
@@ -158,14 +156,14 @@ def test_an_unfinished_version_is_ignored(folder: Path, built: Path) -> None:
     ("name", "version", "message"),
     [
         ("Made", "1.0.0", "small letters, digits and _"),
-        ("made", "1.0", "--version=1.0: a version of TFDS is three numbers"),
+        ("made", "1.0", r"--version=1.0: .*version .*TFDS"),
     ],
 )
 def test_invalid_names_and_versions(name: str, version: str, message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=message):
         build_data_set(folder, folder.parent / name, version)
     (folder / "qrels" / "trec.dl.tsv").write_text("q1\tp1\t1\n")
-    with pytest.raises(ValueError, match=r"given: TFDS takes no split that is called 'trec\.dl'"):
+    with pytest.raises(ValueError, match=r"TFDS .*called 'trec\.dl'"):
         build_data_set(folder, folder.parent / "made", "1.0.0")
 
 
@@ -173,11 +171,9 @@ def test_files_with_and_without_passages(folder: Path) -> None:
     made = folder.parent / "made"
     assert build_data_set(folder / "corpus.jsonl", made, "1.0.0").records == {"passages/full": 7}
     assert list(read_corpus(made)) == PASSAGES
-    with pytest.raises(ValueError, match=r"dev\.tsv is qrels, 3 columns, which gives judgements; a whole data set has"):
+    with pytest.raises(ValueError, match=r"dev\.tsv .*3 .*judgements"):
         build_data_set(folder / "qrels" / "dev.tsv", made, "2.0.0")
-    with pytest.raises(
-        ValueError, match=r"queries\.jsonl is BEIR .*, which gives queries; a whole data set has passages"
-    ):
+    with pytest.raises(ValueError, match=r"queries\.jsonl .*BEIR .*, .*queries"):
         build_data_set(folder / "queries.jsonl", made, "2.0.0")
     assert [path.name for path in (made / "passages").iterdir()] == ["1.0.0"]
 
@@ -214,11 +210,11 @@ def test_a_damaged_record_is_named(built: Path) -> None:
 
 
 def test_missing_tables_are_errors(built: Path) -> None:
-    with pytest.raises(DataError, match=r"made 1\.0\.0 of TFDS has no nothing; its tables are examples/train, "):
+    with pytest.raises(DataError, match=r"1\.0\.0 .*TFDS .*nothing; .*examples/train"):
         read_queries(f"tfds:{built}/nothing")
-    with pytest.raises(DataError, match=r"has no examples of other; its tables are"):
+    with pytest.raises(DataError, match=r"examples .*tables"):
         read_judgements(built, "other")
-    with pytest.raises(DataError, match=r"there is no data set of TFDS in this folder"):
+    with pytest.raises(DataError, match=r"data .*TFDS .*folder"):
         read_queries(f"tfds:{built.parent}/none")
     assert source_exists(built)
     assert not source_exists(f"tfds:{built}x")
@@ -237,16 +233,14 @@ def test_names(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert absolute_source("tfds:made") == "tfds:made"
     monkeypatch.chdir(built.parent)
     assert absolute_source("made") == absolute_source(built) == f"tfds:{built}"
-    with pytest.raises(DataError, match=r"TFDS has no 'wiki' in .* nothing is fetched here; fetch it with: python -c"):
+    with pytest.raises(DataError, match=r"TFDS .*'wiki' .*nothing .*-c"):
         read_queries("tfds:wiki/train")
 
 
 def test_only_array_record_is_read(built: Path) -> None:
     path = built / "queries" / "1.0.0" / "dataset_info.json"
     path.write_text(path.read_text().replace('"array_record"', '"tfrecord"'))
-    with pytest.raises(
-        DataError, match="tfrecord, which only TensorFlow reads; prepare the set again with file_format"
-    ):
+    with pytest.raises(DataError, match=r"tfrecord, .*TensorFlow .*file_format"):
         read_queries(built)
 
 
@@ -333,5 +327,5 @@ def test_a_failed_build_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no passage"):
         build_data_set(tmp_path / "none", tmp_path / "made", "1.0.0")
     assert [path.name for path in tmp_path.iterdir()] == ["none"]
-    with pytest.raises(ValueError, match=r"FOLDER=.*: there is no folder .*none/typo; make it, or correct the path"):
+    with pytest.raises(ValueError, match=r"FOLDER=.*: .*none/typo; .*correct"):
         build_data_set(tmp_path / "none", tmp_path / "none" / "typo" / "made", "1.0.0")

@@ -315,11 +315,9 @@ def test_other_containers(end: str, tmp_path: Path) -> None:
 
 def test_unsupported_targets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("q1 0 p1 1\n{\n")
-    with pytest.raises(
-        ValueError, match="--to=brr: that is not a format that can be written; it must be one of beir, msm"
-    ):
+    with pytest.raises(ValueError, match=r"--to=brr: .*format .*written"):
         convert_data(tmp_path / "a", tmp_path / "b", "brr")
-    with pytest.raises(ValueError, match=r"a gives judgements, and trec\.run is written of rankings"):
+    with pytest.raises(ValueError, match=r"judgements, .*trec\.run .*rankings"):
         convert_data(tmp_path / "a", tmp_path / "b", "trec.run")
     with pytest.raises(DataError, match=r"a:2: this line has 1 columns"):
         convert_data(tmp_path / "a", tmp_path / "b", "trec.qrels")

@@ -200,7 +200,7 @@ def test_ambiguous_content_is_read_as_the_requested_kind(tmp_path: Path) -> None
 def test_two_columns_of_ids_are_no_texts_without_the_name_of_the_format(pairs: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text(table(*pairs))
-    with pytest.raises(DataError, match=r"the nearest is MS MARCO collection .* \(msmarco\.texts:PATH forces it\)"):
+    with pytest.raises(DataError, match=r"nearest .* MS MARCO collection .* \(msmarco\.texts:PATH"):
         list(read_corpus(path))
     assert [passage.text for passage in read_corpus(f"msmarco.texts:{path}")][-1] == pairs[-1].split()[-1]
     path.write_text(table("1 | Rome", "2 | Apollo 11", "3 | NGC-224"))
@@ -223,7 +223,7 @@ def test_columns_of_ids_are_no_passages_without_a_header(text: str, title: str, 
     path.write_text(text)
     for source in (path, tmp_path / "collection.tsv"):  # by no name either
         source.write_text(text)
-        with pytest.raises(DataError, match=rf"this is a file of {title}.*; .* give dpr.passages:PATH"):
+        with pytest.raises(DataError, match=rf"file .*{title}.*; .*dpr.passages:PATH"):
             list(read_corpus(source))
     if "river" in text:
         named = [Passage("1", "river", "stone"), Passage("2", "music", "light")]
@@ -234,8 +234,8 @@ def test_columns_of_ids_are_no_passages_without_a_header(text: str, title: str, 
     ("text", "message"),
     [
         (table("1 | a text of words | 0.5", "2 | another text | 1"), r"Tevatron ranking.* give dpr.passages:PATH"),
-        (table("pid | title | contents", "1 | a | b c"), r"3 columns.*; the nearest is .*:PATH forces it"),
-        (table("pid | text | title", "1 | a b | c"), r"a:1: the header line names the columns pid, text, title; name"),
+        (table("pid | title | contents", "1 | a | b c"), r"3 columns.*; the nearest .*:PATH"),
+        (table("pid | text | title", "1 | a b | c"), r"a:1: .*header .*columns"),
     ],
 )
 def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path) -> None:
@@ -255,41 +255,41 @@ def test_passages_with_ambiguous_columns(text: str, message: str, tmp_path: Path
         (
             records({"id": "a", "body": "b"}),
             "",
-            r"keys 'id', 'body'; the nearest is Anserini corpus: .*; rename the keys to these",
+            r"'id', 'body'; .*nearest .*Anserini",
         ),
-        (table("1 | a | b | c | d"), "", r"5 columns between tabs.*; the nearest is (MS MARCO candidates|qrels)"),
+        (table("1 | a | b | c | d"), "", r"5 columns .*nearest is (MS MARCO candidates|qrels)"),
         (
             table("a | b | c | d | e | f | g | h"),
             "",
-            r"8 columns between tabs.*; no format is near; docs/data.md lists",
+            r"8 columns .*tabs.*; .*docs/data.md",
         ),
         ("some words of prose, which are not data at all\n", "", r"no format is near; docs/data.md lists"),
-        ("q1 Q0 p1 1 2.5\n", "", r"no tabs, and the first one has 5 words: .*; the nearest is (TREC run|qrels)"),
+        ("q1 Q0 p1 1 2.5\n", "", r"5 .*; .*nearest .*(TREC run|qrels)"),
         (records({"body": "b"}), "", r"keys 'body'; no format is near"),
-        ("\0".join("id\ttext\n"), "", r"this file is UTF-16; convert it to UTF-8 \(iconv -f utf-16 -t utf-8\)"),
+        ("\0".join("id\ttext\n"), "", r"UTF-16; convert .*UTF-8 \(iconv -f utf-16 -t utf-8\)"),
         (
             table("1 | some text"),
             "judgements",
-            r"MS MARCO .*, which holds passages, queries and no judgements; judgements are in: qrels,",
+            r"MS MARCO .*, .*judgements",
         ),
         (
             table("q1 0 p1 1"),
             "examples",
-            r"this is a file of qrels, which holds judgements and no examples; examples are in: MS MARCO",
+            r"judgements .*MS MARCO",
         ),
         (records({"query_id": 1, "document_ids": [2], "scores": [1]}), "examples", r"holds rankings and no examples"),
-        ("PK\x03\x04", "", r"this is a zip archive; unpack it"),
-        ("%PDF-1.7\n1 0 obj\n", "", r"this is a PDF; write its text to a file"),
-        ("<!DOCTYPE html>\n", "", r"this is a web page; download the file itself"),
-        ("version https://git-lfs.github.com/spec/v1\noid x\n", "", r"this is a Git LFS pointer, not the file itself"),
-        ("\x01\udcff\x02\x03 \x7f\udcfea\x04", "", r"this is a binary file, which begins with"),
-        (table("q1 | p1 | 1", "q1 | p2 | 0"), "passages", r"file of qrels, which holds judgements and no passages"),
+        ("PK\x03\x04", "", "zip archive; unpack"),
+        ("%PDF-1.7\n1 0 obj\n", "", r"PDF; write .*text"),
+        ("<!DOCTYPE html>\n", "", r"page; download .*itself"),
+        ("version https://git-lfs.github.com/spec/v1\noid x\n", "", "Git LFS pointer"),
+        ("\x01\udcff\x02\x03 \x7f\udcfea\x04", "", r"binary file, .*begins"),
+        (table("q1 | p1 | 1", "q1 | p2 | 0"), "passages", r"qrels, .*judgements .*passages"),
         (
             table("query-id | corpus-id | score", "q1 | p1 | 1"),
             "passages",
             r"of qrels, which .* in: DPR.* \(docs/data.md",
         ),
-        ("IxFI\udc80\1\0\0\x17\0\0\0\n", "", r"this is a binary file, which begins with b'IxFI'; give text"),
+        ("IxFI\udc80\1\0\0\x17\0\0\0\n", "", r"binary .*begins .*b'IxFI'"),
     ],
 )
 def test_the_error_for_an_unknown_format_names_the_nearest(text: str, role: str, message: str, tmp_path: Path) -> None:
@@ -306,9 +306,7 @@ def test_judgements_of_a_data_set_are_answered_with_its_folder(role: str, tmp_pa
     with pytest.raises(DataError, match=rf"no {role}; {role} are in: "):
         detect_file(judgements, role)
     (tmp_path / "corpus.jsonl").write_text(records({"_id": "p1", "text": "river"}))
-    with pytest.raises(
-        DataError, match=rf"no {role}; give the folder of the data set, {re.escape(str(tmp_path))}, or "
-    ):
+    with pytest.raises(DataError, match=rf"{role}; .*folder .*{re.escape(str(tmp_path))}"):
         detect_file(judgements, role)
 
 
@@ -319,9 +317,9 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path, monkey
     with pytest.raises(DataError, match=rf"did you mean {tmp_path}/corpus\.jsonl\? {tmp_path} holds a0, "):
         detect_file(tmp_path / "corpus.json")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"^no: this file does not exist; this folder holds a0, "):
+    with pytest.raises(DataError, match=r"^no: .*exist; .*a0"):
         detect_file("no")
-    with pytest.raises(DataError, match=r"^a0/corpus\.jsonl: this file does not exist; this folder holds a0, "):
+    with pytest.raises(DataError, match=r"^a0/corpus\.jsonl: .*exist; .*a0"):
         detect_file("a0/corpus.jsonl")
 
 
@@ -341,10 +339,10 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     assert (forced.query.text, forced.positives[0].text) == ("a", "b")
     assert parse_source(f"st.tuples:{path}") == ("st.tuples", path)
     assert parse_source(f"{path}:b") == ("", Path(f"{path}:b"))
-    with pytest.raises(ValueError, match="there is no format 'stt'; it must be one of"):
+    with pytest.raises(ValueError, match="format 'stt'"):
         parse_source("stt:a")
     path.write_text(table("1 | river | stone"))
-    with pytest.raises(DataError, match=":1: this row has 3 columns, beginning '1'; 2 are expected"):
+    with pytest.raises(DataError, match=r":1: .*3 .*beginning '1'; 2"):
         list(read_corpus(f"msmarco.texts:{path}"))
 
 
@@ -429,11 +427,11 @@ def test_a_folder_of_ms_marco(folder: Path) -> None:
 
 def test_an_id_in_two_files_of_a_folder(folder: Path) -> None:
     (folder / "queries.dev.tsv").write_text(table("10 | third"))
-    with pytest.raises(DataError, match=r"queries\.train\.tsv: query id '10' was used before, at queries\.dev\.tsv"):
+    with pytest.raises(DataError, match=r"queries\.train\.tsv: .*'10' .*before, .*queries\.dev\.tsv"):
         read_queries(folder)
     assert [q.text for q in read_queries(folder, split="train")] == ["first", "second"]
     (folder / "qidpidtriples.train.tsv").write_text(table("10 | 1 | 99", "12 | 1 | 7"))
-    with pytest.raises(DataError, match=r"qidpidtriples\.train\.tsv:1: there is no passage with the id '99'"):
+    with pytest.raises(DataError, match=r"qidpidtriples\.train\.tsv:1: .*passage .*'99'"):
         read_examples(folder, "train")
     policy = Policy("skip")
     (example,) = read_examples(folder, "train", policy)
@@ -459,9 +457,7 @@ def test_both_tevatron_formats(tmp_path: Path) -> None:
     assert read_examples(tmp_path, "train")[1].query == Query("q2", "a")
     old["negative_passages"] = [{"docid": "0", "text": "other"}]
     (tmp_path / "old.jsonl").write_text(records(old))
-    with pytest.raises(
-        DataError, match=r"negative_passages\[0\]: passage id '0' has another title or text than at 1, pos"
-    ):
+    with pytest.raises(DataError, match=r"negative_passages\[0\]: passage .*'0' .*1"):
         read_examples(tmp_path / "old.jsonl")
 
 
@@ -478,7 +474,7 @@ def test_tevatron_with_our_scores_and_with_one_target_a_record(tmp_path: Path) -
     for bad in ("high", True, float("nan")):
         texts[1]["score"] = bad
         path.write_text(records(record))
-        with pytest.raises(DataError, match=r"a\.jsonl:1: a passage's score is .*; a score is a finite"):
+        with pytest.raises(DataError, match=r"a\.jsonl:1: .*passage's"):
             read_examples(path)
 
 
@@ -584,7 +580,7 @@ def test_parquet(tmp_path: Path) -> None:
 def test_a_parquet_file_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"a: a parquet file needs a package; pip install pyarrow"):
+    with pytest.raises(DataError, match=r"a: .*parquet .*package"):
         detect_file(tmp_path / "a")
 
 
@@ -681,7 +677,7 @@ def test_columns_are_those_of_the_first_record(tmp_path: Path) -> None:
     """Their order would count where a name is unknown: an id would become a question."""
     path = tmp_path / "t.jsonl"
     path.write_text(records({"query": "a b", "answer": "c"}, {"id": "row-1", "query": "d e", "answer": "f"}))
-    with pytest.raises(DataError, match=r"t\.jsonl:2: this record has the columns 'id', 'query', 'answer'; the first"):
+    with pytest.raises(DataError, match=r"t\.jsonl:2: .*columns 'id', 'query', 'answer'"):
         read_examples(path)
 
 
@@ -690,10 +686,10 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
     pair = {"sentence1": "a b", "sentence2": "c"}
     path = tmp_path / "t.jsonl"
     path.write_text(records(*[{**pair, "label": 1}] * 60, {**pair, "label": 0.05}))
-    with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' of a pair is 0\.05; 1 is a positive, 0 a negative"):
+    with pytest.raises(DataError, match=r"t\.jsonl:61: 'label' .*0\.05; 1 .*positive, 0"):
         read_examples(path)
     path.write_text(records({"premise": "a b", "hypothesis": "c", "label": 0}))  # of which 0 is entailment
-    with pytest.raises(DataError, match="this is not a format that is known"):
+    with pytest.raises(DataError, match=r"format .*known"):
         read_examples(path)
 
 
@@ -706,13 +702,13 @@ def test_a_label_is_0_or_1(tmp_path: Path) -> None:
 )
 def test_similar_tables_have_no_format(line: str, role: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("".join(line.format(number) for number in range(20)))
-    with pytest.raises(DataError, match=r"this is not a format that is known|holds .* and no"):
+    with pytest.raises(DataError, match=r"not a format|holds .* and no"):
         detect_file(tmp_path / "t.tsv", role)
 
 
 def test_json_records_in_a_table_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a b\tc d\n")
-    with pytest.raises(DataError, match="this is a table without names for its columns"):
+    with pytest.raises(DataError, match=r"table without .*columns"):
         read_examples(f"st.tuples:{tmp_path / 't.tsv'}")
 
 
@@ -766,7 +762,7 @@ def test_judgements_in_records_do_not_contradict_each_other(name: str, tmp_path:
     assert detect_file(path).format.name == name
     assert read_judgements(path) == [Judgement("q", "p", 1)]
     path.write_text(records(of(1), of(1), of(0)))
-    with pytest.raises(DataError, match=r"a:3.*: score 0 for \('q', 'p'\) contradicts score 1 (on line 1|at 1, doc)"):
+    with pytest.raises(DataError, match=r"a:3.*: score 0 for \('q', 'p'\) contradicts .*(line 1|1, doc)"):
         read_judgements(path)
     policy = Policy("skip")
     assert len(read_judgements(path, policy=policy)) == 1

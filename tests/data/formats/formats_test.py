@@ -207,7 +207,7 @@ def test_evaluation_tools_see_the_ranking_that_was_written(tmp_path: Path) -> No
 
 def test_a_score_beyond_float32_is_refused(tmp_path: Path) -> None:
     for score in (1e39, -1e39):
-        with pytest.raises(DataError, match=r"a\.trec:1: score .*inf.* is not a finite number"):
+        with pytest.raises(DataError, match=r"a\.trec:1: .*inf.*finite"):
             write_run(tmp_path / "a.trec", {"q": [("p", score)]}, "t")
 
 
@@ -317,7 +317,7 @@ def test_beir_examples_with_negatives_of_a_run(folder: Path) -> None:
     examples = read_examples(folder, "train", negatives_run=folder / "run.trec")
     assert [[passage.id for passage in example.negatives] for example in examples] == [[], [], ["p2", "p1", "p3"]]
     write_run(folder / "run.trec", {"q1": [("p9", 1.0)]}, "bm25")
-    with pytest.raises(DataError, match=r"run\.trec:1: there is no passage with the id 'p9'"):
+    with pytest.raises(DataError, match=r"run\.trec:1: .*passage .*'p9'"):
         read_examples(folder, "train", negatives_run=folder / "run.trec")
     with pytest.raises(DataError, match="names its own negatives"):
         read_examples(lines(folder / "a.json", "[]"), negatives_run=folder / "run.trec")
@@ -404,13 +404,13 @@ def test_rows_of_several_lines_are_placed_at_their_first(tmp_path: Path) -> None
     policy = Policy("skip")
     assert [passage.id for passage in read_corpus(path, policy)] == ["1"]
     assert policy.report() == "skipped 2 records: 1 not UTF-8 (psgs.tsv:5), 1 duplicate id (psgs.tsv:6)"
-    with pytest.raises(DataError, match=r":1: the header line names the columns id, body, title"):
+    with pytest.raises(DataError, match=r":1: .*header .*columns"):
         list(read_corpus(lines(path, "id\tbody\ttitle"), Policy("skip")))
 
 
 def test_an_unclosed_quote_does_not_swallow_the_rest_silently(tmp_path: Path) -> None:
     path = lines(tmp_path / "psgs.tsv", "1\ta b\tt", '2\t"open\tt', "3\tb c\tt", "4\tc d\tt")
-    with pytest.raises(DataError, match=r":2: the row that begins here is not well-formed CSV"):
+    with pytest.raises(DataError, match=r":2: .*begins .*well-formed CSV"):
         list(read_corpus(path))
 
 
@@ -535,7 +535,7 @@ def test_bad_contexts_leave_the_record(tmp_path: Path, context: dict, reason: st
     [
         (b'[\n{"question": \n', r"train\.json:3: this is not JSON"),
         (b'[\n"\xff"]', r"train\.json:2: byte 0xff"),
-        (b'{"question": "a"}', r"train\.json: .* its records have the keys 'question'; the nearest is DPR"),
+        (b'{"question": "a"}', r"train\.json: .*records .*'question'; .*DPR"),
     ],
 )
 def test_a_broken_biencoder_file_is_an_error_under_any_policy(tmp_path: Path, text: bytes, message: str) -> None:
@@ -726,7 +726,7 @@ def test_the_search_for_duplicates_stops_at_the_first(tmp_path: Path, monkeypatc
         return hash_of(key)
 
     monkeypatch.setattr(corpus_module, "hash_id", noting)
-    with pytest.raises(DataError, match=r":3: passage id 'a' was used before, on line 1"):
+    with pytest.raises(DataError, match=r":3: passage .*'a' .*1"):
         Corpus.open(path).scan()
     assert read[len(ids) :] == ["a", "b", "a"]
     read.clear()
@@ -770,8 +770,8 @@ def test_a_corpus_changed_after_its_scan_is_an_error(
     [
         ("", "the question is blank; write"),
         (" \t\u00a0", "the question is blank; write"),
-        ("a\udcff", "holds byte 0xff, which is not UTF-8, at character 2; write it in UTF-8"),  # $'a\xff' in a shell
-        ("\ud83d", "holds half of a surrogate pair at character 1; write"),
+        ("a\udcff", r"0xff, .*UTF-8, .*character 2; .*UTF-8"),  # $'a\xff' in a shell
+        ("\ud83d", r"surrogate .*character 1"),
     ],
 )
 def test_an_empty_question_is_an_error(text: str, message: str) -> None:

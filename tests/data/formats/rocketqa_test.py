@@ -49,7 +49,7 @@ def test_titles_and_texts_are_not_swapped(count: int, tmp_path: Path) -> None:
 
 def test_a_file_of_titles_alone_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "para.title.txt", *(f"{p.id} | a title of {p.id}" for p in PASSAGES))
-    with pytest.raises(DataError, match=r"para.title.txt: it has the titles of the passages of RocketQA's para.txt"):
+    with pytest.raises(DataError, match=r"para.title.txt: .*passages .*RocketQA's para.txt"):
         list(read_corpus(path))
     path.rename(tmp_path / "para.txt")
     assert len(list(read_corpus(tmp_path / "para.txt"))) == len(PASSAGES)

@@ -89,7 +89,7 @@ def test_best_fit_by_hand() -> None:
     assert placed.rows == 2  # 7 and 3, 6 and 4
     assert placed.order.tolist() == [3, 0, 1, 2, 4]
     assert placed.starts.tolist() == [0, 7, 10, 16, 20]
-    with pytest.raises(ValueError, match="a text of 11 tokens does not fit into a row of 10"):
+    with pytest.raises(ValueError, match=r"11 tokens .*10"):
         fit_into_rows(np.array([11]), 10)
 
 

@@ -54,13 +54,13 @@ def test_tokens_task_replaces_the_default_task() -> None:
     [
         (
             {"tokens.prompts": "qwen_3"},
-            r"tokens.prompts is 'qwen_3'; it must be .*; did you mean qwen3\?",
+            r"tokens.prompts .*'qwen_3'; .*; .*mean qwen3\?",
         ),
         ({"tokens.prompts": "gritml"}, r"did you mean gritlm\?"),
-        ({"tokens.prompts": "e5", "tokens.task": "Find"}, r"the prompts 'e5' have no \{task\} to put it in"),
+        ({"tokens.prompts": "e5", "tokens.task": "Find"}, r"prompts 'e5' .*\{task\}"),
         ({"tokens.prompts": "e5", "tokens.query_prompt": "q: "}, r"query_prompt is 'q: ', but that of .* is 'query: '"),
         ({"tokens.query_prompt": "q: ", "tokens.task": "Find"}, r"tokens.query_prompt, 'q: ', has no \{task\} to put"),
-        ({"tokens.query_prompt": "{task}: "}, r"has \{task\}, but tokens.task is empty: give the instruction"),
+        ({"tokens.query_prompt": "{task}: "}, r"\{task\}, .*tokens.task .*instruction"),
         ({"tokens.query_prompt": "{tusk}: "}, r"query_prompt, '\{tusk\}: ', has \{tusk\}; only \{task\} is replaced"),
         ({"tokens.passage_prompt": "{task}: "}, r"passage_prompt, .* has \{task\}; only \{title\} is replaced"),
     ],
@@ -120,9 +120,7 @@ def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
 def test_an_instruction_that_leaves_no_room_is_an_error(tokenizer: TextTokenizer) -> None:
     """13 tokens, the river and two markers are all 16."""
     queries = [Query("a", "music"), Query("b", "music", instruction="light " * 13)]
-    with pytest.raises(
-        ValueError, match=r"query 'b': the prompt with its instruction takes 14 tokens, which leaves none"
-    ):
+    with pytest.raises(ValueError, match=r"'b': .*instruction .*14"):
         tokenizer.queries(queries)
     assert len(replace(tokenizer, query_prompt="river ").queries(queries)) == 2, "where it has no place"
 

@@ -264,7 +264,7 @@ def test_text_changed_during_reading_is_an_error(origin: StoreOrigin, tmp_path: 
         (tmp_path / "text").write_text("other")
         return facts
 
-    with pytest.raises(DataError, match=r"text: the file changed while it was read; leave it alone"):
+    with pytest.raises(DataError, match=r"text: .*changed .*read"):
         open_or_make_store(origin, tmp_path / "stores", changing, quiet)
     assert not list((tmp_path / "stores").iterdir())
 
@@ -281,7 +281,7 @@ def test_a_failed_store_leaves_no_files(origin: StoreOrigin, tmp_path: Path) -> 
 
 def test_an_unwritable_folder(origin: StoreOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"a file is where .*; tokens are kept there; name another .*data\.store"):
+    with pytest.raises(StorageError, match=r"; .*another .*data\.store"):
         open_or_make_store(origin, tmp_path / "file" / "stores", make, quiet)
     open_or_make_store(origin, tmp_path / "stores", make, quiet)
     monkeypatch.setattr(store, "Leases", None)  # nothing is written to a finished one

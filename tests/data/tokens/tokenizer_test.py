@@ -103,7 +103,7 @@ def test_a_prompt_counts_and_leaves_room(encoder: Path) -> None:
     cut = Truncation("queries", 6)
     assert tokenizer.queries(["music light silver"], truncation=cut).lengths.tolist() == [6]
     assert (cut.tokens, cut.lost, cut.cut) == (7, 1, 1)
-    with pytest.raises(ValueError, match=r"tokens\.query_prompt 'river stone ' takes 2 tokens, which leaves none of"):
+    with pytest.raises(ValueError, match=r"tokens\.query_prompt 'river stone ' .*2 tokens"):
         replace(tokenizer, query_length=4)
     assert replace(tokenizer, query_length=5).queries(["music light"]).lengths.tolist() == [5]
 
@@ -307,7 +307,7 @@ def test_every_file_that_changes_tokens_is_named(tmp_path: Path, name: str) -> N
 def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path)
     (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes()[:-9])
-    with pytest.raises(ValueError, match=f"{tmp_path.name} has no tokenizer that transformers can load"):
+    with pytest.raises(ValueError, match=rf"{tmp_path.name} .*tokenizer .*transformers"):
         TextTokenizer.load(folder, 8, 8)
 
 

@@ -101,7 +101,7 @@ def test_a_sweep_is_drawn_by_its_means() -> None:
     assert lines_of(ax)["local_weight = 1"] == [1.0, 1.0]
     with pytest.raises(ValueError, match="no measure 'AP'; it has nDCG@10, RR@10"):
         sweep_picture(sweep_results(), "AP")
-    with pytest.raises(ValueError, match="one to three keys, and this sweep has 0"):
+    with pytest.raises(ValueError, match=r"keys, .*sweep .*0"):
         sweep_picture({**sweep_results(), "keys": []})
 
 
@@ -148,7 +148,7 @@ def test_domains_are_means_of_results(tmp_path: Path) -> None:
     (ax,) = domain_picture(runs, DomainChoice(("near",), ("far", "other"), ("RR@10", "nDCG@10"))).axes
     point: Any = ax.get_lines()[-1]
     assert (float(point.get_xdata()[0]), float(point.get_ydata()[0])) == pytest.approx((0.375, 0.1125))
-    with pytest.raises(FileNotFoundError, match="the run has far, near, other"):
+    with pytest.raises(FileNotFoundError, match=r"run .*far, near"):
         domain_picture(runs, DomainChoice(("x",), ("far",)))
 
 
@@ -183,9 +183,9 @@ def test_the_same_numbers_give_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("pie", {}, "'pie' is not a kind of picture; kinds are sweep, training"),
-        ("training", {"x": ("a",)}, "--x has no meaning for a picture of training"),
-        ("domains", {"x": ("a",)}, "--y must be given for a picture of domains"),
+        ("pie", {}, r"'pie' .*picture; .*training"),
+        ("training", {"x": ("a",)}, r"--x .*meaning .*training"),
+        ("domains", {"x": ("a",)}, r"--y .*picture .*domains"),
         ("words", {}, "--passage must be given"),
         ("sweep", {}, r"results.json does not exist: `jaxret sweep` writes it"),
         ("training", {}, "is not a run"),

@@ -260,8 +260,8 @@ def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> No
 
 
 def test_unsupported_models_are_errors(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="passages is 1; it must be at least 2"):
+    with pytest.raises(ValueError, match=r"passages .*1; .*2"):
         ProbeOptions(passages=1)
     data = write_data(tmp_path / "data", dev=2)
-    with pytest.raises(ValueError, match="2 queries of the split 'dev' have a relevant passage in the corpus"):
+    with pytest.raises(ValueError, match=r"2 .*'dev' .*relevant"):
         probe_layers(open_run(root / "run"), str(data), ProbeOptions(), progress=False)

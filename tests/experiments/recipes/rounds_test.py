@@ -60,21 +60,21 @@ def test_the_recipe_of_ance() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 1}, "stage 1: rounds is 1; it must be a whole number from 2 on"),
+        ({"rounds": 1}, r"1: rounds .*1; .*2"),
         ({"rounds": "3"}, "stage 1: rounds is '3'"),
-        ({"mine": None}, "stage 1 has rounds, each of which mines: it needs a name, and mine as a dict"),
-        ({"name": ""}, "stage 1 has rounds, each of which mines"),
+        ({"mine": None}, r"1 .*rounds, .*mines"),
+        ({"name": ""}, r"stage 1 .*rounds"),
         ({"mine": {"pools": ["bm25"], "seed": "x"}}, "stage 1: mine: "),
-        ({"config": {"validation.best": "metric"}}, "validation.best is 'metric', but stage 'ance-1' is a round"),
-        ({"mine": {"pools": ["ance-2"]}}, "'ance-2' is neither bm25 nor an earlier stage"),
-        ({"base": "cross_encoder"}, r"'ance-1' is neither bm25 nor an earlier stage that searches; those are \[\]"),
+        ({"config": {"validation.best": "metric"}}, r"validation.best .*'metric', .*stage 'ance-1'"),
+        ({"mine": {"pools": ["ance-2"]}}, r"'ance-2' .*neither bm25"),
+        ({"base": "cross_encoder"}, r"'ance-1' .*bm25 .*searches; .*\[\]"),
         (
             {"config": {"train.start_from": "ance-2"}},
-            "train.start_from of stage 'ance-1' is 'ance-2', not an earl",
+            r"train.start_from .*stage 'ance-1' .*'ance-2'",
         ),
         (
             {"config": {"train.teacher": "ance-2", "loss.in_batch_kl.weight": 1.0}},
-            "train.teacher of stage 'ance-1' is 'ance-2', not an earlier stage",
+            r"train.teacher .*'ance-1' .*'ance-2', .*earlier",
         ),
     ],
 )
@@ -113,9 +113,9 @@ LATE = {"head.name": "colbert", "head.colbert.late": True}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"train.teacher": "nowhere"}, "stage 'b': nowhere is not a run"),
-        ({"train.teacher": "cross"}, "stage 'b': train.teacher is 'cross', which is a reranker"),
-        ({"train.teacher": "a", "tokens.query_prompt": "ask: "}, "(?s)stage 'b': .*prompt.*it reads the same tokens"),
+        ({"train.teacher": "nowhere"}, "stage 'b': nowhere"),
+        ({"train.teacher": "cross"}, r"'b': train.teacher .*'cross', .*reranker"),
+        ({"train.teacher": "a", "tokens.query_prompt": "ask: "}, "(?s)stage 'b': .*prompt.*same tokens"),
     ],
 )
 def test_an_unusable_teacher_is_an_error_before_the_first_step(

@@ -127,49 +127,49 @@ def test_a_suffix_applies_to_stages_without_a_parameter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("[{}]", r"stage 1: a stage has a unique name"),
-        ("[{'name': 'a'}, {'name': 'a'}]", r"stage 2: a stage has a unique name"),
-        ("[{'name': 'bm25'}]", r"stage 1: a stage has a unique name"),
-        ("[{'name': 'a/b'}]", r"stage 1: a stage has a unique name"),
-        ("['a']", "stage 1 is 'a'; a stage is a dict, and so are its mine and config"),
-        ("[{'name': 'a', 'mine': ['bm25']}]", r"a stage is a dict, and so are its mine and config"),
+        ("[{}]", r"stage 1: .*unique"),
+        ("[{'name': 'a'}, {'name': 'a'}]", r"stage 2: .*unique"),
+        ("[{'name': 'bm25'}]", r"stage 1: .*unique"),
+        ("[{'name': 'a/b'}]", r"stage 1: .*unique"),
+        ("['a']", r"1 .*'a'; .*config"),
+        ("[{'name': 'a', 'mine': ['bm25']}]", r"stage .*dict, .*config"),
         ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'depth': '9'}}]", "stage 1: mine: "),
         ("two_stages(1, 2, 3, 4, 5)", r"c\.py: .*positional arguments"),
-        ("[{'name': 'a', 'train': 1}]", "and optionally suffix, base, mine, teacher, config"),
-        ("[{'name': 'a', 'mine': {'rank': 1}}]", "mine has no 'rank'; it has pools, concat, depth"),
-        ("[{'name': 'a', 'mine': {'pools': ['b']}}]", "'b' is neither bm25 nor an earlier stage that searches"),
+        ("[{'name': 'a', 'train': 1}]", r"optionally suffix, .*teacher"),
+        ("[{'name': 'a', 'mine': {'rank': 1}}]", r"'rank'; .*pools, concat"),
+        ("[{'name': 'a', 'mine': {'pools': ['b']}}]", r"'b' .*bm25 .*searches"),
         (
             "[{'name': 'a', 'mine': {'pools': ['bm25'], 'concat': ['bm25']}}]",
-            "concat 'bm25' is neither 'data' nor an earlier stage that mines",
+            r"'bm25' .*neither 'data'",
         ),
         ("[{'name': 'a', 'mine': {'pools': ['bm25'], 'keep': 0}}]", "keep is 0"),
-        ("[{'name': 'a', 'teacher': 'b'}]", "stage 1 has the teacher 'b', but no loss reads its scores: set loss.kl"),
+        ("[{'name': 'a', 'teacher': 'b'}]", r"1 .*teacher 'b', .*loss.kl"),
         (
             "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0, 'data.teacher_run': 'c'}}]",
             "has the teacher 'b', and data.teacher_run too",
         ),
         (
             "[{'name': 'a', 'teacher': 'b', 'config': {'loss.kl.weight': 1.0}}, {'name': 'b'}]",
-            "teacher of stage 'a' is 'b', not an earlier stage",
+            r"teacher .*'a' .*'b'",
         ),
         (
             "[{'name': 'a', 'config': {'train.start_from': 'b'}}, {'name': 'b'}]",
-            "train.start_from of stage 'a' is 'b', not an earlier stage",
+            r"train.start_from .*'a' .*'b', .*earlier",
         ),
         (
             "[{'name': 'a', 'mine': {'pools': ['bm25']}, 'config': {'loss.margin_mse.weight': 1.0}}]",
-            "stage 1: loss.margin_mse.weight is set, but there is no teacher: .*; give the stage a teacher, or set",
+            r"1: loss.margin_mse.weight .*teacher",
         ),
         (
             "[{'name': 'a', 'base': 'mlr', 'suffix': 'b'}]",
-            "suffix belongs to the recipe's own config; write base='mlr:S",
+            r"belongs .*recipe's .*base='mlr:S",
         ),
-        ("[{'name': 'a', 'base': 'cross_encoder'}]", "none of its stages is a retriever"),
+        ("[{'name': 'a', 'base': 'cross_encoder'}]", r"none .*stages .*retriever"),
         (
             "[{'name': 'a', 'base': 'cross_encoder'}, {'name': 'b', 'mine': {'pools': ['a']}}]",
-            r"'a' is neither bm25 nor an earlier stage that searches; those are \[\]",
+            r"'a' .*bm25 .*searches; .*\[\]",
         ),
-        ("[{'name': 'a', 'config': {'train.epoch': 1}}]", r"has no such key; did you mean train\.epochs"),
+        ("[{'name': 'a', 'config': {'train.epoch': 1}}]", r"key; .*mean train\.epochs"),
     ],
 )
 def test_invalid_stages_are_errors(written: str, message: str, tmp_path: Path) -> None:
@@ -317,12 +317,12 @@ def _value(text: str) -> Any:
         (
             {"qrels": "", "queries": "unanswered.jsonl"},
             {},
-            "unanswered.jsonl has no answers, so stages cannot be measured",
+            r"unanswered.jsonl .*answers, .*measured",
         ),
-        ({"qrels": "", "queries": "broken.qa.csv", "match": "regex"}, {}, "answer '\\(a' is not a regular expression"),
+        ({"qrels": "", "queries": "broken.qa.csv", "match": "regex"}, {}, r"'\(a' .*regular expression"),
         ({"split": "other"}, {}, r"qrels.*other"),
         ({}, {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate is 0.0"),
-        ({}, {"teacher": "nobody"}, "teacher 'nobody' is not a stage, a run or a model"),
+        ({}, {"teacher": "nobody"}, r"teacher 'nobody' .*stage"),
     ],
 )
 def test_an_error_of_a_late_step_is_raised_first(
@@ -353,11 +353,11 @@ CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
     [
         (
             {"name": "b", "config": {"train.start_from": "nowhere"}},
-            "stage 'b': train.start_from is 'nowhere', which is neither an earlier stage nor a run",
+            r"'b': train.start_from .*'nowhere', .*neither",
         ),
         (
             {"name": "b", "config": {"train.start_from": "a", "normalize": True}},
-            "stage 'b': (.*\n)*.*normalize: (.*\n)*.*train.start_from must name a run with the same encoder",
+            "stage 'b': (.*\n)*.*normalize: (.*\n)*.*train.start_from",
         ),
         (
             {"name": "b", "config": {"encoder.checkpoint": "no/such"}},
@@ -365,19 +365,19 @@ CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
         ),
         (
             CROSS | {"config": {"tokens.packing": True}},
-            "stage 'cross': tokens.packing is True, but pairs are not packed",
+            r"'cross': tokens.packing .*True, .*packed",
         ),
         (
             {"name": "b", "config": {"loss.kl.weight": 1.0}},
-            "stage 'b': loss.kl.weight is set, but data has no teacher's scores .*: give the stage a teacher, or set",
+            r"'b': loss.kl.weight .*teacher's",
         ),
         (
             {"name": "b", "config": {"loss.kl.weight": 1.0, "data.teacher_run": "ranks.tsv"}},
-            "stage 'b': ranks.tsv: this is a ranking without scores .*, and a teacher's scores are wanted",
+            r"'b': ranks.tsv: .*, .*teacher's",
         ),
         (
             {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "other"}},
-            "stage 'b': (.*\n)*.*sha256: (.*\n)*.*The teacher 'a' scores by ids: give the data's own corpus",
+            "stage 'b': (.*\n)*.*sha256: (.*\n)*.*teacher 'a' scores by ids",
         ),
         ({"name": "b", "config": {"data.dev": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
         ({"name": "b", "config": {"data.negatives_run": "gone.trec"}}, "stage 'b': gone.trec"),
@@ -441,7 +441,7 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("half")
     (tmp_path / "run" / "mined" / "one.jsonl").write_text("")
-    with pytest.raises(ValueError, match="there is no system to report"):
+    with pytest.raises(ValueError, match=r"system .*report"):
         run_recipe([], tmp_path / "run", EvaluationSetup(str(data), str(data), str(data), k=10, measures=("RR@10",)))
     assert not any(path.exists() for path in left)
     assert (tmp_path / "run" / "mined" / "one.jsonl").exists()
@@ -460,9 +460,7 @@ def test_encoded_passages_count_only_with_their_vectors(tmp_path: Path) -> None:
     writer.finish()
     assert recipe._is_encoded(stage)
     require_encoded(open_encoded(folder), "texts", "ab", "")
-    with pytest.raises(
-        ContractError, match=r"texts is not what .*data was encoded from: .* SHA-256 cd, .* encoded ab; x"
-    ):
+    with pytest.raises(ContractError, match=r"data .*encoded .*SHA-256 .*x"):
         require_encoded(open_encoded(folder), "texts", "cd", "x")
     vectors = writer.shards[1].vectors(folder)
     whole = vectors.read_bytes()
@@ -499,9 +497,7 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
 
     whole = shards["b"].read_bytes()
     shards["b"].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # by its size it is whole
-    with pytest.raises(
-        ShardError, match=r"damaged (.*\n)*Run the same command again: it encodes the damaged shards of b"
-    ):
+    with pytest.raises(ShardError, match=r"damaged (.*\n)*Run .*b"):
         recipe._run_step("b.search", 1, search)
     assert (tmp_path / "done" / "a.encode.json").exists()
     assert not (tmp_path / "done" / "b.encode.json").exists()
@@ -549,7 +545,5 @@ def test_two_stages_run_to_the_table(
     two(**keys)
     assert capsys.readouterr().out.count("already done") == 9
     assert lineage == (tmp_path / "two" / "stage2" / "lineage.json").read_text()
-    with pytest.raises(
-        ContractError, match=r"learning_rate: (.*\n)*Delete the folder .*/stage1 to train this stage again"
-    ):
+    with pytest.raises(ContractError, match=r"learning_rate: (.*\n)*Delete .*folder .*/stage1"):
         two(**keys, optimizer__learning_rate=0.5)

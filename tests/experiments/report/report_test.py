@@ -225,13 +225,13 @@ def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_pa
 
 
 def test_arguments(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is not a run: it has neither config\.json nor a result"):
+    with pytest.raises(FileNotFoundError, match=r"neither config\.json .*result"):
         write_report([str(tmp_path)], tmp_path / "report.html")
     with pytest.raises(ValueError, match="is there twice"):
         write_report([str(runs / "dual"), str(runs / "dual")], tmp_path / "report.html")
-    with pytest.raises(FileNotFoundError, match=r"no run has the result 'x'; they have data\.test"):
+    with pytest.raises(FileNotFoundError, match=r"result 'x'; .*data\.test"):
         write_report([str(runs / "dual")], tmp_path / "report.html", ReportOptions(data=("x",)))
-    with pytest.raises(ValueError, match=r"no run has the measure 'foo'; they have .*nDCG@10"):
+    with pytest.raises(ValueError, match=r"measure 'foo'; .*nDCG@10"):
         write_report([str(runs / "dual")], tmp_path / "report.html", ReportOptions(measures=("foo",)))
     with pytest.raises(ValueError, match=r"--out=.*there is no folder"):
         write_report([str(runs / "dual")], tmp_path / "no" / "report.html")
@@ -240,7 +240,7 @@ def test_arguments(runs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
     result = Workdir(runs / "dual").evaluation("data.test")
     assert run_folders([f"a={result},{runs / 'layers'}"]) == [f"a={(runs / 'dual').resolve()},{runs / 'layers'}"]
-    with pytest.raises(ValueError, match="is in the folder eval/ of no run"):
+    with pytest.raises(ValueError, match=r"folder eval/ .*run"):
         run_folders([str(tmp_path / "mine.json")])
 
 

@@ -339,7 +339,7 @@ def test_every_file_has_a_format_of_the_documentation() -> None:
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="'mlr/9' is neither a row nor a table"):
+    with pytest.raises(ValueError, match=r"'mlr/9' .*neither .*table"):
         find_rows("mlr/9")
     with pytest.raises(ValueError, match=r"i3/2/coil cannot be run: quoted"):
         list_rows("i3/2/coil", "data", "runs", [], "")
@@ -347,11 +347,9 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
         list_rows("mlr/2", "data", "runs", [], "")
     with pytest.raises(FileNotFoundError, match=r"data/nq/nq-test.qa.csv: data.retriever.qas.nq-test"):
         list_rows("mlr/7/10-12-average", "data", "runs", [], "")
-    with pytest.raises(ValueError, match="has no numbers on 'msmarco'; it has nq, triviaqa, squad"):
+    with pytest.raises(ValueError, match=r"numbers .*'msmarco'; .*triviaqa"):
         list_rows("mlr/2/mlr-10-12", "data", "runs", [], "msmarco")
-    with pytest.raises(
-        ValueError, match=r"train.batchsize: recipes/mlr_open_qa:bert has no such key; did you mean train"
-    ):
+    with pytest.raises(ValueError, match=r"train.batchsize: recipes/mlr_open_qa:bert .*train"):
         list_rows("mlr/2/mlr-10-12", "data", "runs", ["train.batchsize=8"], None)
     with pytest.raises(ValueError, match="--set=a must be KEY=VALUE"):
         list_rows("mlr", "data", "runs", ["a"], None)
@@ -603,7 +601,7 @@ def test_wins_of_the_last_layer_are_printed_beside_the_papers(tmp_path: Path) ->
 def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"number": "1", "caption": "", "rows": [{"name": "a", "stages": 1}]}
     monkeypatch.setattr(papers, "_read", lambda name: {"tables": [table]})
-    with pytest.raises(ValueError, match="mlr/1/a: 'stages' is not a field of a row"):
+    with pytest.raises(ValueError, match=r"mlr/1/a: 'stages' .*field"):
         list(papers._rows("mlr"))
 
 

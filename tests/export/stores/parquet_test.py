@@ -150,11 +150,11 @@ def test_a_folder_of_another_kind_is_refused(runs: RunsByKind, whole: Path, tmp_
         export(copy, "parquet", out)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(FileExistsError, match=r"is not an export to a store; give a new folder"):
+    with pytest.raises(FileExistsError, match=r"export .*store; .*folder"):
         export(run, "parquet", tmp_path / "other")
     part = next(out.glob("part-*"))
     part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"part-.*\.parquet is not as it was written"):
+    with pytest.raises(ValueError, match=r"part-.*\.parquet .*written"):
         export(run, "parquet", out)
 
 

@@ -80,7 +80,7 @@ def test_a_store_has_every_row_once(
     assert store.count() == ROWS
     store.close()
     url = options.url or str(next((tmp_path / "out").glob("[a-z]*")))
-    with pytest.raises(FileExistsError, match=rf"t_{form} exists already, and .*other did not make it"):
+    with pytest.raises(FileExistsError, match=rf"t_{form} .*already, .*other"):
         export(runs[form].workdir.path, kind, tmp_path / "other", options=StoreOptions(url=url, table=f"t_{form}"))
 
 
@@ -113,7 +113,7 @@ def test_control_a_missing_row_is_an_error(kind: str, runs: RunsByKind, urls: di
     remove_first_row(kind, store)
     assert store.count() == ROWS - 1
     store.close()
-    with pytest.raises(ValueError, match=rf"gone has {ROWS - 1} passages, and {ROWS} were written; it was changed"):
+    with pytest.raises(ValueError, match=rf"{ROWS - 1} passages, .*{ROWS}"):
         export(runs["one"].workdir.path, kind, tmp_path / "out", options=options)
 
 
@@ -127,7 +127,7 @@ def test_a_row_twice_does_not_hide_a_missing_one(runs: RunsByKind, urls: dict[st
     remove_first_row("lancedb", store)
     table.add(other)
     assert (table.count_rows(), store.count()) == (ROWS, ROWS - 1)
-    with pytest.raises(ValueError, match=rf"twice has {ROWS - 1} passages, and {ROWS} were written; it was changed"):
+    with pytest.raises(ValueError, match=rf"{ROWS - 1} passages, .*{ROWS}"):
         export(runs["one"].workdir.path, "lancedb", tmp_path / "out", options=options)
 
 
@@ -170,9 +170,9 @@ def remove_first_row(kind: str, store: VectorStore) -> None:
 @pytest.mark.parametrize(
     ("kind", "form", "message"),
     [
-        ("milvus", "two", r"a row of Milvus one; use --to=qdrant or lancedb"),
-        ("pgvector", "late", r"sums over a query's vectors, .* use --to=qdrant or lancedb"),
-        ("pgvector", "one", r"needs the address of a database: --url=postgresql://"),
+        ("milvus", "two", r"Milvus .*--to=qdrant .*lancedb"),
+        ("pgvector", "late", r"query's vectors, .*--to=qdrant"),
+        ("pgvector", "one", r"address .*database: --url=postgresql://"),
     ],
 )
 def test_unsupported_values_are_errors(kind: str, form: str, message: str, runs: RunsByKind, tmp_path: Path) -> None:

@@ -131,10 +131,10 @@ def test_unsupported_candidates_are_errors() -> None:
     assert str(parse_candidates("muvera:30")) == "muvera:30"
     queries, documents = lists([3, 1], 1), lists(counts(20), 2)
     corpus = Passages([documents])
-    with pytest.raises(ValueError, match=r"mean:4 proposes fewer passages than the 5 that are requested"):
+    with pytest.raises(ValueError, match=r"mean:4 .*5 .*requested"):
         CandidateGenerator.open(corpus, CandidateSpec("mean", 4), faiss())(queries, corpus, K)
     single = Passages([np.ones((4, 1, 8), np.float32)])
-    with pytest.raises(ValueError, match=r"for passages of several vectors; here each has one"):
+    with pytest.raises(ValueError, match=r"passages .*several vectors"):
         CandidateGenerator.open(single, CandidateSpec("mean", 9), faiss())
     documents.flat[int(documents.offsets[7])] = np.nan
     for parts in (corpus, Passages(blocks(documents, 5))):

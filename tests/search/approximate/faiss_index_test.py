@@ -202,19 +202,17 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
         built(corpus, "SQ4", name="mine")
     written(folder, documents, (*GONE, 9))
     changed = open_encoded(folder)
-    with pytest.raises(
-        ValueError, match=r"of other vectors \(898 passages\) than the corpus has now \(897; .*=SQ8 --name"
-    ):
+    with pytest.raises(ValueError, match=r"vectors \(898 passages\) .*\(897; .*=SQ8 --name"):
         open_faiss_index(changed, "mine")
     outdated = [one for one in verify_folder(folder) if "index of other vectors" in one.warning]
     assert [one.problem for one in outdated] == [""]
     built(changed, "SQ8", name="mine")
     assert open_faiss_index(changed, "mine").index.ntotal == 897
-    with pytest.raises(FileNotFoundError, match="has no index 'SQ4'; it has mine"):
+    with pytest.raises(FileNotFoundError, match=r"index 'SQ4'; .*mine"):
         open_faiss_index(changed, "SQ4")
-    with pytest.raises(ValueError, match="the name of an index is"):
+    with pytest.raises(ValueError, match=r"name .*index"):
         open_faiss_index(changed, "../mine")
-    with pytest.raises(ValueError, match=r"index_parameters=nprobe=4: this index has no parameter 'nprobe'; it has k_"):
+    with pytest.raises(ValueError, match=r"index_parameters=nprobe=4: .*parameter 'nprobe'; .*k_"):
         open_faiss_index(changed, "mine", "nprobe=4")
 
 
@@ -255,15 +253,15 @@ def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
 def test_late_interaction_has_no_index(tmp_path: Path) -> None:
     flat = np.random.default_rng(0).standard_normal((2 * ROWS, D)).astype(np.float32)
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", Ragged(flat, np.arange(ROWS + 1) * 2)))
-    with pytest.raises(ValueError, match=r"another number of vectors for each passage .*; search exactly"):
+    with pytest.raises(ValueError, match=r"another .*vectors"):
         built(corpus, "SQ8")
 
 
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("foo", r"makes no index of it for inner products of 16 numbers \(could not parse index string foo\); strings"),
-        ("IVF4,PQ7", "should be a multiple of the number of subquantizers"),
+        ("foo", r"products .*16 .*\(could .*foo\)"),
+        ("IVF4,PQ7", r"should .*multiple .*subquantizers"),
         ("HNSW8_PQ4", "FAISS has no IndexHNSWPQ for inner products"),
         ("NSG16", "an IndexNSGFlat is not taken here"),
         ("IVF4,SQ8,RFlat", "an IndexRefineFlat is not taken"),
@@ -282,15 +280,13 @@ def test_an_unsupported_factory_string(factory: str, message: str) -> None:
 
 def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
-    with pytest.raises(
-        ValueError, match=r"cannot be trained on 898 vectors \(.*number of clusters \(1024\).*: take fewer"
-    ):
+    with pytest.raises(ValueError, match=r"898 .*\(.*number .*clusters \(1024\)"):
         built(corpus, "IVF1024,Flat")
     with pytest.raises(ValueError, match=r"on 100 vectors \(.*clusters \(256\).*: raise --train_vectors"):
         built(corpus, "IVF8,PQ4", train_vectors=100)
     assert not (corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
     single = written(tmp_path / "one" / "embeddings" / "c", vectors(1), tuple(range(1, ROWS)))
-    with pytest.raises(ValueError, match=r"c has 1 of its passages left: an index needs two at least"):
+    with pytest.raises(ValueError, match=r"c .*1 .*passages"):
         built(open_encoded(single), "SQ8")
 
 

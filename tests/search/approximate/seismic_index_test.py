@@ -98,7 +98,7 @@ def test_an_index_of_other_vectors_or_a_damaged_one_is_refused(run: Run, tmp_pat
     path.write_bytes(kept)
     Searcher(run, run.workdir.embeddings("other"), searcher)
     delete_passages(run.workdir.embeddings("other"), tmp_path / "gone.txt")
-    with pytest.raises(ValueError, match="is an index of other vectors"):
+    with pytest.raises(ValueError, match=r"index .*vectors"):
         Searcher(run, run.workdir.embeddings("other"), searcher)
 
 

@@ -166,7 +166,7 @@ def test_the_self_check_detects_a_wrong_bound(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("jaxret.search.backends.top_k.upper_bounds", products)
     jax.clear_caches()
-    with pytest.raises(RuntimeError, match=r"candidates in bfloat16 .* is less exact than bfloat16"):
+    with pytest.raises(RuntimeError, match=r"candidates .*bfloat16 .*bfloat16"):
         self_check(select_backend("xla", precision="bfloat16"))
     jax.clear_caches()
 
@@ -299,9 +299,7 @@ def test_the_next_block_is_prepared_ahead_and_errors_are_raised() -> None:
 
 
 def test_faiss_searches_only_in_float32() -> None:
-    with pytest.raises(
-        ValueError, match=r"'faiss-cpu' computes in float32, not in int8; this precision needs xla, or auto"
-    ):
+    with pytest.raises(ValueError, match=r"'faiss-cpu' .*float32, .*int8; .*precision"):
         select_backend("faiss-cpu", precision="int8")
     assert select_backend("auto", lists=True, precision="int8").name == "xla"
     chosen = select_backend("auto", precision="bfloat16")
@@ -313,5 +311,5 @@ def test_devices_without_enough_memory_are_an_error() -> None:
     each = streaming.row_bytes((1, 16), precision.FLOAT32)
     few = 100 * each * streaming.AT_A_TIME
     assert streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, few) <= 100
-    with pytest.raises(ValueError, match=r"have 64 bytes left for vectors of .* bytes: .*backend=faiss-cpu"):
+    with pytest.raises(ValueError, match=r"64 .*vectors .*backend=faiss-cpu"):
         streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, 64)

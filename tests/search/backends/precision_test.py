@@ -99,7 +99,7 @@ def test_float32_loses_nothing() -> None:
 def test_products_of_the_longest_int8_vectors_are_exact() -> None:
     assert LONGEST_INT8 == 133_144
     assert LONGEST_INT8 * INT8**2 <= 2**31 - 1 < (LONGEST_INT8 + 1) * INT8**2
-    with pytest.raises(ValueError, match=r"vectors of 133145 numbers are too long for int8 \(133144\)"):
+    with pytest.raises(ValueError, match=r"vectors .*133145 .*int8 \(133144\)"):
         compress(np.ones((1, LONGEST_INT8 + 1), np.float32), PRECISIONS["int8"])
 
 
@@ -114,7 +114,5 @@ def test_rounded_up() -> None:
 
 def test_an_unknown_precision_is_an_error() -> None:
     assert isinstance(find_precision("int8"), Precision)
-    with pytest.raises(
-        ValueError, match="unknown search precision 'int4'; it must be one of float32, float16, bfloat16"
-    ):
+    with pytest.raises(ValueError, match=r"precision 'int4'; .*float32, float16, bfloat16"):
         find_precision("int4")

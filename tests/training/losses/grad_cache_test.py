@@ -48,7 +48,7 @@ def test_join_undoes_split() -> None:
 
 def test_chunks_must_be_equal() -> None:
     tokens = Tokens(jnp.zeros((6, 2), jnp.int32), jnp.ones((6, 2), bool))
-    with pytest.raises(ValueError, match="6 texts cannot be encoded in 4 equal chunks"):
+    with pytest.raises(ValueError, match=r"6 .*encoded .*4"):
         encode_in_chunks(lambda t: Embeddings(t.ids[:, None], t.mask[:, :1]), (tokens,), 4)
 
 

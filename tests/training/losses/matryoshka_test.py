@@ -140,14 +140,14 @@ def test_gradients_equal_pytorch() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"loss.matryoshka.sizes": (8, 4)}, r"the largest size must be 16, or whole vectors would not be trained"),
+        ({"loss.matryoshka.sizes": (8, 4)}, r"largest .*16, .*vectors"),
         ({"loss.matryoshka.sizes": (16, 8, 8)}, r"different whole numbers from 1 on"),
         ({"loss.matryoshka.sizes": (16, 0)}, r"different whole numbers from 1 on"),
-        ({"loss.matryoshka.weights": (1.0,)}, r"weights is \(1.0,\); it must have a number from 0 on for each of"),
+        ({"loss.matryoshka.weights": (1.0,)}, r"weights .*\(1.0,\); .*0"),
         ({"normalize": False}, r"normalize is False: set it to True"),
-        ({"loss.matryoshka.sizes": ()}, r"sizes is \(\): give the sizes too"),
-        (tiny.AGGRETRIEVER, r"head 'aggretriever' joins slots of words and a part of \[CLS\]"),
-        (tiny.SPLADE, r"head 'splade' gives a weight for each word"),
+        ({"loss.matryoshka.sizes": ()}, r"sizes .*\(\): .*sizes"),
+        (tiny.AGGRETRIEVER, r"'aggretriever' joins .*\[CLS\]"),
+        (tiny.SPLADE, r"head 'splade' .*weight"),
     ],
 )
 def test_invalid_settings_are_errors(overrides: dict[str, Any], message: str) -> None:

@@ -86,9 +86,9 @@ def test_steps_count_updates_not_batches() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (tiny.DUAL_ENCODER | {"loss.sparsity.passage": 0.1}, "'dual_encoder' are not weights of words: set both to 0"),
-        (tiny.SPLADE | {"loss.sparsity.query_norm": "l2"}, "query_norm is 'l2'; it must be one of flops, l1"),
-        (tiny.SPLADE | {"loss.sparsity.passage": -1.0}, r"loss.sparsity.passage is -1.0; it must be at least 0"),
+        (tiny.DUAL_ENCODER | {"loss.sparsity.passage": 0.1}, r"'dual_encoder' .*weights .*0"),
+        (tiny.SPLADE | {"loss.sparsity.query_norm": "l2"}, r"query_norm .*'l2'; .*flops, l1"),
+        (tiny.SPLADE | {"loss.sparsity.passage": -1.0}, r"loss.sparsity.passage .*-1.0; .*least 0"),
     ],
 )
 def test_impossible_settings_are_errors(keys: dict[str, Any], message: str) -> None:

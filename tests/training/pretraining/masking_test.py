@@ -225,5 +225,5 @@ def test_continuation_pieces_of_every_tokenizer(tokens: list[str], goes_on: list
 
 
 def test_a_tokenizer_without_word_marks() -> None:
-    with pytest.raises(ValueError, match="where words begin cannot be seen"):
+    with pytest.raises(ValueError, match=r"words begin .*seen"):
         _continues(["river", "bank"])

@@ -241,7 +241,7 @@ def test_shipped_configs_have_the_papers_values() -> None:
 
 
 def test_a_pre_training_run_is_no_retriever(run: Path) -> None:
-    with pytest.raises(ValueError, match="pre-training of an encoder, which is in its folder model"):
+    with pytest.raises(ValueError, match=r"pre-training .*encoder, .*folder"):
         open_run(run)
 
 

@@ -285,19 +285,19 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     queries = {query.id: query for query in read_queries(data, split="dev") if query.id in now}
     by_hand = answer_accuracy(now, queries.values(), texts, [1, 5])
     assert second["answers"]["mean"] == by_hand.mean
-    with pytest.raises(ValueError, match=r"^R@100 needs 100 passages a query; .*dev.trec has 10 at most"):
+    with pytest.raises(ValueError, match=r"^R@100 .*100 passages .*dev.trec .*10"):
         rerank_run(reranker, dataclasses.replace(job, measures=["R@100"]), progress=False)
     job_of_5 = dataclasses.replace(job, measures=["R@10"], tail=False)
-    with pytest.raises(ValueError, match=r"^R@10 needs --k=10 or more; only 5 passages per query are requested"):
+    with pytest.raises(ValueError, match=r"^R@10 .*--k=10 .*5 .*requested"):
         rerank_run(reranker, job_of_5, progress=False)
     (tmp_path / "none.trec").touch()
-    with pytest.raises(DataError, match=r"none\.trec: it has no rankings; give a run with rankings"):
+    with pytest.raises(DataError, match=r"none\.trec: .*rankings; .*rankings"):
         rerank_run(reranker, dataclasses.replace(job, run=str(tmp_path / "none.trec")), progress=False)
-    with pytest.raises(ValueError, match=r"dev.trec is the run that is reranked"):
+    with pytest.raises(ValueError, match=r"dev.trec .*run .*reranked"):
         rerank_run(reranker, dataclasses.replace(job, out=root / "dev.trec"), progress=False)
     for name, what in (("queries.jsonl", "queries"), ("corpus.jsonl", "corpus"), ("qrels/dev.tsv", "judgements")):
         read = root / "data" / name
-        with pytest.raises(ValueError, match=rf"{name} is the {what} \(.*data\), which would be lost"):
+        with pytest.raises(ValueError, match=rf"{name} .*{what} \(.*data\), .*lost"):
             rerank_run(reranker, dataclasses.replace(job, out=read), progress=False)
     assert {evaluation_path(f"x.{end}").name for end in ("v1", "v2", "trec")} == {
         "x.v1.eval.json",
@@ -343,7 +343,7 @@ def test_written_scores_train_a_retriever(
     line = json.loads((tmp_path / "student" / "metrics.jsonl").read_text().splitlines()[0])
     assert line["loss"] == pytest.approx(line["kl_loss"] + 0.1 * line["margin_mse_loss"], rel=1e-5)
     assert json.loads((tmp_path / "student" / "data.json").read_text())["train"]["scores"]
-    with pytest.raises(ValueError, match=r"data: no example has a teacher's scores"):
+    with pytest.raises(ValueError, match=r"example .*teacher's scores"):
         train(tiny_config(root / "encoder", root / "data", **taught), tmp_path / "none", progress=False)
     assert not (tmp_path / "none").exists()
 
@@ -382,7 +382,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
         for e in records:
             assert e.positive_scores == tuple(len(p.text) for p in e.positives)
             assert e.negative_scores == tuple(len(p.text) for p in e.negatives)
-    with pytest.raises(ValueError, match=r"out.jsonl is the training data \(.*\), which would be lost"):
+    with pytest.raises(ValueError, match=r"out.jsonl .*training .*\(.*\)"):
         score_examples(Lengths(), str(out), out, progress=False)
 
     class Broken(Lengths):
@@ -392,7 +392,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
             return scores
 
     whole = out.read_bytes()
-    with pytest.raises(ValueError, match=r"the teacher's score of query '.*' and passage '.*' is nan, but"):
+    with pytest.raises(ValueError, match=r"teacher's .*'.*' .*'.*'"):
         score_examples(Broken(), str(tmp_path / "dpr.json"), out, progress=False)
     assert out.read_bytes() == whole
 
@@ -414,7 +414,7 @@ def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> N
         lambda: open_pretrained_reranker(str(tmp_path / "out"), 38),
         lambda: open_reranker(workdir, query_length=38),
     ):
-        with pytest.raises(ValueError, match=r"no token for a passage of the 40 that .* it may be 37 at most"):
+        with pytest.raises(ValueError, match=r"passage .*40 .*37"):
             open_long()
     with pytest.raises(ValueError, match="--to=onnx: a cross-encoder is exported by --to=hf only"):
         export(workdir, "onnx", tmp_path / "other")
@@ -432,24 +432,24 @@ def test_instructions_of_queries_are_scored(workdir: Path) -> None:
 @pytest.mark.slow
 def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
     for needs_a_retriever in (open_run, lambda folder: corpus_folder(Workdir(folder))):
-        with pytest.raises(ValueError, match=r"is a reranker: rerank uses it; a retriever is needed"):
+        with pytest.raises(ValueError, match=r"reranker: rerank .*retriever"):
             needs_a_retriever(workdir)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__negatives": 0}, "data.negatives is 0; a reranker learns to tell"),
-        ({"tokens__packing": True}, "tokens.packing is True, but pairs are not packed"),
-        ({"tokens__query_length": 39}, r"--query_length\) is 39, which leaves no token for a passage of the 40"),
-        ({"validation__metric": "Success@5"}, "validation.metric is 'Success@5'; of a reranker it is one of nll"),
-        ({"normalize": True}, "normalize is True, but a reranker has none: use False"),
-        ({"loss__matryoshka__sizes": (8,)}, r"loss.matryoshka.sizes is \(8,\), but a reranker has none: use \(\)"),
-        ({"encode__dimension": 8}, "encode.dimension is 8, but a reranker has none: use 0"),
-        ({"tokens__prompt_in_mean": False}, "tokens.prompt_in_mean is False, but task 'reranking' has no mean"),
-        ({"tokens__prompts": "gritlm"}, "tokens.prompts is 'gritlm', which leaves prompts out of the mean over tokens"),
+        ({"data__negatives": 0}, r"data.negatives .*0; .*reranker"),
+        ({"tokens__packing": True}, r"tokens.packing .*True, .*packed"),
+        ({"tokens__query_length": 39}, r"--query_length\) .*39, .*passage .*40"),
+        ({"validation__metric": "Success@5"}, r"validation.metric .*'Success@5'; .*reranker"),
+        ({"normalize": True}, r"normalize .*True, .*False"),
+        ({"loss__matryoshka__sizes": (8,)}, r"loss.matryoshka.sizes .*\(8,\), .*reranker .*\(\)"),
+        ({"encode__dimension": 8}, r"encode.dimension .*8, .*reranker .*0"),
+        ({"tokens__prompt_in_mean": False}, r"tokens.prompt_in_mean .*False, .*task 'reranking'"),
+        ({"tokens__prompts": "gritlm"}, r"tokens.prompts .*'gritlm', .*prompts"),
         ({"loss__kl__temperature": 0.0}, "loss.kl.temperature is 0.0; it must be positive"),
-        ({"task": "rerank"}, "task is 'rerank'; it must be one of retrieval, reranking"),
+        ({"task": "rerank"}, r"'rerank'; .*retrieval, reranking"),
     ],
 )
 def test_invalid_settings_are_errors(root: Path, tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
