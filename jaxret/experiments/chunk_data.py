@@ -53,7 +53,7 @@ def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | No
         write_records(Path(out), map(make_tevatron_record, records))  # one at a time: chunks take more room than texts
     else:
         passages = split_passages(_counted(source, read_corpus(source, policy), counts), options)
-        WRITERS["tevatron.corpus"][0].write(Path(out), _written(passages, counts))
+        WRITERS["tevatron.corpus"]["passages"](Path(out), _written(passages, counts))
     return counts
 
 

@@ -19,11 +19,18 @@ from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.types import Embeddings
 
 
-class NoPooling(nn.Module):
-    """Keeps all V vectors; the score of a passage is the maximum over them."""
+class Pooling(nn.Module):
+    """A pooling to one vector."""
 
     num_vectors: int | None
     LOSS: ClassVar[dict[str, str]] = {}
+
+    def inference_vectors(self) -> int | None:
+        return 1
+
+
+class NoPooling(Pooling):
+    """Keeps all V vectors; the score of a passage is the maximum over them."""
 
     def inference_vectors(self) -> int | None:
         return self.num_vectors
@@ -36,14 +43,8 @@ class NoPooling(nn.Module):
         return embeddings
 
 
-class Average(nn.Module):
+class Average(Pooling):
     """The mean of the vectors that exist."""
-
-    num_vectors: int | None
-    LOSS: ClassVar[dict[str, str]] = {}
-
-    def inference_vectors(self) -> int:
-        return 1
 
     @staticmethod
     def weights(count: int, params: Any) -> list[float]:
@@ -56,15 +57,9 @@ class Average(nn.Module):
         return replace(embeddings, vectors=total / count, mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
 
 
-class ScalarMix(nn.Module):
+class ScalarMix(Pooling):
     """sum_k softmax(alpha)_k v_k with alpha [V] learned, zeros at the start (MLR eq. 8, without a scale gamma); the
     softmax is over the vectors that exist."""
-
-    num_vectors: int | None
-    LOSS: ClassVar[dict[str, str]] = {}
-
-    def inference_vectors(self) -> int:
-        return 1
 
     @staticmethod
     def weights(count: int, params: Any) -> list[float]:
@@ -78,15 +73,11 @@ class ScalarMix(nn.Module):
         return replace(embeddings, vectors=mixture[:, None], mask=jnp.any(embeddings.mask, axis=1, keepdims=True))
 
 
-class SelfContrastive(nn.Module):
+class SelfContrastive(Pooling):
     """Training sees all V vectors (and the loss its local term, MLR eq. 5-6); inference keeps vector 0, the last
     layer's."""
 
-    num_vectors: int | None
     LOSS: ClassVar[dict[str, str]] = {"positive": "first", "local_target": "first"}
-
-    def inference_vectors(self) -> int:
-        return 1
 
     @staticmethod
     def weights(count: int, params: Any) -> list[float]:

@@ -328,7 +328,7 @@ class Trainer:
                 together = single_process or step % log_every == 0  # several processes agree where they log
                 recorder.checkpoints.poll(together)
                 # Read once a step: a signal in between waits for the next.
-                stopping = together and any_process(stop.requested)
+                stopping = together and any_process(stop.is_set())
                 bar.update()
                 if step % log_every == 0 or step == total:
                     recorder.inspector.require_healthy(state)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-
-@dataclass
-class StopRequest:
-    """Whether SIGTERM has come."""
-
-    requested: bool = False
 
 
 @contextmanager
-def stop_on_sigterm() -> Iterator[StopRequest]:
-    """Yield a request that SIGTERM sets, so that the step under way can be saved. A second signal ends the process."""
-    stop = StopRequest()
+def stop_on_sigterm() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM sets, so that the step under way can be saved. A second signal ends the process."""
+    stop = threading.Event()
 
     def handle(*_: object) -> None:
-        stop.requested = True
+        stop.set()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     try:

@@ -28,7 +28,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "examples": lambda source: read_examples(source, targets=False),
     "rankings": read_run,
 }
-CASES = [(name, writer.role) for name, writers in WRITERS.items() for writer in writers]
+CASES = [(name, role) for name, writers in WRITERS.items() for role in writers]
 # Formats whose examples are ids alone: their texts are in other files.
 OF_IDS = ("msmarco.named", "msmarco.negatives", "tevatron.named")
 
@@ -72,9 +72,8 @@ def records(draw: st.DrawFn, role: str) -> Any:
 
 def written(path: Path, name: str, role: str, values: Any) -> bool:
     """Write records; return whether the format holds all of them. A format may refuse what it cannot hold."""
-    (writer,) = [writer for writer in WRITERS[name] if writer.role == role]
     try:
-        return not +writer.write(path, values)
+        return not +WRITERS[name][role](path, values)
     except DataError:
         assume(False)
         return False

@@ -705,7 +705,7 @@ import os, signal
 from jaxret.training.signals import stop_on_sigterm
 with stop_on_sigterm() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
-    print(stop.requested, flush=True)
+    print(stop.is_set(), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     print("still here", flush=True)
 """

@@ -78,14 +78,14 @@ def convert_data(
         names = ", ".join((*FOLDERS, *WRITERS))
         raise ValueError(f"--to={name}: that is not a format that can be written; it must be one of {names}")
     gives = _roles(source, split)
-    for writer in WRITERS[name]:
-        if writer.role in gives and role in ("", writer.role):
-            items = _Counting(_read(source, writer.role, split, policy))
-            losses = writer.write(Path(to), items.values)
-            if writer.role == "rankings" and detect_run(source).format.without_scores:
+    for own_role, write in WRITERS[name].items():
+        if own_role in gives and role in ("", own_role):
+            items = _Counting(_read(source, own_role, split, policy))
+            losses = write(Path(to), items.values)
+            if own_role == "rankings" and detect_run(source).format.without_scores:
                 losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
-            return Conversion(describe_role(source, writer.role, split), {str(to): items.count}, losses)
-    roles = " or ".join(writer.role for writer in WRITERS[name] if role in ("", writer.role)) or role
+            return Conversion(describe_role(source, own_role, split), {str(to): items.count}, losses)
+    roles = " or ".join(own_role for own_role in WRITERS[name] if role in ("", own_role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
 
 
@@ -146,9 +146,7 @@ class _Folder:
 
     def write(self, file: str, name: str, role: str, values: Iterable[Any]) -> None:
         items = _Counting(values)
-        self.conversion.losses += next(w.write for w in WRITERS[name] if w.role == role)(
-            self.folder / file, items.values
-        )
+        self.conversion.losses += WRITERS[name][role](self.folder / file, items.values)
         self.conversion.records[file] = items.count
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,34 +150,27 @@ def _labels(path: Path, judgements: Iterable[Judgement]) -> Losses:
     return Counter()
 
 
-@dataclass(frozen=True)
-class RoleWriter:
-    """Writes the records of a role to a file, and counts lost values."""
-
-    role: str
-    write: Callable[[Path, Any], Losses]
-
-
-WRITERS: dict[str, tuple[RoleWriter, ...]] = {
-    "beir.texts": (RoleWriter("passages", passage_writer("_id")), RoleWriter("queries", query_writer("_id"))),
-    "beir.qrels": (RoleWriter("judgements", _beir_qrels),),
-    "dpr.examples": (RoleWriter("examples", example_writers.write_dpr_example_file),),
-    "dpr.passages": (RoleWriter("passages", _dpr_passages),),
-    "dpr.queries": (RoleWriter("queries", _dpr_queries),),
-    "msmarco.texts": (RoleWriter("passages", _collection), RoleWriter("queries", _tab_queries)),
-    "msmarco.named": (RoleWriter("examples", example_writers.write_id_triples),),
-    "msmarco.negatives": (RoleWriter("examples", example_writers.write_hard_negatives),),
-    "msmarco.triples": (RoleWriter("examples", example_writers.write_text_triples),),
-    "msmarco.run": (RoleWriter("rankings", _ranked_run),),
-    "tevatron.examples": (RoleWriter("examples", example_writers.write_tevatron_examples),),
-    "tevatron.first": (RoleWriter("examples", example_writers.write_tevatron_first),),
-    "tevatron.named": (RoleWriter("examples", example_writers.write_tevatron_id_examples),),
-    "tevatron.corpus": (RoleWriter("passages", passage_writer(tevatron.PASSAGE_ID)),),
-    "tevatron.queries": (RoleWriter("queries", query_writer(tevatron.QUERY_ID, tevatron.QUERY, answers=True)),),
-    "tevatron.run": (RoleWriter("rankings", _scored_run),),
-    "flag.examples": (RoleWriter("examples", example_writers.write_flag_examples),),
-    "st.labels": (RoleWriter("judgements", _labels),),
-    "st.tuples": (RoleWriter("examples", example_writers.write_tuples),),
-    "trec.qrels": (RoleWriter("judgements", _qrels),),
-    "trec.run": (RoleWriter("rankings", _trec_run),),
+# format -> role -> writer of its records to a file, which returns the counts of lost values
+WRITERS: dict[str, dict[str, Callable[[Path, Any], Losses]]] = {
+    "beir.texts": {"passages": passage_writer("_id"), "queries": query_writer("_id")},
+    "beir.qrels": {"judgements": _beir_qrels},
+    "dpr.examples": {"examples": example_writers.write_dpr_example_file},
+    "dpr.passages": {"passages": _dpr_passages},
+    "dpr.queries": {"queries": _dpr_queries},
+    "msmarco.texts": {"passages": _collection, "queries": _tab_queries},
+    "msmarco.named": {"examples": example_writers.write_id_triples},
+    "msmarco.negatives": {"examples": example_writers.write_hard_negatives},
+    "msmarco.triples": {"examples": example_writers.write_text_triples},
+    "msmarco.run": {"rankings": _ranked_run},
+    "tevatron.examples": {"examples": example_writers.write_tevatron_examples},
+    "tevatron.first": {"examples": example_writers.write_tevatron_first},
+    "tevatron.named": {"examples": example_writers.write_tevatron_id_examples},
+    "tevatron.corpus": {"passages": passage_writer(tevatron.PASSAGE_ID)},
+    "tevatron.queries": {"queries": query_writer(tevatron.QUERY_ID, tevatron.QUERY, answers=True)},
+    "tevatron.run": {"rankings": _scored_run},
+    "flag.examples": {"examples": example_writers.write_flag_examples},
+    "st.labels": {"judgements": _labels},
+    "st.tuples": {"examples": example_writers.write_tuples},
+    "trec.qrels": {"judgements": _qrels},
+    "trec.run": {"rankings": _trec_run},
 }

@@ -26,10 +26,7 @@ class PairJoiner:
         """Return the length of each pair in tokens, cut at `limit`; 0 without a query or a passage.
 
         Args:
-            queries: Token ids of queries.
-            passages: Token ids of passages.
-            query_rows: Row of each pair's query [N]; -1: no pair.
-            passage_rows: Row of each pair's passage [N]; -1: no pair.
+            queries, passages, query_rows, passage_rows: See `tokens`.
         """
         return np.minimum(self.whole_lengths(queries, passages, query_rows, passage_rows), self.limit)
 
@@ -39,10 +36,7 @@ class PairJoiner:
         """Return the length of each pair in tokens before it is cut; 0 without a query or a passage.
 
         Args:
-            queries: Token ids of queries.
-            passages: Token ids of passages.
-            query_rows: Row of each pair's query [N]; -1: no pair.
-            passage_rows: Row of each pair's passage [N]; -1: no pair.
+            queries, passages, query_rows, passage_rows: See `tokens`.
         """
         exists = (query_rows >= 0) & (passage_rows >= 0)
         both = queries.lengths_of(np.maximum(query_rows, 0)) + passages.lengths_of(np.maximum(passage_rows, 0)) - 1

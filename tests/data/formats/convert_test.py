@@ -52,8 +52,7 @@ def examples(scores: bool = False, titles: bool = False, ids: bool = True, answe
 
 
 def written(path: Path, name: str, originals: list[Example]) -> Counter[str]:
-    (writer,) = [writer for writer in WRITERS[name] if writer.role == "examples"]
-    return +writer.write(path, originals)
+    return +WRITERS[name]["examples"](path, originals)
 
 
 # format of training files -> what it holds of examples
@@ -285,7 +284,7 @@ def test_rankings_and_judgements_round_trip(tmp_path: Path) -> None:
         assert read_judgements(tmp_path / "b") == read_judgements(tmp_path / "qrels")
 
 
-@pytest.mark.parametrize("name", sorted(name for name, writers in WRITERS.items() if writers[0].role == "passages"))
+@pytest.mark.parametrize("name", sorted(name for name, writers in WRITERS.items() if "passages" in writers))
 def test_corpora_and_queries_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
     convert_data(folder, tmp_path / "a", name, role="passages")
     assert detect_file(tmp_path / "a", "passages").format.name == name
