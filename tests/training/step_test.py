@@ -184,6 +184,19 @@ def test_every_step_has_its_own_dropout_masks() -> None:
     assert losses[2] == losses[0], "control: the same step, the same masks"
 
 
+def test_queries_and_passages_have_their_own_dropout_masks() -> None:
+    """One encoder, and each passage is the text of its query, in the same row."""
+    objective = make_objective(DUAL_ENCODER | {"encoder.tied": True}, mesh_of("1"))
+    batch = make_batch(QUERIES, 1)
+    batch = replace(batch, documents=batch.queries)
+    params = make_params(objective.model)
+    encode = jax.jit(lambda train: objective.encode(params, batch, jax.random.key(0), train), static_argnums=0)
+    queries, passages = encode(True)
+    assert float(jnp.abs(queries.vectors - passages.vectors).max(axis=(1, 2)).min()) > 1e-2
+    queries, passages = encode(False)
+    np.testing.assert_allclose(queries.vectors, passages.vectors, atol=1e-6, err_msg="control: without dropout")
+
+
 @pytest.mark.slow
 def test_one_program_for_each_shape() -> None:
     trainer, _, _ = trained("dual_encoder", "8x1")
