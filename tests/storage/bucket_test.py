@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from tests.pipeline import REPOSITORY
 from tests.storage.buckets import Server, gcs_server, s3_server
+
+NO_BYTES = sha256(b"").hexdigest().encode()
 
 
 @pytest.fixture
@@ -287,6 +290,7 @@ print(hashlib.sha256((local_path("gs://bucket/run") / "large.bin").read_bytes())
         ("files.json", b"[1]", "is damaged, or another program's"),
         ("files.json", b"\xff", "is damaged, or another program's"),
         ("files.json", b'{"files": {"a": 1}, "sha256": "0"}', "is damaged, or another program's"),
+        ("files.json", b'{"files": {"a": ["%s", 0]}, "sha256": "0"}' % NO_BYTES, "is damaged, or another program's"),
         ("a/../../evil.txt", b"x", "is not that of a file in a folder"),
     ],
 )
@@ -521,6 +525,27 @@ for text in ("same", "same", "other"):
 """
     run_script(script, gcs[1])
     assert sum("data/" in name for method, name in gcs[0].requests if method == "POST") == 2
+
+
+def test_bytes_that_a_file_still_has_are_not_deleted(gcs: Server, tmp_path: Path) -> None:
+    """Of three files that are committed again, one is the same, one is renamed, and one is another."""
+    script = """
+from pathlib import Path
+from jaxret.storage.bucket_folder import BucketFolder
+folder, names = BucketFolder("gs://bucket/run"), ("same", "old", "other")
+for name in names:
+    Path(name).write_text(name)
+files = folder.upload({name: Path(name) for name in names})
+folder.commit(files, {})
+Path("other").write_text("new")
+changes = {"same": files["same"], "new": files["old"], "old": None} | folder.upload({"other": Path("other")})
+folder.commit(changes, files)
+for name, file in folder.files().items():
+    folder.check(name, file)
+assert sorted(folder.files()) == ["new", "other", "same"]
+assert len(folder.bucket.list("data")) == 3
+"""
+    run_script(f"import os; os.chdir({str(tmp_path)!r})\n{script}", gcs[1])
 
 
 def test_a_removed_folder_does_not_come_back_with_the_groups_that_a_killed_job_left(gcs: Server) -> None:
