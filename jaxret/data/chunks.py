@@ -28,7 +28,7 @@ class ChunkOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if [self.sentences, bool(self.equal), bool(self.words)].count(True) != 1:
-            raise ValueError("give one of --sentences, --equal=N and --words=N")
+            raise ValueError("give one of sentences, equal=N and words=N")
         if self.overlap and self.overlap >= self.words:
             raise ValueError(f"overlap is {self.overlap}; it must be less than the words of a chunk ({self.words})")
 

@@ -83,7 +83,7 @@ def check_options_of_index(corpus: EncodedCorpus, options: IndexOptions) -> None
             else:
                 parse_parameters(empty, text)
         except ValueError as error:
-            raise ValueError(f"--parameters={error}") from error
+            raise ValueError(f"parameters={error}") from error
 
 
 def _is_built(place: Path, corpus: EncodedCorpus, options: IndexOptions) -> bool:
@@ -95,7 +95,7 @@ def _is_built(place: Path, corpus: EncodedCorpus, options: IndexOptions) -> bool
         return False
     factory = manifest["factory"]
     if factory != options.factory:
-        raise ValueError(f"{place} is an index {factory}; choose another --name for {options.factory}, or delete it")
+        raise ValueError(f"{place} is an index {factory}; choose another name for {options.factory}, or delete it")
     if manifest["corpus"] != identity_of(corpus):
         print(f"{place} is of other vectors than the corpus has now: it is built again")
         return False

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxret.configs.options import option
+from jaxret.configs.options import check_options, option
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How the processes of a job find each other."""
+    """How the processes of a job find each other. Raises ValueError for a value that is not allowed; `join` checks that
+    they fit together."""
 
     coordinator: str = option(
         "",
         'where hosts start together, as those of a TPU slice, or search together: "auto", or host:port of process 0',
     )
-    num_processes: int = option(1, "with --coordinator=host:port: how many processes there are")
-    process_id: int = option(0, "with --coordinator=host:port: number of this process, from 0")
-    initialization_timeout: int = option(300, "seconds that several processes wait for each other")
+    num_processes: int = option(1, "with --coordinator=host:port: how many processes there are", lower_bound=1)
+    process_id: int = option(0, "with --coordinator=host:port: number of this process, from 0", lower_bound=0)
+    initialization_timeout: int = option(300, "seconds that several processes wait for each other", lower_bound=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def join(self) -> None:
         """Join the job, if there is one. Called before the first array is made."""

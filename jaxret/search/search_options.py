@@ -138,7 +138,8 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How an approximate index is built, and its recall is measured. Raises ValueError for what makes no sense."""
+    """How an approximate index is built, and its recall is measured. Raises ValueError for a value that is not allowed.
+    `index_corpus` checks what depends on the vectors."""
 
     factory: str = option(
         "",
@@ -160,5 +161,8 @@ class IndexOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        object.__setattr__(self, "parameters", tuple(self.parameters))
+        if not self.factory.strip():
+            raise ValueError(f"factory is {self.factory!r}; it must be a string like IVF4096,PQ64, HNSW32 or seismic")
         if self.qrels and not self.queries:
-            raise ValueError("--qrels has the judgements of --queries: give --queries too")
+            raise ValueError(f"qrels is {self.qrels!r:.99}, the judgements of queries: give queries too")

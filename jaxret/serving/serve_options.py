@@ -32,7 +32,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.port > 65535:
-            raise ValueError(f"--port={self.port}: ports end at 65535")
+            raise ValueError(f"port is {self.port}; it must be at most 65535")
 
 
 def named_run(argument: str) -> tuple[str, str]:

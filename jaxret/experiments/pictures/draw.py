@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxret.configs.options import check_options
 from jaxret.data.records import Passage
 from jaxret.experiments.compare_runs import split_argument
 from jaxret.experiments.explain import own_word_values
@@ -42,7 +43,7 @@ KINDS = ("sweep", *_OF_RUNS, "domains", "words")
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """Options of single kinds of pictures."""
+    """Options of single kinds of pictures. Raises ValueError for a value of another type."""
 
     # of a sweep (one), or of `domains` (one for both axes, or one for each); () for the first
     measures: tuple[str, ...] = ()
@@ -52,6 +53,9 @@ class PictureOptions:
     passage: str = ""  # text of the passage of `words`
     title: str = ""
     checkpoint: str = "best"  # of the run of `words`
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOptions | None = None) -> str:
@@ -93,12 +97,12 @@ def _require_options(kind: str, options: PictureOptions) -> None:
     needs = {"domains": ("x", "y"), "words": ("passage",)}
     for name in needs.get(kind, ()):
         if not getattr(options, name):
-            raise ValueError(f"--{name} must be given for a picture of {kind}")
+            raise ValueError(f"{name} must be given for a picture of {kind}")
     for name, value in vars(options).items():
         if value not in ((), "", "best") and name not in reads.get(kind, ()):
-            raise ValueError(f"--{name} has no meaning for a picture of {kind}; leave it out")
+            raise ValueError(f"{name} has no meaning for a picture of {kind}; leave it out")
     if len(options.measures) > (2 if kind == "domains" else 1):
-        raise ValueError(f"--measures={','.join(options.measures)} has too many measures for a picture of {kind}")
+        raise ValueError(f"measures={','.join(options.measures)} has too many measures for a picture of {kind}")
 
 
 def _read_runs(arguments: Sequence[str]) -> dict[str, list[Workdir]]:

@@ -17,7 +17,9 @@ class ProbeOptions:
         5000, "passages: all that are relevant to these queries, and others drawn from the seed", lower_bound=2
     )
     corpus_size: int = option(1_000_000, "passages of the corpus whose storage is printed", lower_bound=1)
-    seed: int = option(0, "seed of all random choices: samples, halves of the queries, significance tests")
+    seed: int = option(
+        0, "seed of all random choices: samples, halves of the queries, significance tests", lower_bound=0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxret.configs.options import check_options
 from jaxret.experiments.compare_runs import split_argument
 from jaxret.experiments.report.page import Section, render_page
 from jaxret.experiments.report.quality_sections import cost_section, layer_section, quality_section, winner_section
@@ -24,13 +25,18 @@ from jaxret.storage.atomic import atomic_write, require_file_path
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of a report."""
+    """Options of a report. Raises ValueError for a value that is not allowed."""
 
     data: tuple[str, ...] = ()  # names of the results to show (eval/NAME.json); () for all
     # to compare; () for all that every result has. The first one is that of pictures and single queries.
     measures: tuple[str, ...] = ()
     queries: int = 5  # wins, and losses, that are shown with their texts
     title: str = ""  # of the page; "" for one made of the names of the runs
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.queries < 0:
+            raise ValueError(f"queries is {self.queries}; it must be at least 0")
 
 
 def write_report(

@@ -101,7 +101,7 @@ def _train(index: Any, corpus: EncodedCorpus, options: IndexOptions, log: Log) -
     try:
         index.train(vectors)
     except RuntimeError as error:
-        remedy = "take fewer lists or bits" if rows == corpus.total_rows else "raise --train_vectors"
+        remedy = "take fewer lists or bits" if rows == corpus.total_rows else "raise train_vectors"
         raise ValueError(
             f"--factory={options.factory} cannot be trained on {len(vectors):,} vectors "
             f"({faiss_cause(error)}): {remedy}"

@@ -36,23 +36,23 @@ def make_index(factory: str, dimension: int, seed: int = 0) -> Any:
         for digits, unit in re.findall(rf"{name}(\d+)([kM]?)", factory):
             number = int(digits) * {"": 1, "k": 2**10, "M": 2**20}[unit] if len(digits) < 12 else most + 1
             if not 1 <= number <= most:
-                raise ValueError(f"--factory={factory}: {name}{digits}{unit} must be from {name}1 to {name}{most}")
+                raise ValueError(f"factory={factory}: {name}{digits}{unit} must be from {name}1 to {name}{most}")
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise ValueError(
-            f"--factory={factory}: FAISS makes no index of it for inner products of {dimension} numbers "
+            f"factory={factory}: FAISS makes no index of it for inner products of {dimension} numbers "
             f"({faiss_cause(error)}); strings like {EXAMPLES} are right"
         ) from error
     inner = innermost(index)
     kinds = [kind.__name__ for kind in type(inner).__mro__]
     if not any(kind in kinds for kind in _SUPPORTED):
         raise ValueError(
-            f"--factory={factory}: an {kinds[0]} is not taken here; IVF..., HNSW..., SQ..., PQ... are, after OPQ or PCA"
+            f"factory={factory}: an {kinds[0]} is not taken here; IVF..., HNSW..., SQ..., PQ... are, after OPQ or PCA"
             " or without (and none needs RFlat: candidates are always scored exactly)"
         )
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise ValueError(f"--factory={factory}: FAISS has no {kinds[0]} for inner products; take one of {EXAMPLES}")
+        raise ValueError(f"factory={factory}: FAISS has no {kinds[0]} for inner products; take one of {EXAMPLES}")
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes for a Hamming search that nothing here does
     for part in (inner, *([inner.pq] if hasattr(inner, "pq") else [])):

@@ -14,7 +14,7 @@ FACTOR = "k_factor_rf"  # FAISS's name, of IndexRefine: this times k vectors of 
 class MeasuredIndex:
     """An index whose recall of exact search is known."""
 
-    factory: str  # How it was built, in the notation of --factory
+    factory: str  # How it was built, in the notation of `IndexOptions.factory`
     parameters: str  # How it is searched, "nprobe=16,k_factor_rf=4"
     recall_record: Mapping[str, Any] | None  # The recall in its manifest; None while it is measured
 

@@ -63,11 +63,11 @@ def build_settings(factory: str) -> dict[str, Any]:
     """Return the settings of a factory string. Raises ValueError for another string."""
     name, _, settings = factory.partition(",")
     if name != NAME:
-        raise ValueError(f"--factory={factory}: indexes of sparse vectors are {NAME!r}, or {NAME},n_postings=2000,...")
+        raise ValueError(f"factory={factory}: indexes of sparse vectors are {NAME!r}, or {NAME},n_postings=2000,...")
     try:
         return parse_settings(settings, BUILD_SETTINGS)
     except ValueError as error:
-        raise ValueError(f"--factory={factory}: {error}") from error
+        raise ValueError(f"factory={factory}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def test_unknown_parameters_of_an_index(corpus: EncodedCorpus) -> None:
     }.items():
         with pytest.raises(ValueError, match=f"^index_parameters={text}: .*{message}"):
             open_faiss_index(corpus, folder.name, text)
-    with pytest.raises(ValueError, match=r"^--parameters=efSearch=9: this index has no parameter"):
+    with pytest.raises(ValueError, match=r"^parameters=efSearch=9: this index has no parameter"):
         built(corpus, "IVF8,Flat", parameters=("efSearch=9",))
 
 
@@ -198,7 +198,7 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert built(corpus, "SQ8", name="mine", sample=50) == place
     assert place.joinpath("index.faiss").stat().st_mtime_ns == before, "measured again, not built again"
     assert "was built already" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="is an index SQ8; choose another --name"):
+    with pytest.raises(ValueError, match=r"is an index SQ8; .* name for"):
         built(corpus, "SQ4", name="mine")
     written(folder, documents, (*GONE, 9))
     changed = open_encoded(folder)
@@ -282,7 +282,7 @@ def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
     corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     with pytest.raises(ValueError, match=r"898 .*\(.*number .*clusters \(1024\)"):
         built(corpus, "IVF1024,Flat")
-    with pytest.raises(ValueError, match=r"on 100 vectors \(.*clusters \(256\).*: raise --train_vectors"):
+    with pytest.raises(ValueError, match=r"on 100 vectors \(.*clusters \(256\).*: raise train_vectors"):
         built(corpus, "IVF8,PQ4", train_vectors=100)
     assert not (corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
     single = written(tmp_path / "one" / "embeddings" / "c", vectors(1), tuple(range(1, ROWS)))
