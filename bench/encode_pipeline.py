@@ -33,12 +33,13 @@ def seconds(act: Callable[[], object]) -> float:
 
 def from_text(run: Any, corpus: Path, folder: Path, shard_rows: int) -> None:
     """All that `jaxret encode` does, and then all that search does to believe it."""
+    from jaxret.data.formats import Corpus
     from jaxret.index.encode import encode_source
     from jaxret.index.encode_options import EncodeOptions
     from jaxret.index.shard_set import open_shards
     from jaxret.index.source import inspect_corpus
 
-    source = inspect_corpus(run, corpus, "error", str(folder / "tokens"), lambda _: None)
+    source = inspect_corpus(run, Corpus.open(corpus), "error", str(folder / "tokens"), lambda _: None)
     encode_source(run, folder / "shards", source, EncodeOptions(shard_rows=shard_rows), progress=False)
     open_shards(folder / "shards")
     shutil.rmtree(folder)

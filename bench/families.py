@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxret.configs.minilm import get_config
-from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.formats import Corpus, read_corpus, read_queries
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.experiments.run_system import run_system
 from jaxret.index.shard_set import open_shards
@@ -70,7 +70,7 @@ def evaluate(system: str, workdir: Path, data: str, changes: dict[str, Any], unt
         config.update_from_flattened_dict(RANDOM_T5 | checkpoint)
     if untrained:
         config.train.steps = 0
-    return run_system(config, workdir, data, "test", MEASURES, K).mean
+    return run_system(config, workdir, Corpus.open(data), "test", MEASURES, K).mean
 
 
 def contrastive_loss(workdir: Path) -> tuple[float, float]:

@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxret.data.formats import Policy, read_corpus, read_judgements, read_queries
+from jaxret.data.formats import Corpus, Policy, read_corpus, read_judgements, read_queries
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import paired_comparison
 from jaxret.experiments.run_system import MEASURES, run_system
@@ -47,7 +47,7 @@ def main() -> None:
         seeds = {f"seed.{name}": seed for name in config.seed}
         fixed = {"train.steps": 0} if system == "as_it_comes" else {}
         config.update_from_flattened_dict({**data, **changes, **seeds, **fixed})
-        return run_system(config, workdir / f"{system}-{seed}", arguments.data, "test", MEASURES)
+        return run_system(config, workdir / f"{system}-{seed}", Corpus.open(arguments.data), "test", MEASURES)
 
     queries = read_queries(arguments.data)
     judgements = read_judgements(arguments.data, "test", Policy(), {query.id for query in queries})

@@ -34,19 +34,20 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
 
     random, run = np.random.default_rng(0), retriever.run
     words = np.array([f"word{i}" for i in range(5000)])
-    corpus = folder / "corpus.jsonl"
-    with open(corpus, "w") as file:
+    path = folder / "corpus.jsonl"
+    with open(path, "w") as file:
         for number in range(passages):
             text = " ".join(words[random.integers(len(words), size=60)])
             file.write(json.dumps({"_id": f"p{number}", "title": f"title {number}", "text": text}) + "\n")
-    scan = Corpus.open(corpus).scan()
+    corpus = Corpus.open(path)
+    scan = corpus.scan()
     made = made_from(run, scan, "float32", SHARD_ROWS, run.contract)
     writer = ShardWriter(run.workdir.embeddings("drawn"), scan.passages, SHARD_ROWS, made)
     for shard in writer.pending():
         vectors = random.standard_normal((shard.rows, 1, run.model.dimension), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
         writer.write(shard, vectors, [f"p{row}" for row in range(shard.start, shard.stop)])
-    note_corpus(writer.folder, Corpus.open(corpus), scan)
+    note_corpus(writer.folder, corpus, scan)
     writer.finish()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import jaxret
 from jaxret.api import Index, Retriever
+from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.update import append_corpus, delete_passages
@@ -83,7 +84,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     assert not index.is_stale()
     assert not index.refresh()
     (tmp_path / "more.jsonl").write_text(json.dumps({"_id": "x", "text": "silver garden"}) + "\n")
-    append_corpus(run, tmp_path / "more.jsonl", folder, progress=False)
+    append_corpus(run, Corpus.open(tmp_path / "more.jsonl"), folder, progress=False)
     assert index.is_stale()
     with pytest.warns(UserWarning, match=rf"{folder} .*changed .*refresh\(\)"):
         assert index.search(QUESTIONS, 9) == before, "the passages of before, and their texts"
@@ -98,7 +99,7 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
     assert index.is_stale()
     assert index.refresh()
     assert index.search(QUESTIONS, 9) == before
-    encode_corpus(run, folder / next(folder.glob("passages-*.jsonl")).name, "passages", progress=False)
+    encode_corpus(run, Corpus.open(folder / next(folder.glob("passages-*.jsonl")).name), "passages", progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert index.search(QUESTIONS, 9) == before

@@ -21,7 +21,7 @@ import pytest
 
 import jaxret
 from jaxret.data.errors import DataError
-from jaxret.data.formats import read_corpus
+from jaxret.data.formats import Corpus, read_corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.mismatch import ContractError
 from jaxret.storage.temporary import TemporaryFolder
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_encoder(folder / "encoder")
     write_data(folder / "data")
     run = untrained_run(folder / "run", folder / "encoder", folder / "data", **FAMILIES["one vector"])
-    encode_corpus(run, folder / "data", progress=False)
+    encode_corpus(run, Corpus.open(folder / "data"), progress=False)
     return folder
 
 
@@ -121,12 +121,12 @@ def test_a_second_search_compiles_nothing_and_reads_only_its_passages(root: Path
     try:
         index.search(["river stone"], k=3)
         assert compilations.count > 0
-        first, read, opened = compilations.count, searcher.bytes_read, searcher.shards
+        first, read, opened = compilations.count, searcher.bytes_read, searcher.encoded_corpus
         (hits,) = index.search(["paper light"], k=3)
         assert compilations.count == first
         texts = sum(len(hit.text) + len(hit.title) for hit in hits)
         assert texts < searcher.bytes_read - read < texts + 3 * 60, "of the corpus's file, three lines"
-        assert index._searcher.shards is opened
+        assert index._searcher.encoded_corpus is opened
         index.search(["river stone music light paper forest market winter silver garden"], k=3)
         assert compilations.count > first, "control: a longer question is another program"
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.formats import Corpus, read_corpus, read_queries
 from jaxret.experiments.vector_diversity import measure_diversity
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
@@ -48,7 +48,7 @@ def test_late_interaction_end_to_end(tmp_path: Path) -> None:
     assert done.step == 2
     assert 0 < done.metrics["RR@10"] <= 1
     run = open_run(tmp_path / "run")
-    encoded = encode_corpus(run, data, progress=False)
+    encoded = encode_corpus(run, Corpus.open(data), progress=False)
     shards = open_shards(encoded.folder)
     assert shards.ragged
     assert len(shards.shards) > 1
@@ -56,7 +56,7 @@ def test_late_interaction_end_to_end(tmp_path: Path) -> None:
     assert [int(count) for _, block in shards for count in block.lengths] == tokens.lengths.tolist()
     before = contents(encoded.folder)
     next(encoded.folder.glob("offsets-00001*")).unlink()
-    assert encode_corpus(run, data, progress=False).shards_written == 1
+    assert encode_corpus(run, Corpus.open(data), progress=False).shards_written == 1
     assert contents(encoded.folder) == before
 
     shards = open_shards(encoded.folder)  # one of those that were open has been replaced

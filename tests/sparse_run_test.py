@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_run
+from jaxret.data.formats import Corpus, read_run
 from jaxret.data.records import Passage
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     encoder, data = write_encoder(root / "encoder"), write_data(root / "data")
     penalties = {"loss__sparsity__passage": 0.01, "loss__sparsity__query": 0.01, "loss__temperature": 10.0}
     train(tiny_config(encoder, data, **SPLADE, **penalties), root / "run", progress=False)
-    encode_corpus(open_run(root / "run"), data, options=EncodeOptions(words=6), progress=False)
+    encode_corpus(open_run(root / "run"), Corpus.open(data), options=EncodeOptions(words=6), progress=False)
     return root
 
 
@@ -57,20 +57,30 @@ def test_training_counts_words(root: Path) -> None:
 
 def test_encoding_continues_to_the_same_bytes(root: Path) -> None:
     folder = root / "run/embeddings/data"
-    shards = open_encoded(folder)
-    counts = np.concatenate([shard.word_counts for _, shard in shards])
-    assert shards.sparse
+    encoded_corpus = open_encoded(folder)
+    counts = np.concatenate([shard.word_counts for _, shard in encoded_corpus])
+    assert encoded_corpus.sparse
     assert counts.max() == 6
     stored = sum(
         path.stat().st_size for name in ("words", "weights", "offsets") for path in folder.glob(f"{name}-*.npy")
     )
-    assert shards.bytes_per_passage == stored / shards.total_rows
+    assert encoded_corpus.bytes_per_passage == stored / encoded_corpus.total_rows
     before = contents(folder)
     options = EncodeOptions(words=6)
-    assert encode_corpus(open_run(root / "run"), root / "data", options=options, progress=False).shards_written == 0
+    assert (
+        encode_corpus(
+            open_run(root / "run"), Corpus.open(root / "data"), options=options, progress=False
+        ).shards_written
+        == 0
+    )
     (folder / "manifest.json").unlink()
     next(folder.glob("weights-00001*")).unlink()
-    assert encode_corpus(open_run(root / "run"), root / "data", options=options, progress=False).shards_written == 1
+    assert (
+        encode_corpus(
+            open_run(root / "run"), Corpus.open(root / "data"), options=options, progress=False
+        ).shards_written
+        == 1
+    )
     assert contents(folder) == before
     result = jaxret("encode", f"--workdir={root}/run", f"--corpus={root}/data", "--words=5")
     assert result.returncode == 1
@@ -78,9 +88,9 @@ def test_encoding_continues_to_the_same_bytes(root: Path) -> None:
 
 
 def rows_of(run: Run, folder: Path) -> tuple[np.ndarray, list[str]]:
-    corpus = open_encoded(folder)
-    return SparseRows.joined([shard for _, shard in corpus]).flat.astype(float), corpus.ids(
-        np.arange(corpus.total_rows)
+    encoded_corpus = open_encoded(folder)
+    return SparseRows.joined([shard for _, shard in encoded_corpus]).flat.astype(float), encoded_corpus.ids(
+        np.arange(encoded_corpus.total_rows)
     )
 
 
@@ -121,10 +131,10 @@ def test_search_and_explain_as_processes(root: Path) -> None:
 
 def test_appended_and_deleted_passages(root: Path, tmp_path: Path) -> None:
     run, folder = open_run(root / "run"), root / "run/embeddings/changing"
-    encode_corpus(run, root / "data", "changing", EncodeOptions(words=6), progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), "changing", EncodeOptions(words=6), progress=False)
     more = tmp_path / "more.jsonl"
     more.write_text('{"_id": "new", "text": "garden bridge window"}\n')
-    append_corpus(run, more, folder, progress=False)
+    append_corpus(run, Corpus.open(more), folder, progress=False)
     gone = tmp_path / "gone.txt"
     gone.write_text("p1\np2\nn50\n")
     assert delete_passages(folder, gone)[0] == 3
@@ -147,7 +157,7 @@ def test_latency_passages_searches_the_first_passages(root: Path) -> None:
     first = searcher.first(30)
     vectors = run.embedder()(run.tokenizer.queries(["garden bridge"]), "query")
     _, (ids,) = first.nearest(vectors, 1000)
-    assert sorted(ids) == sorted(searcher.shards.ids(np.arange(30)))
+    assert sorted(ids) == sorted(searcher.encoded_corpus.ids(np.arange(30)))
     _, (every,) = searcher.nearest(vectors, 1000)
     assert ids == [id for id in every if id in set(ids)]
 
@@ -155,7 +165,7 @@ def test_latency_passages_searches_the_first_passages(root: Path) -> None:
 def test_words_of_dense_vectors_are_an_error(root: Path) -> None:
     run = untrained_run(root / "dense", root / "encoder", root / "data")
     with pytest.raises(ValueError, match=r"words=3: .*vectors .*'dual_encoder'"):
-        encode_corpus(run, root / "data", options=EncodeOptions(words=3), progress=False)
+        encode_corpus(run, Corpus.open(root / "data"), options=EncodeOptions(words=3), progress=False)
 
 
 def test_options_of_other_searches_are_named() -> None:

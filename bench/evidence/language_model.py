@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.evidence.claims import CONTRASTIVE, Claim, layers
 from bench.evidence.table import judged, row_of, to_markdown
+from jaxret.data.formats import Corpus
 from jaxret.storage.atomic import atomic_write, read_json, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
 
@@ -141,7 +142,7 @@ def train_and_measure(folder: Path, name: str, seed: int) -> None:
     workdir, questions = folder / "runs" / result.stem, str(folder / "data" / "test")
     train(config, workdir, progress=False).require_finished()
     run = open_run(workdir)
-    encode_corpus(run, questions, progress=False)
+    encode_corpus(run, Corpus.open(questions), progress=False)
     options = EvaluationOptions(k=100, measures=MEASURES)
     evaluation = search_files(run, questions, questions, options, progress=False)
     assert evaluation is not None  # the questions have judgements

@@ -152,6 +152,7 @@ def make(work: Work, name: str, seed: int) -> None:
 def train_and_measure(work: Work, name: str, step: Train, seed: int) -> Values:
     """Train, encode and search; return measure -> question id -> value."""
     from jaxret.configs.minilm import get_config
+    from jaxret.data.formats import Corpus
     from jaxret.experiments.search_files import search_files
     from jaxret.index.encode import encode_corpus
     from jaxret.runs.run import open_run
@@ -168,7 +169,7 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> Values:
     folder = work.path(name, seed)
     train(config, folder, progress=False).require_finished()
     run = open_run(folder)
-    encode_corpus(run, work.questions, progress=False)
+    encode_corpus(run, Corpus.open(work.questions), progress=False)
     evaluation = search_files(
         run, work.questions, work.questions, EvaluationOptions(k=100, measures=tuple(MEASURES)), progress=False
     )
@@ -237,13 +238,16 @@ def winning(scores: np.ndarray) -> np.ndarray:
 
 
 def mine(work: Work, step: Mine, seed: int, folder: Path) -> None:
+    from jaxret.data.formats import Corpus
     from jaxret.mining.mining_job import MiningJob, mine_negatives
     from jaxret.mining.mining_settings import MiningSettings
 
     pool = work.resolve_paths({"pool": step.pool}, seed)["pool"]
     settings = MiningSettings(depth=50, keep=20, seed=seed if step.seeded else 0)
     folder.mkdir(parents=True, exist_ok=True)
-    job = MiningJob(work.questions, (pool,), str(folder / "mined.jsonl"), corpus=work.questions, settings=settings)
+    job = MiningJob(
+        work.questions, (pool,), str(folder / "mined.jsonl"), corpus=Corpus.open(work.questions), settings=settings
+    )
     mine_negatives(job, progress=False)
 
 

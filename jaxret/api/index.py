@@ -23,9 +23,10 @@ from jaxret.api.arguments import (
     whole_number,
 )
 from jaxret.api.retriever import Retriever, Vectors
+from jaxret.data.formats import Corpus, source_exists
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encode import cut_encoded, encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import corpus_state, open_encoded
 from jaxret.index.update import append_corpus, delete_ids
@@ -170,12 +171,16 @@ class Index:
             name = name or "passages"
             corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus, "corpus"))
         require_path("corpus", corpus, "a path, or a list of passages")
-        result = encode_corpus(retriever.run, os.fspath(corpus), name, encoding, progress)
+        source = os.fspath(corpus)
+        if encoding.dimension and not source_exists(source):  # the name of an encoded corpus
+            result = cut_encoded(retriever.run, source, encoding, name, progress)
+        else:
+            result = encode_corpus(retriever.run, Corpus.open(source), name, encoding, progress)
         return cls(retriever, result.folder.name, options)
 
     def __len__(self) -> int:
         """Return the number of passages."""
-        return self._searcher.shards.total_rows
+        return self._searcher.encoded_corpus.total_rows
 
     def search(self, queries: Sequence[str], k: int = 10, *, texts: bool = True) -> SearchHits:
         """Return the k best passages of each question, best first; fewer, if there are no more: a list of lists of
@@ -241,7 +246,7 @@ class Index:
             total_rows = int(open_encoded(folder, verify=False).firsts[-1])
             passages = _written(folder, checked_passages(passages, "passages", total_rows))
         require_path("passages", passages, "a path, or a list of passages")
-        append_corpus(self.retriever.run, os.fspath(passages), folder, encoding, progress)
+        append_corpus(self.retriever.run, Corpus.open(os.fspath(passages)), folder, encoding, progress)
         self.refresh()
 
     def delete(self, ids: Iterable[str]) -> int:
@@ -291,7 +296,7 @@ class Index:
         return self._rows(block)
 
     def _rows(self, block: int) -> Iterator[tuple[list[str], Vectors]]:
-        shards = self._searcher.shards
+        shards = self._searcher.encoded_corpus
         for first, shard in shards:
             for start in range(0, len(shard), block):
                 rows = np.arange(start, min(start + block, len(shard)))

@@ -24,10 +24,12 @@ _EVALUATION = OptionFlags(EvaluationOptions)
 
 
 def main() -> None:
+    from jaxret.data.formats import Corpus
     from jaxret.experiments.search_bm25 import search_bm25
 
     if not _QUERIES.value:
         raise ValueError("give --queries (a folder or file with queries)")
     measures = tuple(_MEASURES.value) if _MEASURES.value else None
     evaluation = replace(_EVALUATION(), k=_K.value, measures=measures)
-    search_bm25(_WORKDIR.value, _CORPUS.value, (_QUERIES.value, _QRELS.value), _SETTINGS(), evaluation)
+    corpus = Corpus.open(_CORPUS.value)
+    search_bm25(_WORKDIR.value, corpus, (_QUERIES.value, _QRELS.value), _SETTINGS(), evaluation)

@@ -40,7 +40,8 @@ _ENGINE = OptionFlags(EngineOptions)
 
 
 def main() -> None:
-    from jaxret.index.encode import encode_corpus
+    from jaxret.data.formats import Corpus, source_exists
+    from jaxret.index.encode import cut_encoded, encode_corpus
     from jaxret.index.ray_encode import EncodeJob, encode_by_ray
     from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
     from jaxret.models.encoders.fused import describe_attention
@@ -73,6 +74,9 @@ def main() -> None:
     together.join()
     if not engine.engine:  # its workers have the devices
         require_platform(_PLATFORM.value, "--platform")
+    # Where there is nothing at the path, it is the name of an encoded corpus, whose vectors are cut.
+    is_name = bool(options.dimension) and not _APPEND.value and not source_exists(_CORPUS.value)
+    corpus = None if is_name else Corpus.open(_CORPUS.value)
     length = _PASSAGE_LENGTH.value
     if _APPEND.value and length is None:
         length = encoded_passage_length(corpus_folder(Workdir(_WORKDIR.value), _NAME.value, "--name"))
@@ -81,16 +85,18 @@ def main() -> None:
         "tokens_per_batch": _TOKENS_PER_BATCH.value,
         "attention": _ATTENTION.value,
     }
-    if engine.engine:
+    if engine.engine and corpus:
         opening = RunOpening(_WORKDIR.value, _CHECKPOINT.value, _PLATFORM.value, open_options)
-        encode_by_ray(EncodeJob(opening, _CORPUS.value, _NAME.value, options), engine)
+        encode_by_ray(EncodeJob(opening, corpus.source, _NAME.value, options), engine)
     run = open_run(_WORKDIR.value, _CHECKPOINT.value, **open_options)
     print_line(describe_attention(run.config.encoder.attention))
-    if _APPEND.value:
+    if corpus is None:
+        result = cut_encoded(run, _CORPUS.value, options, _NAME.value)
+    elif _APPEND.value:
         folder = corpus_folder(run.workdir, _NAME.value, "--name")
-        result = append_corpus(run, _CORPUS.value, folder, options)
+        result = append_corpus(run, corpus, folder, options)
     else:
-        result = encode_corpus(run, _CORPUS.value, _NAME.value, options)
+        result = encode_corpus(run, corpus, _NAME.value, options)
     part_of = f", a part of {result.folder.parent}" if _APPEND.value else ""
     if result.timing:
         print(result.describe_timing())

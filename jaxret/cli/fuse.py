@@ -52,7 +52,7 @@ def main(*runs: str) -> None:
             runs=runs,
             out=_OUT.value,
             method=_METHOD.value or "",
-            corpus=_CORPUS.value,
+            encoded_name=_CORPUS.value,
             weights=weights,
             k=_K.value,
             queries=_QUERIES.value,

@@ -26,12 +26,13 @@ _PLATFORM = shared_flags.platform()
 
 def main() -> None:
     decoding, options = _DECODING(), _OPTIONS()
+    from jaxret.data.formats import Corpus
     from jaxret.mining.generate_queries import generate_queries
     from jaxret.parallel.events import emit
     from jaxret.parallel.processes import require_platform
 
     require_platform(_PLATFORM.value, "--platform")
-    result = generate_queries(_MODEL.value, _CORPUS.value, _OUT.value, decoding, options)
+    result = generate_queries(_MODEL.value, Corpus.open(_CORPUS.value), _OUT.value, decoding, options)
     print(f"{result.queries:,} queries for {result.with_queries:,} of {result.passages:,} passages")
     emit(
         "generation",

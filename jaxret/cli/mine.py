@@ -53,7 +53,7 @@ def main() -> None:
         split=_SPLIT.value,
         pools=tuple(_POOL.value),
         out=_OUT.value,
-        corpus=_CORPUS.value,
+        corpus=shared_flags.open_corpus(_CORPUS),
         encoded_name=_ENCODED.value,
         teacher=_TEACHER.value,
         concat=tuple(_CONCAT.value),

@@ -29,7 +29,8 @@ def main(model: str) -> None:
     from jaxret.export.import_model import import_model
     from jaxret.parallel.events import emit
 
-    options = _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value, _CORPUS.value
-    text = import_model(model, _WORKDIR.value, *options)
+    options = _TOKEN.value, _DOWNLOAD.value, _NORMALIZE.value, _TITLE_SEPARATOR.value
+    corpus = shared_flags.open_corpus(_CORPUS)
+    text = import_model(model, _WORKDIR.value, *options, corpus)
     print(text)
     emit("run", workdir=_WORKDIR.value, model=model, notes=text.splitlines())

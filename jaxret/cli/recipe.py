@@ -38,9 +38,9 @@ def main() -> None:
     config = _CONFIG.value
     require_platform(config.mesh.platform, "mesh.platform")
     measures = tuple(_MEASURES.value) if _MEASURES.value else None
-    sources = (_CORPUS.value, _QUERIES.value, _QRELS.value)
+    sources = shared_flags.open_corpus(_CORPUS), _QUERIES.value, _QRELS.value
     setup = EvaluationSetup(*sources, _SPLIT.value, _K.value, measures, _MATCH.value or "string")
-    evaluation = complete_evaluation(setup, config.data.train)
+    evaluation = complete_evaluation(setup, config)
     name = config_flags.get_config_filename(flags.FLAGS["config"])
     stages = read_stages(name, config_overrides(config, sys.argv), _MATCH.value or "")
     run_recipe(stages, _WORKDIR.value, evaluation)

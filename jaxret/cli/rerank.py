@@ -38,6 +38,7 @@ _ON_ERROR = shared_flags.on_error()
 
 
 def main() -> None:
+    from jaxret.data.formats import Corpus
     from jaxret.experiments.rerank_run import RerankJob, rerank_run
     from jaxret.experiments.score_examples import score_examples
     from jaxret.parallel.processes import require_platform
@@ -55,6 +56,7 @@ def main() -> None:
         raise ValueError("--negatives_run needs --train (training data); leave it out")
     if _RUN.value and not (_QUERIES.value and _CORPUS.value):
         raise ValueError("--run needs --queries and --corpus, the texts of the run")
+    corpus = Corpus.open(_CORPUS.value) if _RUN.value else None
     require_platform(_PLATFORM.value, "--platform")
     lengths = {"query_length": _QUERY_LENGTH.value, "passage_length": _PASSAGE_LENGTH.value}
     if _MODEL.value:
@@ -63,13 +65,13 @@ def main() -> None:
         )
     else:
         reranker = open_reranker(_WORKDIR.value, _CHECKPOINT.value, **lengths, tokens_per_batch=_TOKENS.value)
-    if _TRAIN.value:
+    if corpus is None:
         split = _SPLIT.value or "train"
         score_examples(reranker, _TRAIN.value, _OUT.value, split, _NEGATIVES_RUN.value, _ON_ERROR.value)
     else:
         job = RerankJob(
             run=_RUN.value,
-            corpus=_CORPUS.value,
+            corpus=corpus,
             queries=_QUERIES.value,
             out=_OUT.value,
             depth=_K.value,

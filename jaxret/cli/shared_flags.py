@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import config_flags
 
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
+
+if TYPE_CHECKING:
+    from jaxret.data.formats import Corpus
 
 flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
@@ -67,6 +71,13 @@ def corpus(default: str = "", required: bool = False) -> flags.FlagHolder:
     return flags.DEFINE_string(
         "corpus", None if required else "", f"{source}; default: {default}" if default else source, required=required
     )
+
+
+def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
+    """Return the corpus that a flag names; None if it is empty. Raises DataError if there is none at its path."""
+    from jaxret.data.formats import Corpus
+
+    return Corpus.open(holder.value) if holder.value else None
 
 
 def encoded_corpus() -> flags.FlagHolder:

@@ -50,7 +50,7 @@ def main() -> None:
     config = _CONFIG.value
     require_platform(config.mesh.platform, "mesh.platform")
     measures = tuple(_MEASURES.value) if _MEASURES.value else None
-    sources = (_CORPUS.value, _QUERIES.value, _QRELS.value)
+    sources = shared_flags.open_corpus(_CORPUS), _QUERIES.value, _QRELS.value
     evaluation = EvaluationSetup(*sources, _SPLIT.value, _K.value, measures, _MATCH.value)
     overrides = config_overrides(config, sys.argv)
     grid = read_grid(_GRID.value, _SEEDS.value, config, tuple(overrides))

@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import load_config
-from jaxret.data.formats import read_run, write_beir
+from jaxret.data.formats import Corpus, read_run, write_beir
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.demo.python_docs import SummaryPair, load_docstrings, load_questions
 from jaxret.evaluation.comparison import format_p_value
@@ -90,7 +90,7 @@ ANSWERS = 5  # questions whose answers are printed
 class DemoData:
     """The files written and what is in them."""
 
-    corpus: Path  # BEIR folder: every docstring, the questions, qrels/test.tsv
+    corpus: Corpus  # of a BEIR folder: every docstring, the questions, qrels/test.tsv
     pairs: Path  # BEIR folder: training and dev pairs
     passages: list[Passage]
     questions: list[Query]
@@ -124,7 +124,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
 
 def write_demo_report(workdir: Path, data: DemoData) -> None:
     """Count which vectors win, and write the report of the four trained and untrained runs."""
-    report_diversity(open_run(workdir / "mlr"), data.corpus, "test")
+    report_diversity(open_run(workdir / "mlr"), data.corpus.source, "test")
     runs = [str(workdir / system.config) for system in SYSTEMS]
     write_report(runs, workdir / REPORT, ReportOptions(title="Questions about Python"))
 
@@ -159,7 +159,7 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
     )
     counts = f"{len(sides['train']):,} training and {len(sides['dev']):,} dev pairs, {len(questions)} questions"
     print(f"Documentation of Python 3.11: {len(passages):,} docstrings, {counts}")
-    return DemoData(folder / "python-docs", folder / "pairs", passages, questions, judgements)
+    return DemoData(Corpus.open(folder / "python-docs"), folder / "pairs", passages, questions, judgements)
 
 
 def print_plan(data: DemoData) -> None:

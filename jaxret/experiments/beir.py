@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jaxret.data.formats import stat_files
+from jaxret.data.formats import Corpus, stat_files
 from jaxret.data.formats.set_folders import SetFolders, list_sets, unjudged_members
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.text_table import aligned_table
@@ -49,9 +49,10 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
     run = _Evaluator(job)
     results: dict[str, Any] = {}
     for name, members in sets.items():
-        results[name] = combined_members({member: run.evaluate(member, path) for member, path in members.items()})
-        for member, path in members.items() if job.bm25 else ():
-            run.evaluate_bm25(member, path)
+        corpora = {member: Corpus.open(folder) for member, folder in members.items()}
+        results[name] = combined_members({member: run.evaluate(member, corpus) for member, corpus in corpora.items()})
+        for member, corpus in corpora.items() if job.bm25 else ():
+            run.evaluate_bm25(member, corpus)
         write_json(job.result, run.describe(results, reasons))  # after each set, so that finished sets are visible
     result = run.describe(results, reasons)
     write_json(job.result, result)
@@ -133,9 +134,9 @@ class _Evaluator:
         lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
         return ".".join(filter(None, (step, *lengths)))
 
-    def evaluate(self, name: str, folder: Path) -> dict[str, Any]:
-        """Evaluate on a set unless it is done; return its measures, queries and file."""
-        corpus, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
+    def evaluate(self, name: str, corpus: Corpus) -> dict[str, Any]:
+        """Evaluate on a set, the folder of a corpus, unless it is done; return its measures, queries and file."""
+        encoded_name, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
         options = EvaluationOptions(
             split=self.job.split,
             k=K,
@@ -149,16 +150,17 @@ class _Evaluator:
         path = self.workdir.evaluation(stem)
 
         def measure() -> list[Path]:
-            encode_corpus(self.encoder, folder, corpus, EncodeOptions(on_error=self.job.on_error))
-            search_files(self.searcher, str(folder), str(folder), options, SearchOptions(), corpus)
+            encoding = EncodeOptions(on_error=self.job.on_error)
+            encode_corpus(self.encoder, corpus, encoded_name, encoding)
+            search_files(self.searcher, corpus.source, corpus.source, options, SearchOptions(), encoded_name)
             return [path, self.workdir.rankings(stem)]
 
-        inputs = {"checkpoint": self.searcher.checkpoint, **self._inputs(folder)}
+        inputs = {"checkpoint": self.searcher.checkpoint, **self._inputs(corpus)}
         self.ledger.run_step(name, inputs, measure)
         return read_set(path)
 
-    def evaluate_bm25(self, name: str, folder: Path) -> None:
-        """Evaluate BM25 on a set unless it is done."""
+    def evaluate_bm25(self, name: str, corpus: Corpus) -> None:
+        """Evaluate BM25 on a set, the folder of a corpus, unless it is done."""
         settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
         options = EvaluationOptions(
             split=self.job.split, k=K, measures=MEASURES, latency=0, on_error=self.job.on_error, name=stem
@@ -166,13 +168,15 @@ class _Evaluator:
 
         def measure() -> list[Path]:
             self.bm25_folder.parent.mkdir(parents=True, exist_ok=True)
-            search_bm25(str(self.bm25_folder), str(folder), (str(folder), str(folder)), settings, options)
+            sources = corpus.source, corpus.source
+            search_bm25(str(self.bm25_folder), corpus, sources, settings, options)
             return [workdir.evaluation(stem), workdir.rankings(stem)]
 
-        self.ledger.run_step(f"{name} by BM25", {"settings": asdict(settings), **self._inputs(folder)}, measure)
+        self.ledger.run_step(f"{name} by BM25", {"settings": asdict(settings), **self._inputs(corpus)}, measure)
 
-    def _inputs(self, folder: Path) -> dict[str, Any]:
+    def _inputs(self, corpus: Corpus) -> dict[str, Any]:
         """Return what a result depends on beside the system, as JSON."""
+        folder = Path(corpus.source)
         files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
         return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
 

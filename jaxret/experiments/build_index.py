@@ -27,27 +27,27 @@ from jaxret.search.approximate.seismic_build import (
 )
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, build_settings, parse_settings
 from jaxret.search.search_options import IndexOptions
-from jaxret.search.searcher import corpus_folder, open_corpus
+from jaxret.search.searcher import corpus_folder, open_encoded_by
 from jaxret.types import SparseRows
 
 
 def index_corpus(
-    workdir: Workdir, options: IndexOptions, corpus: str = "", run: Run | None = None, progress: bool = True
+    workdir: Workdir, options: IndexOptions, encoded_name: str = "", run: Run | None = None, progress: bool = True
 ) -> Path:
     """Build an index of an encoded corpus, unless it exists, measure its recall, and return its folder.
 
     Args:
         workdir: folder of the run that encoded the corpus.
         options: how to build and to measure.
-        corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
+        encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
         run: encodes options.queries; needed where there are some.
 
     Raises:
         ValueError: fewer than two passages.
     """
-    folder = corpus_folder(workdir, corpus)
+    folder = corpus_folder(workdir, encoded_name)
     place = index_folder(folder, options.name or options.factory)
-    encoded_corpus = open_corpus(run, folder) if run else open_encoded(folder)
+    encoded_corpus = open_encoded_by(run, folder) if run else open_encoded(folder)
     check_options_of_index(encoded_corpus, options)  # wrong options are an error before anything is built
     if encoded_corpus.total_rows < 2:
         raise ValueError(f"{folder} has {encoded_corpus.total_rows} of its passages left: an index needs two at least")
@@ -69,16 +69,16 @@ def index_corpus(
     return place
 
 
-def check_options_of_index(corpus: EncodedCorpus, options: IndexOptions) -> None:
+def check_options_of_index(encoded_corpus: EncodedCorpus, options: IndexOptions) -> None:
     """Raise ValueError for a factory or for search parameters that do not fit the vectors of a corpus."""
-    if corpus.sparse:
+    if encoded_corpus.sparse:
         build_settings(options.factory)
     else:
-        require_one_query_vector(corpus)
-        empty = make_index(options.factory, corpus.dimension)
+        require_one_query_vector(encoded_corpus)
+        empty = make_index(options.factory, encoded_corpus.dimension)
     for text in options.parameters:
         try:
-            if corpus.sparse:
+            if encoded_corpus.sparse:
                 parse_settings(text, SEARCH_SETTINGS)
             else:
                 parse_parameters(empty, text)
@@ -86,7 +86,7 @@ def check_options_of_index(corpus: EncodedCorpus, options: IndexOptions) -> None
             raise ValueError(f"parameters={error}") from error
 
 
-def _is_built(place: Path, corpus: EncodedCorpus, options: IndexOptions) -> bool:
+def _is_built(place: Path, encoded_corpus: EncodedCorpus, options: IndexOptions) -> bool:
     """Whether this index was built already, of these vectors. Raises ValueError if the name is another index's."""
     try:
         manifest = read_index_manifest(place)
@@ -96,7 +96,7 @@ def _is_built(place: Path, corpus: EncodedCorpus, options: IndexOptions) -> bool
     factory = manifest["factory"]
     if factory != options.factory:
         raise ValueError(f"{place} is an index {factory}; choose another name for {options.factory}, or delete it")
-    if manifest["corpus"] != identity_of(corpus):
+    if manifest["corpus"] != identity_of(encoded_corpus):
         print(f"{place} is of other vectors than the corpus has now: it is built again")
         return False
     if (manifest["training"]["sample"], manifest["training"]["seed"]) != (options.train_vectors, options.seed):

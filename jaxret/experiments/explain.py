@@ -30,16 +30,16 @@ class StoredPassage:
     """The id of a passage, "" for none; its encoded corpus, "" for the only one; and whether its rank is searched."""
 
     id: str = ""
-    corpus: str = ""
+    encoded_name: str = ""
     rank: bool = False
 
 
 def stored_passage(folder: Path, passage_id: str) -> Passage:
     """Return a passage of an encoded corpus without reading its vectors. Raises ValueError for an unknown id."""
-    corpus = open_encoded(folder, verify=False)
-    if corpus.missing_ids({passage_id}):
-        raise ValueError(f"{folder} has no passage {passage_id!r}; its first is {corpus.ids([0])[0]!r}")
-    for shards in reversed(corpus.shards):  # the last part wins: a deleted id may have been appended again
+    encoded_corpus = open_encoded(folder, verify=False)
+    if encoded_corpus.missing_ids({passage_id}):
+        raise ValueError(f"{folder} has no passage {passage_id!r}; its first is {encoded_corpus.ids([0])[0]!r}")
+    for shards in reversed(encoded_corpus.shards):  # the last part wins: a deleted id may have been appended again
         if passages := Passages(shards.folder).read([passage_id]):
             return passages[passage_id]
     return Passage(passage_id, "")
@@ -47,9 +47,9 @@ def stored_passage(folder: Path, passage_id: str) -> Passage:
 
 def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, folder: Path) -> Run:
     """Open a run with the passage length, and the size of vectors, of an encoded corpus."""
-    corpus = open_encoded(folder, verify=False)
-    run = open_run(workdir, checkpoint, passage_length=corpus.fingerprint["contract"].get("passage_length"))
-    return run.with_dimension(corpus.dimension)
+    encoded_corpus = open_encoded(folder, verify=False)
+    run = open_run(workdir, checkpoint, passage_length=encoded_corpus.fingerprint["contract"].get("passage_length"))
+    return run.with_dimension(encoded_corpus.dimension)
 
 
 def explain_in_run(
@@ -69,7 +69,7 @@ def explain_in_run(
     """
     if not source.id:
         return explain(open_run(workdir, checkpoint), question, passage, top)
-    folder = corpus_folder(Workdir(workdir), source.corpus)
+    folder = corpus_folder(Workdir(workdir), source.encoded_name)
     passage = stored_passage(folder, source.id)
     run, text = open_as_encoded(workdir, checkpoint, folder), f"{passage.id}: {passage.title} {passage.text}".rstrip()
     parts = [text, explain(run, question, passage, top)]
@@ -80,7 +80,7 @@ def explain_in_run(
 
 def describe_rank(searcher: Searcher, question: str, passage_id: str) -> str:
     """Return a line on the rank of a passage for a question, of the first DEPTH."""
-    passages = searcher.shards.total_rows
+    passages = searcher.encoded_corpus.total_rows
     (ranking,) = searcher.search([check_question(question)], min(DEPTH, passages)).rankings.values()
     ids = [key for key, _ in ranking]
     if passage_id not in ids:

@@ -32,7 +32,7 @@ class FuseJob:
     runs: Sequence[str]
     out: str  # file to write, a TREC run
     method: str = ""  # "rrf", "min_max" or "z_score"; of folders "min_max", "z_score" or "sum". "": the first of these.
-    corpus: str = ""  # of folders, the name of the corpus; "" for the only one
+    encoded_name: str = ""  # of folders, the name of the corpus; "" for the only one
     weights: Sequence[float] = ()  # of the runs; () for 1 each
     k: int = 1000  # passages of a query that are written
     # queries, qrels: folders or files to evaluate with; "" for no evaluation
@@ -91,7 +91,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
-    systems = open_systems(job.runs, job.corpus)
+    systems = open_systems(job.runs, job.encoded_name)
     if job.tune_runs:
         weights, tuning_record = _tuned_on_queries(job, [each.system for each in systems])
         fusion = ExactFusion(job.method, weights)

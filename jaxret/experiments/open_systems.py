@@ -31,18 +31,20 @@ def is_system_folder(path: str) -> bool:
     return Path(path).is_dir() and (Workdir(path).contract.exists() or (Path(path) / "bm25").is_dir())
 
 
-def open_systems(folders: Sequence[str], corpus: str = "") -> list[OpenSystem]:
+def open_systems(folders: Sequence[str], encoded_name: str = "") -> list[OpenSystem]:
     """Open systems of one corpus.
 
     Args:
         folders: of runs that encoded the corpus, and of `jaxret bm25`.
-        corpus: its name in the folders; "" for the only one.
+        encoded_name: its name in the folders; "" for the only one.
 
     Raises:
         ContractError: their corpora differ.
         FileNotFoundError, ValueError: a folder has no corpus of this name, or several.
     """
-    systems = [_open_bm25(folder, corpus) if _is_bm25(folder) else _open_run(folder, corpus) for folder in folders]
+    systems = [
+        _open_bm25(folder, encoded_name) if _is_bm25(folder) else _open_run(folder, encoded_name) for folder in folders
+    ]
     first = systems[0]
     for other in systems[1:]:
         remedy = "Fuse systems of one corpus; encode and index the same file."
@@ -54,9 +56,9 @@ def _is_bm25(folder: str) -> bool:
     return not Workdir(folder).contract.exists()
 
 
-def _open_bm25(folder: str, corpus: str) -> OpenSystem:
+def _open_bm25(folder: str, encoded_name: str) -> OpenSystem:
     names = sorted(path.parent.name for path in Path(folder).glob(f"bm25/*/{MANIFEST}"))
-    matches = [name for name in names if corpus in ("", name)]
+    matches = [name for name in names if encoded_name in ("", name)]
     if len(matches) != 1:
         listing = ", ".join(names) or "none"
         raise ValueError(f"{folder} has the BM25 indexes {listing}: choose the corpus with --corpus=NAME")
@@ -66,9 +68,9 @@ def _open_bm25(folder: str, corpus: str) -> OpenSystem:
     return OpenSystem(folder, BM25System(index), manifest["corpus"], sha256_json(manifest))
 
 
-def _open_run(folder: str, corpus: str) -> OpenSystem:
+def _open_run(folder: str, encoded_name: str) -> OpenSystem:
     run = open_run(folder)
-    searcher = Searcher(run, corpus_folder(run.workdir, corpus), many=True)
-    if len(searcher.shards.parts) > 1 or searcher.shards.selection is not None:
+    searcher = Searcher(run, corpus_folder(run.workdir, encoded_name), many=True)
+    if len(searcher.encoded_corpus.parts) > 1 or searcher.encoded_corpus.selection is not None:
         raise ValueError(f"{folder}: passages were appended or deleted; encode the changed corpus anew to fuse it")
-    return OpenSystem(folder, DenseSystem(searcher), dict(searcher.shards.corpus), run.checkpoint["digest"])
+    return OpenSystem(folder, DenseSystem(searcher), dict(searcher.encoded_corpus.corpus), run.checkpoint["digest"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,8 @@ class RerankJob:
     """A run to rerank, and how to evaluate it."""
 
     run: str  # file of the run
-    # corpus, queries: folders or files with the texts of the run
-    corpus: str
-    queries: str
+    corpus: Corpus  # has the passages of the run
+    queries: str  # folder or file with the queries of the run
     out: str | Path  # file to write, a TREC run
     depth: int = 100  # passages of a query that are scored
     tail: bool = True  # whether passages that are not scored follow in the written run
@@ -75,11 +73,6 @@ class RerankJob:
     match: str = "string"  # how answers are read, "string" or "regex"
     # number of queries that are scored again, one at a time, to time them; 0 for none, None for 100 in at most 20 s
     latency: int | None = None
-
-    @cached_property
-    def passages(self) -> Corpus:
-        """The corpus, opened."""
-        return Corpus.open(self.corpus)
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ def _require_separate_output(job: RerankJob) -> None:
     require_other_file(job.out, run_files(job.run), "the run that is reranked")
     query_files = [source.path for source in detect_queries(job.queries, job.split)]
     require_other_file(job.out, query_files, f"the queries ({job.queries})")
-    require_other_file(job.out, job.passages.files, f"the corpus ({job.corpus})")
+    require_other_file(job.out, job.corpus.files, f"the corpus ({job.corpus})")
     if job.qrels:
         require_other_file(job.out, [detect_judgements(job.qrels, job.split).path], f"the judgements ({job.qrels})")
 
@@ -186,11 +179,11 @@ def _read_run_passages(
     depths: query id -> number of passages.
     """
     passage_ids = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
-    scan = job.passages.scan(policy)
-    passages = {passage.id: passage for passage in job.passages.read(policy, scan) if passage.id in passage_ids}
+    scan = job.corpus.scan(policy)
+    passages = {passage.id: passage for passage in job.corpus.read(policy, scan) if passage.id in passage_ids}
     if missing_ids := sorted(passage_ids - passages.keys()):
         message = f"{job.run} has passage {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
-        raise Location(source_path(job.corpus)).error("no such passage", message, "give the corpus of the run")
+        raise Location(source_path(job.corpus.source)).error("no such passage", message, "give the corpus of the run")
     return scan, passages
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from jaxret.data.formats import Corpus
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_measures import MEASURES
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -19,20 +20,21 @@ __all__ = ["MEASURES", "run_system"]
 
 
 def run_system(
-    config: ConfigDict, workdir: Path, data: str | Path, split: str, measures: Sequence[str], k: int = 100
+    config: ConfigDict, workdir: Path, corpus: Corpus, split: str, measures: Sequence[str], k: int = 100
 ) -> Evaluation:
-    """Train `config` in `workdir`, encode the corpus of the BEIR folder `data`, and evaluate on a split of it.
+    """Train `config` in `workdir`, encode a corpus, and evaluate on a split of the queries beside it.
 
     A second call continues at the step where the first one stopped.
 
     Args:
-        data: BEIR folder with corpus, queries and judgements.
+        corpus: of a BEIR folder, which has queries and judgements, too.
         split: split to evaluate on.
         measures: names such as "nDCG@10".
     """
     train(config, workdir).require_finished()
     run = open_run(workdir)
-    encode_corpus(run, data)
-    evaluation = search_files(run, str(data), str(data), EvaluationOptions(split=split, k=k, measures=tuple(measures)))
+    encode_corpus(run, corpus)
+    folder, options = corpus.source, EvaluationOptions(split=split, k=k, measures=tuple(measures))
+    evaluation = search_files(run, folder, folder, options)
     assert evaluation is not None  # judgements were given
     return evaluation

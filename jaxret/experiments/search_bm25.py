@@ -25,7 +25,7 @@ from jaxret.storage.folder_kinds import BM25_RESULTS, require_folder_kind
 
 def search_bm25(
     workdir: str,
-    corpus: str,
+    corpus: Corpus,
     sources: tuple[str, str],
     settings: BM25Settings,
     evaluation: EvaluationOptions,
@@ -37,7 +37,7 @@ def search_bm25(
 
     Args:
         workdir: folder of the results; it is made, in a folder that exists.
-        corpus: folder or file with passages.
+        corpus: to search.
         sources: queries, and judgements ("" for none).
         evaluation: queries, measures and further results.
 
@@ -50,7 +50,6 @@ def search_bm25(
     run = Workdir(workdir)
     require_folder_path(run.path, "--workdir")
     require_folder_kind(run.path, BM25_RESULTS)
-    Corpus.open(corpus)  # a mistyped one is an error before folders are made
     plan = plan_evaluation(run, *sources, evaluation)
     queries, policy = plan.dataset.queries, Policy(evaluation.on_error)
     folder = bm25_folder(run, corpus)
@@ -65,7 +64,7 @@ def search_bm25(
     print_line(
         f"BM25 search (k1 {settings.k1:g}, b {settings.b:g}, {settings.language}) for {len(queries):,} queries{note}"
     )
-    texts = Passages(folder)
+    texts = Passages(folder, corpus)
     retrieval = Retrieved(
         rankings=keep_other_passages(plan, rankings),
         texts=texts.read,
@@ -77,7 +76,7 @@ def search_bm25(
     return write_results(plan, retrieval)
 
 
-def bm25_folder(workdir: Workdir, corpus: str | Path) -> Path:
+def bm25_folder(workdir: Workdir, corpus: Corpus) -> Path:
     return workdir / "bm25" / corpus_name(corpus)
 
 

@@ -40,7 +40,7 @@ def search_files(
     qrels: str = "",
     evaluation: EvaluationOptions = EvaluationOptions(),
     options: SearchOptions = SearchOptions(),
-    corpus: str = "",
+    encoded_name: str = "",
     progress: bool = True,
 ) -> Evaluation | None:
     """Search for every query, and write `runs/<dataset>.trec` in the run's folder.
@@ -57,17 +57,17 @@ def search_files(
         queries: folder or file with queries.
         qrels: folder or file with judgements; "" for none.
         evaluation: queries, measures and further results.
-        corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
+        encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:
         ValueError: before the search, as `plan_evaluation` says.
     """
     if options.several:
         evaluation = replace(evaluation, latency=0)
-    plan = plan_evaluation(run.workdir, queries, qrels, evaluation, _label(run, options, corpus))
+    plan = plan_evaluation(run.workdir, queries, qrels, evaluation, _label(run, options, encoded_name))
     if options.candidates:
         parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
-    searcher = open_searcher(run, corpus_folder(run.workdir, corpus), options, many=evaluation.latency != 0)
+    searcher = open_searcher(run, corpus_folder(run.workdir, encoded_name), options, many=evaluation.latency != 0)
     for count in evaluation.latency_passages:
         searcher.require_first(count)
     if evaluation.dpr_results:  # they are written with texts: errors in these are raised before the search
@@ -82,7 +82,7 @@ def search_files(
         texts=searcher.passages,
         missing_ids=searcher.missing_ids,
         provenance=provenance(run, outcome, evaluation.k),
-        bytes_per_passage=searcher.shards.bytes_per_passage,
+        bytes_per_passage=searcher.encoded_corpus.bytes_per_passage,
         latency=lambda: _measure(searcher, plan),
         where="among those that match" if outcome.filters else "in the corpus",
     )
@@ -91,10 +91,10 @@ def search_files(
     return write_results(plan, retrieval)
 
 
-def _label(run: Run, options: SearchOptions, corpus: str) -> str:
+def _label(run: Run, options: SearchOptions, encoded_name: str) -> str:
     """Return the part of result file names that distinguishes a search; shorter vectors of a corpus count as those of
     --dimension, which has the same results."""
-    manifest = corpus_folder(run.workdir, corpus) / "manifest.json"
+    manifest = corpus_folder(run.workdir, encoded_name) / "manifest.json"
     if options.dimension or not manifest.is_file():
         return options.label
     size = read_manifest(manifest).dimension
@@ -106,7 +106,7 @@ def _measure(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
     queries, options = plan.dataset.queries, plan.options
     times = measure_latency(searcher, queries, options.k, options.latency)
     if options.latency_passages:
-        counts = sorted({*options.latency_passages, searcher.shards.total_rows})
+        counts = sorted({*options.latency_passages, searcher.encoded_corpus.total_rows})
         times["search_ms_by_passages"] = measure_by_passages(searcher, queries, options.k, options.latency, counts)
     return times
 
@@ -120,7 +120,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
     queries = plan.dataset.queries
     outcome = searcher.search(queries, plan.depth, progress)
     print_line(str(outcome.truncation))
-    cut = outcome.shards.fingerprint["contract"].get("passage_length")
+    cut = outcome.encoded_corpus.fingerprint["contract"].get("passage_length")
     print_line(
         f"{search_kind(searcher)} of {describe_passages(searcher)} (of at most {cut} tokens) for "
         f"{len(queries):,} queries by {outcome.result.backend}"
@@ -136,7 +136,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
 
 def describe_passages(searcher: Searcher) -> str:
     """Return which passages are searched, as "12 of 57,578 passages, those with section:python"."""
-    rows, passages = searcher.shards.total_rows, searcher.shards.corpus["passages"]
+    rows, passages = searcher.encoded_corpus.total_rows, searcher.encoded_corpus.corpus["passages"]
     clause = " that documents are ranked by" * searcher.max_passage
     if not searcher.filters:
         return f"{passages:,} passages{clause}"

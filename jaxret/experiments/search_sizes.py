@@ -36,7 +36,7 @@ def search_sizes(
     qrels: str = "",
     evaluation: EvaluationOptions = EvaluationOptions(),
     options: SearchOptions = SearchOptions(),
-    corpus: str = "",
+    encoded_name: str = "",
 ) -> dict[int, Evaluation]:
     """Search for the queries of files once for each size, as `search_files` does, print measures by size, and return
     them.
@@ -47,12 +47,12 @@ def search_sizes(
         queries: folder or file with queries.
         qrels: folder or file with judgements.
         evaluation: queries, measures and further results.
-        corpus: the encoded corpus: its name, or the path that was encoded; "" for the only one.
+        encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:
         ValueError: more numbers than are stored, vectors that cannot be cut, or no judgements for a table.
     """
-    full_size = read_shards(corpus_folder(run.workdir, corpus)).dimension
+    full_size = read_shards(corpus_folder(run.workdir, encoded_name)).dimension
     numbers = [size or full_size for size in sizes]
     if len(sizes) > 1 and not qrels:
         raise ValueError("several sizes of --dimension are compared by judgements: give --qrels too, or one size")
@@ -63,7 +63,7 @@ def search_sizes(
     evaluations: dict[int, Evaluation] = {}
     for size, count in zip(sizes, numbers, strict=True):
         print(f"by {'all' if size == 0 else 'the first'} {count} numbers of a vector:")
-        of_size = search_files(run, queries, qrels, evaluation, replace(options, dimension=size), corpus)
+        of_size = search_files(run, queries, qrels, evaluation, replace(options, dimension=size), encoded_name)
         evaluations |= {count: of_size} if of_size else {}
     if len(evaluations) > 1:
         print("\nby numbers of a vector:")

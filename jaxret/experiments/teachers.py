@@ -51,14 +51,14 @@ class TeacherModel(Protocol):
 class RetrieverTeacher:
     """A run as teacher: the scores of its search, for passages of a corpus that it encoded."""
 
-    def __init__(self, workdir: str, corpus: str) -> None:
-        self.workdir, self.corpus = workdir, corpus
+    def __init__(self, workdir: str, encoded_name: str) -> None:
+        self.workdir, self.encoded_name = workdir, encoded_name
 
     def over(
         self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
     ) -> RetrieverScorer:
         """Return the scorer. Raises ValueError for passages that are not in the corpus."""
-        pool = RunPool(self.workdir, self.corpus, set(passages))
+        pool = RunPool(self.workdir, self.encoded_name, set(passages))
         if ids := pool.missing(passages):
             raise ValueError(
                 f"{self.workdir} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the "
@@ -91,23 +91,23 @@ class RetrieverScorer:
         return np.array([scores[pair] for pair in pairs], np.float32)
 
 
-def open_teacher(name: str, corpus: str) -> TeacherModel:
+def open_teacher(name: str, encoded_name: str) -> TeacherModel:
     """Open a teacher.
 
-    name: folder of a run (retriever or cross-encoder), or a cross-encoder in transformers' files. corpus: name of the
-    encoded corpus, for a retriever.
+    name: folder of a run (retriever or cross-encoder), or a cross-encoder in transformers' files.
+    encoded_name: name of the encoded corpus, for a retriever.
     """
     if not is_run_folder(name):
         return open_pretrained_reranker(name)
-    return open_reranker(name) if _task(name) == "reranking" else RetrieverTeacher(name, corpus)
+    return open_reranker(name) if _task(name) == "reranking" else RetrieverTeacher(name, encoded_name)
 
 
-def check_teacher(name: str, corpus: str, texts: str) -> None:
+def check_teacher(name: str, encoded_name: str, corpus: Corpus | None) -> None:
     """Check a teacher without loading weights.
 
     Args:
-        name, corpus: see `open_teacher`.
-        texts: corpus of the data to score; "" if the data have their texts with them.
+        name, encoded_name: see `open_teacher`.
+        corpus: of the data to score; None if the data have their texts with them.
     Raises:
         FileNotFoundError: the teacher or its encoded corpus is missing.
         ValueError: the run is neither a retriever nor a cross-encoder.
@@ -125,20 +125,20 @@ def check_teacher(name: str, corpus: str, texts: str) -> None:
     with open_checkpoints(folder, config) as checkpoints:
         choose_checkpoint(checkpoints, "best", folder)
     if config.task == "retrieval":
-        encoded_corpus = open_encoded(corpus_folder(folder, corpus), verify=False)
-        if texts:
+        encoded_corpus = open_encoded(corpus_folder(folder, encoded_name), verify=False)
+        if corpus:
             remedy = f"encode it with the teacher (jaxret encode --workdir={folder} --name=...), or use that corpus"
-            require_encoded(encoded_corpus, texts, Corpus.open(texts).scan().sha256, remedy)
+            require_encoded(encoded_corpus, corpus, corpus.scan().sha256, remedy)
 
 
-def teacher_files(name: str, corpus: str) -> list[Path]:
+def teacher_files(name: str, encoded_name: str) -> list[Path]:
     """Return the files on this machine that a teacher's scores depend on."""
     if not is_run_folder(name):
         return model_files(name)
     folder = Workdir(name)
     files = [folder.config, folder.contract, *sorted(folder.checkpoints.glob("*/_CHECKPOINT_METADATA"))]
     if _task(name) == "retrieval":
-        files += sorted(corpus_folder(folder, corpus).rglob("manifest.json"))
+        files += sorted(corpus_folder(folder, encoded_name).rglob("manifest.json"))
     return files
 
 

@@ -40,7 +40,7 @@ def export(
     kind: str,
     out: str | Path,
     checkpoint: str = "best",
-    corpus: str = "",
+    encoded_name: str = "",
     queries: str = "",
     options: StoreOptions = StoreOptions(),
 ) -> str:
@@ -54,7 +54,7 @@ def export(
         kind: one of KINDS.
         out: new folder to write.
         checkpoint: "best", "last", or a step.
-        corpus: for OF_CORPORA: the encoded corpus, if there are several.
+        encoded_name: for OF_CORPORA: the encoded corpus, if there are several.
         queries: for "anserini": folder or file with queries to export, too; for STORES: with queries to compare.
         options: for STORES.
     Raises:
@@ -65,8 +65,10 @@ def export(
     """
     if kind not in KINDS:
         raise ValueError(f"--to={kind}: it must be one of {', '.join(KINDS)}")
-    if corpus and kind not in OF_CORPORA:
-        raise ValueError(f"--corpus={corpus} is for --to={' and '.join(OF_CORPORA)}; --to={kind} holds no passages")
+    if encoded_name and kind not in OF_CORPORA:
+        raise ValueError(
+            f"--corpus={encoded_name} is for --to={' and '.join(OF_CORPORA)}; --to={kind} holds no passages"
+        )
     if queries and kind != "anserini" and kind not in STORES:
         raise ValueError(f"--queries={queries} is for --to=anserini and stores; --to={kind} holds no queries")
     if options != StoreOptions() and kind not in STORES:
@@ -76,7 +78,9 @@ def export(
         import_client(kind, "pyarrow")  # an extra
         from jaxret.export.stores.fill_store import export_to_store
 
-        return export_to_store(open_run(workdir, checkpoint, attention="plain"), kind, out, corpus, queries, options)
+        return export_to_store(
+            open_run(workdir, checkpoint, attention="plain"), kind, out, encoded_name, queries, options
+        )
     if out.exists():
         raise FileExistsError(f"{out} exists already; give a new folder")
     if kind == "orbax":
@@ -90,9 +94,9 @@ def export(
     run = open_run(workdir, checkpoint, attention="plain")  # its states can be compared on any machine
     with new_folder(out) as folder:
         if kind == "pyserini":
-            notes = write_pyserini(run, folder, corpus)
+            notes = write_pyserini(run, folder, encoded_name)
         elif kind == "anserini":
-            notes = write_anserini(run, folder, corpus, queries)
+            notes = write_anserini(run, folder, encoded_name, queries)
         else:
             notes = [*WRITERS[kind](run_in_float32(run), folder), *limits_of_export(run)]
         write_card(run, kind, out.name, folder, notes)

@@ -32,14 +32,14 @@ def import_model(
     download: bool = False,
     normalize: bool | None = None,
     title_separator: str = AUTO_SEPARATOR,
-    corpus: str = "",
+    corpus: Corpus | None = None,
 ) -> str:
     """Make a run; return sentences on how it reads a passage and on the difference of its vectors from the model's.
     After an error, a new folder does not exist.
 
     Args:
         model, workdir, token, download, normalize, title_separator: see `make_run`.
-        corpus: file or folder of passages, of which the first is shown as the model reads it; "": an example is.
+        corpus: its first passage is shown as the model reads it; None: an example is.
     Raises:
         ValueError: the vectors differ, or the corpus has no passage.
         FileExistsError: the folder has other files than a run's.
@@ -53,9 +53,9 @@ def import_model(
         return _describe(open_run(folder), directory, passage)
 
 
-def _first_passage(corpus: str) -> Passage:
-    """Return the first passage of a file or folder, long parts cut. Raises ValueError if there is none."""
-    for passage in Corpus.open(corpus).read():
+def _first_passage(corpus: Corpus) -> Passage:
+    """Return the first passage of a corpus, long parts cut. Raises ValueError if there is none."""
+    for passage in corpus.read():
         return cut_for_display(passage)
     raise ValueError(f"{corpus} has no passage")
 

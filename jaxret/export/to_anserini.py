@@ -17,7 +17,7 @@ import numpy as np
 from jaxret.data.formats import read_queries
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.run import Run
-from jaxret.search.searcher import corpus_folder, open_corpus
+from jaxret.search.searcher import corpus_folder, open_encoded_by
 from jaxret.storage.atomic import atomic_write
 from jaxret.types import SparseRows
 
@@ -37,27 +37,27 @@ class Impacts(NamedTuple):
     words: dict[str, int]
 
 
-def write_anserini(run: Run, out: Path, corpus: str, queries: str = "") -> list[str]:
+def write_anserini(run: Run, out: Path, encoded_name: str, queries: str = "") -> list[str]:
     """Write the corpus, and queries if a file or folder of them is given; read the corpus back; return sentences on
     what was rounded.
 
     Args:
         run: a run with a sparse head.
         out: folder to write into.
-        corpus: the encoded corpus, if there are several.
+        encoded_name: the encoded corpus, if there are several.
         queries: folder or file with queries; "" for none.
 
     Raises:
         ValueError: the vectors are not weights of words, or there is no passage.
         FileNotFoundError: no corpus is encoded.
     """
-    folder = corpus_folder(run.workdir, corpus)
+    folder = corpus_folder(run.workdir, encoded_name)
     if not run.model.sparse:
         raise ValueError(
             f"the vectors in {folder} are dense, and Anserini's impact search has weights of words: "
             "use --to=pyserini, or a run with a sparse head"
         )
-    encoded_corpus = open_corpus(run, folder)
+    encoded_corpus = open_encoded_by(run, folder)
     if not encoded_corpus.total_rows:
         raise ValueError(f"{folder} has no passage to export: all were deleted")
     words = vocabulary(run, encoded_corpus.dimension)

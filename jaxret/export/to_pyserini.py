@@ -26,15 +26,15 @@ TIE = 1e-5  # relative to scores of about 1: closer scores may be ordered differ
 _COUNT = 8  # offset of the number of vectors in the header, after a name and the vector size of four bytes each
 
 
-def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
+def write_pyserini(run: Run, out: Path, encoded_name: str) -> list[str]:
     """Write the index, and the query encoder if Pyserini can compute it.
 
     Raises ValueError for several vectors a passage, or ids that Pyserini would read differently, and FileNotFoundError
     if no corpus is encoded.
     """
-    folder = corpus_folder(run.workdir, corpus)
+    folder = corpus_folder(run.workdir, encoded_name)
     searcher = Searcher(run, folder)
-    shards = searcher.shards
+    shards = searcher.encoded_corpus
     if run.model.sparse:
         raise ValueError(
             f"the vectors in {folder} are weights of words, and Pyserini's dense search has others; use jaxret search"
@@ -60,26 +60,28 @@ def write_pyserini(run: Run, out: Path, corpus: str) -> list[str]:
     return notes
 
 
-def write_index(shards: EncodedCorpus, path: Path) -> None:
+def write_index(encoded_corpus: EncodedCorpus, path: Path) -> None:
     """Write an IndexFlatIP with one shard in memory at a time."""
     import faiss
 
-    header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(shards.dimension)).tobytes())
-    header[_COUNT : _COUNT + 8] = struct.pack("<q", shards.total_rows)
-    header[-8:] = struct.pack("<Q", shards.total_rows * shards.dimension)  # floats that follow
+    header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(encoded_corpus.dimension)).tobytes())
+    header[_COUNT : _COUNT + 8] = struct.pack("<q", encoded_corpus.total_rows)
+    header[-8:] = struct.pack("<Q", encoded_corpus.total_rows * encoded_corpus.dimension)  # floats that follow
     with atomic_write(path, "wb") as file:
         file.write(header)
-        for _, vectors in shards:
+        for _, vectors in encoded_corpus:
             file.write(np.ascontiguousarray(vectors[:, 0], "<f4").tobytes())
 
 
-def write_ids(shards: EncodedCorpus, path: Path) -> None:
+def write_ids(encoded_corpus: EncodedCorpus, path: Path) -> None:
     """Write an id a line. Raises ValueError for an id with white space at its end, which Pyserini strips."""
     with atomic_write(path) as file:
-        for _, ids in shards.id_blocks():
+        for _, ids in encoded_corpus.id_blocks():
             for id in ids:
                 if id != id.rstrip() or len(id.splitlines()) != 1:
-                    raise ValueError(f"the passage id {id!r} in {shards.folder} is one that Pyserini reads otherwise")
+                    raise ValueError(
+                        f"the passage id {id!r} in {encoded_corpus.folder} is one that Pyserini reads otherwise"
+                    )
                 file.write(f"{id}\n")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from jaxret.data.formats import source_exists
+from jaxret.data.formats import Corpus, source_path
+from jaxret.data.lines import missing_file_error
 from jaxret.index.cut_shard import cut_shard
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
@@ -25,26 +26,45 @@ from jaxret.storage.atomic import with_digest, write_json
 from jaxret.types import Ragged
 
 
-def find_larger_vectors(run: Run, corpus: str | Path, folder: Path, dtype: str = "") -> Path | None:
+def find_larger_vectors(run: Run, corpus: Corpus, folder: Path, dtype: str = "") -> Path | None:
     """Return the folder of the longest vectors that a corpus has and that can be cut to those of a run; None if it has
     none.
 
     Args:
         run: with the dimension to cut to.
-        corpus: the folder or file that was encoded, unchanged; or, if no such path exists, the name of an encoded
-            corpus.
+        corpus: that was encoded, unchanged.
         folder: of the cut vectors, which is left out.
         dtype: of the cut vectors; "": as stored.
     """
-    sizes: dict[Path, int] = {}
-    path, exists = os.fspath(corpus), source_exists(corpus)
-    for name in run.workdir.corpora:
-        source = run.workdir.embeddings(name)
-        same = is_source(encoded_source(source), path) if exists else name == path
-        if same and source != folder and _can_be_cut(run, manifest := read_manifest(source / "manifest.json"), dtype):
-            sizes[source] = manifest.dimension
-    largest_first = sorted(sizes, key=lambda source: -sizes[source])
-    return next((source for source in largest_first if not exists or _is_unchanged(source)), None)
+    folders = [run.workdir.embeddings(name) for name in run.workdir.corpora]
+    same = (source for source in folders if source != folder and is_source(encoded_source(source), corpus.source))
+    return next((source for source in _largest_first(run, same, dtype) if _is_unchanged(source)), None)
+
+
+def named_larger_vectors(run: Run, encoded_name: str, folder: Path, dtype: str = "") -> Path:
+    """Return the folder of an encoded corpus, if its vectors can be cut to those of a run.
+
+    Args:
+        run: with the dimension to cut to.
+        encoded_name: name of the encoded corpus.
+        folder: of the cut vectors, which must be another one.
+        dtype: of the cut vectors; "": as stored.
+
+    Raises:
+        DataError: there is no such corpus, or its vectors cannot be cut; a path of this name does not exist either.
+    """
+    named = [run.workdir.embeddings(name) for name in run.workdir.corpora if name == encoded_name]
+    larger = _largest_first(run, (source for source in named if source != folder), dtype)
+    if not larger:
+        raise missing_file_error(source_path(encoded_name))
+    return larger[0]
+
+
+def _largest_first(run: Run, folders: Iterable[Path], dtype: str) -> list[Path]:
+    """Return the folders whose vectors can be cut to those of a run, those with the longest vectors first."""
+    manifests = {folder: read_manifest(folder / "manifest.json") for folder in folders}
+    sizes = {folder: one.dimension for folder, one in manifests.items() if _can_be_cut(run, one, dtype)}
+    return sorted(sizes, key=lambda folder: -sizes[folder])
 
 
 def _is_unchanged(folder: Path) -> bool:

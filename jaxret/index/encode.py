@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxret.data.formats import ChangedCorpusError, CorpusScan, is_named, source_name, source_path
+from jaxret.data.formats import ChangedCorpusError, Corpus, CorpusScan, is_named, source_path
 from jaxret.index.collapse import collapse_warning
-from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors
+from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import BEGIN_FILE, DTYPES, Manifest, ShardWriter, announcement_files, read_entry, read_manifest
@@ -67,20 +67,21 @@ class EncodeResult:
         return f"{passages:,} passages encoded in {seconds:,.1f} s, compilation included: {speed}"
 
 
-def corpus_name(path: str | Path) -> str:
+def corpus_name(corpus: Corpus) -> str:
     """Return the folder under embeddings/ for a corpus: the name of its BEIR folder or of its file, without suffixes,
     or of its data set."""
-    if is_named(source_path(path)):
-        return source_name(path)
-    path = source_path(path).absolute()
+    path = source_path(corpus.source)
+    if is_named(path):
+        return corpus.name
+    path = path.absolute()
     path = path.resolve() if path.name in ("", "..") else path
     return path.name if path.is_dir() else path.name.split(".")[0]
 
 
 def encode_corpus(
-    run: Run, corpus: str | Path, name: str = "", options: EncodeOptions = EncodeOptions(), progress: bool = True
+    run: Run, corpus: Corpus, name: str = "", options: EncodeOptions = EncodeOptions(), progress: bool = True
 ) -> EncodeResult:
-    """Encode every passage of a folder or file into `<workdir>/embeddings/<name>/`.
+    """Encode every passage of a corpus into `<workdir>/embeddings/<name>/`.
 
     The corpus is checked and counted; then one shard after another is read, tokenised (unless a store has its tokens),
     encoded and written, all at the same time, so memory does not grow with the corpus. Any number of jobs may do so at
@@ -89,8 +90,8 @@ def encode_corpus(
 
     Args:
         run: the run whose checkpoint encodes.
-        corpus: folder or file with passages.
-        name: name of the encoded corpus; "" takes that of the folder or file, and the size of vectors that are cut.
+        corpus: to encode.
+        name: name of the encoded corpus; "" takes that of the corpus, and the size of vectors that are cut.
         options: how to read, encode and write.
 
     Raises:
@@ -115,6 +116,28 @@ def encode_corpus(
         write_json(path, {**timings, folder.name: result.timing})
     publish(run.workdir)
     return result
+
+
+def cut_encoded(
+    run: Run, encoded_name: str, options: EncodeOptions, name: str = "", progress: bool = True
+) -> EncodeResult:
+    """Cut the vectors of an encoded corpus to `options.dimension` numbers, as another one, without its texts.
+
+    Args:
+        run: the run that encoded it.
+        encoded_name: name of the encoded corpus.
+        options: dimension and dtype.
+        name: name of the cut one; "" takes that of the encoded corpus, up to its first dot, and the size.
+        progress: show progress.
+
+    Raises:
+        DataError: the run has no such corpus with vectors that can be cut.
+        ContractError: the folder holds vectors of something else.
+    """
+    run = run.with_dimension(options.dimension, "--dimension")
+    folder = run.workdir.embeddings(name or f"{encoded_name.split('.')[0]}-{options.dimension}")
+    larger = named_larger_vectors(run, encoded_name, folder, options.dtype)
+    return _cut(run, larger, folder, options, progress)
 
 
 def _cut(run: Run, source: Path, folder: Path, options: EncodeOptions, progress: bool) -> EncodeResult:

@@ -50,25 +50,25 @@ class Field(NamedTuple):
         return self.rows[place] if has_value else np.empty(0, np.int64)
 
 
-def matching_rows(corpus: EncodedCorpus, filters: Sequence[str]) -> np.ndarray:
+def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str]) -> np.ndarray:
     """Return the rows that match FIELD:VALUE filters, numbered through all parts, int64 ascending. Every named field
     must have one of its values.
 
     Raises ValueError for a field or a value that no passage has, FileNotFoundError or ContractError where the corpus
     cannot be read for the first filter, and StorageError where the files cannot be written.
     """
-    tables = [read_fields(shards) for shards in corpus.shards]
+    tables = [read_fields(shards) for shards in encoded_corpus.shards]
     names = sorted({name for table in tables for name in table})
     values_of: dict[str, list[str]] = {}
     for text in filters:
-        name, value = _split(text, names, corpus.folder)
+        name, value = _split(text, names, encoded_corpus.folder)
         if not any(len(table[name].having(value)) for table in tables if name in table):
             raise ValueError(f"filter {text!r:.99}: no passage has that value; {_describe_values(name, tables)}")
         values_of.setdefault(name, []).append(value)
     return np.concatenate(
         [
             np.flatnonzero(_mask(table, values_of, shards.total_rows)) + first
-            for table, shards, first in zip(tables, corpus.shards, corpus.firsts)
+            for table, shards, first in zip(tables, encoded_corpus.shards, encoded_corpus.firsts)
         ]
     )
 

@@ -25,6 +25,7 @@ from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Passage
 from jaxret.index.shards import ShardError, read_shard_json
+from jaxret.index.source import open_source
 from jaxret.runs.mismatch import ContractError, require_equal
 from jaxret.storage.atomic import StorageError, atomic_write, sha256_file, with_digest, write_json
 from jaxret.storage.file_state import FileState, file_state
@@ -54,9 +55,11 @@ class Passages:
     DataError if it is no corpus any more, and ShardError if corpus.json is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, corpus: Corpus | None = None) -> None:
+        """Verify the corpus of a folder; `corpus`, if the caller has opened it: the one that the folder was made
+        from."""
         self.folder = folder
-        self._open(trusted=True)
+        self._open(trusted=True, corpus=corpus)
         self._file = self.corpus.file  # of lines that can be pointed into
         self._copied = (
             not self._file.in_lines or self._file.format.passages is None or bool(detect_compression(self._file.path))
@@ -68,9 +71,9 @@ class Passages:
         self._lock = Lock()  # there is one place for these, and threads may share an index
         self._refusal: tuple[dict[Path, FileState], ContractError] | None = None  # changed files, which are read once
 
-    def _open(self, trusted: bool) -> None:
+    def _open(self, trusted: bool, corpus: Corpus | None = None) -> None:
         """Verify the corpus and keep it, with the states that its files had before."""
-        self.corpus, self._states = _verified_corpus(self.folder, trusted)
+        self.corpus, self._states = _verified_corpus(self.folder, trusted, corpus)
         self._index: PassageOffsets | None = None
 
     def _states_now(self) -> dict[Path, FileState]:
@@ -189,9 +192,9 @@ def _states_of(paths: Iterable[Path]) -> dict[Path, FileState]:
     return {path: file_state(path, changed=True) for path in paths}
 
 
-def _verified_corpus(folder: Path, trusted: bool) -> tuple[Corpus, dict[Path, FileState]]:
+def _verified_corpus(folder: Path, trusted: bool, corpus: Corpus | None = None) -> tuple[Corpus, dict[Path, FileState]]:
     """Return what `unchanged_corpus` returns, and the states of its files before they were read: one that is replaced
-    meanwhile has another state afterwards."""
+    meanwhile has another state afterwards. `corpus`: the one that corpus.json names, if it is open."""
     note_path = folder / "corpus.json"
     if not note_path.exists():
         raise ShardError(f"{note_path}, which says where the texts are, does not exist; run encode again")
@@ -202,7 +205,7 @@ def _verified_corpus(folder: Path, trusted: bool) -> tuple[Corpus, dict[Path, Fi
     try:
         if not source_exists(path):
             raise missing_file_error(Path(path))
-        corpus = Corpus.open(path)
+        corpus = corpus or open_source(path)
         states, stat = _states_of(corpus.files), corpus.stat()
     except DataError as error:
         if error.reason != "missing file":

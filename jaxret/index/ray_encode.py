@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.parallel.progress import job_log
@@ -20,14 +21,14 @@ class EncodeJob:
     """The arguments of a worker: how the run is opened, and what is encoded."""
 
     run: RunOpening  # how the run is opened
-    corpus: str  # path or address of the passages
+    source: str  # path or address of the corpus, which each worker opens
     name: str  # of the encoded corpus; "" for that of the corpus
     options: EncodeOptions  # how to encode and write
 
     def encode(self) -> str:
         """Encode what no other worker does, until all is there; return the error that ended it, or ""."""
         try:
-            encode_corpus(self.run.open(), self.corpus, self.name, self.options, progress=False)
+            encode_corpus(self.run.open(), Corpus.open(self.source), self.name, self.options, progress=False)
         except (ValueError, OSError, RuntimeError) as error:  # the driver raises them: a bad record is bad again
             return str(error) or type(error).__name__
         return ""

@@ -37,25 +37,24 @@ class CorpusSource:
         return self.texts
 
 
-def inspect_corpus(run: Run, corpus: str | Path, on_error: str, store: str, log: Log) -> CorpusSource:
+def inspect_corpus(run: Run, corpus: Corpus, on_error: str, store: str, log: Log) -> CorpusSource:
     """Check and count a corpus. Raises DataError for a bad record, ValueError if there is no passage.
 
     Args:
         run: its tokenizer counts.
-        corpus: folder or file.
+        corpus: to count.
         on_error: "error", "skip" or "keep".
         store: folder of token stores; "" for the run's.
     """
     root, policy = store_root(store or run.config.data.store), Policy(on_error)
-    corpus_files = Corpus.open(corpus)
-    log(f"{corpus}: {corpus_files.file}")
-    texts = load_tokenized_corpus(corpus_files, policy, run.tokenizer, root)
-    scan = texts.scan if texts else corpus_files.scan(policy)
+    log(f"{corpus}: {corpus.file}")
+    texts = load_tokenized_corpus(corpus, policy, run.tokenizer, root)
+    scan = texts.scan if texts else corpus.scan(policy)
     if report := texts.report if texts else policy.report():
         log(report)
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to encode; give a folder or file with some")
-    return CorpusSource(corpus_files, policy, root, scan, texts)
+    return CorpusSource(corpus, policy, root, scan, texts)
 
 
 def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | None = None) -> None:
@@ -68,6 +67,12 @@ def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | Non
         work: folder of the file until it is complete.
     """
     write_json(folder / "corpus.json", with_digest({"path": corpus.absolute, **scan.stat}), work)
+
+
+def open_source(path: str) -> Corpus:
+    """Open the corpus at the path that a corpus.json has (`note_corpus`). Raises DataError if it is not there any
+    more."""
+    return Corpus.open(path)
 
 
 def encoded_source(folder: Path) -> str:

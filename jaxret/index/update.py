@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxret.data.errors import Location
-from jaxret.data.formats import Policy, hash_id
+from jaxret.data.formats import Corpus, Policy, hash_id
 from jaxret.data.lines import decode_line, read_lines
 from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.store import StringsBuilder
@@ -37,16 +37,16 @@ _MOST_IDS = 3  # ids that an error names
 
 
 def append_corpus(
-    run: Run, corpus: str | Path, folder: Path, options: EncodeOptions = EncodeOptions(), progress: bool = True
+    run: Run, corpus: Corpus, folder: Path, options: EncodeOptions = EncodeOptions(), progress: bool = True
 ) -> EncodeResult:
-    """Encode the passages of another folder or file, and add them to the corpus that was encoded into `folder`.
+    """Encode the passages of another corpus, and add them to the one that was encoded into `folder`.
 
     The result counts these passages alone. A file that was appended before is not appended again. One job at a time
     appends; its processes share the work.
 
     Args:
         run: the run that encoded the corpus.
-        corpus: folder or file with the new passages.
+        corpus: the new passages.
         folder: folder of the encoded corpus.
         options: as of `encode_corpus`; the dtype must be the corpus's.
 

@@ -48,7 +48,7 @@ class GenerationResult:
 
 def generate_queries(
     model: str | Path,
-    corpus: str | Path,
+    corpus: Corpus,
     out: str | Path,
     decoding: DecodingOptions = DecodingOptions(),
     options: GenerationOptions = GenerationOptions(),
@@ -61,7 +61,7 @@ def generate_queries(
 
     Args:
         model: Hugging Face directory of a T5 with its decoder (T5, Flan-T5, doc2query) and its tokenizer.
-        corpus: Folder or file with passages.
+        corpus: Whose passages get queries.
         out: Folder to write.
         options: How passages are read, and what is written.
 
@@ -76,15 +76,15 @@ def generate_queries(
             f"--model={model} is not a folder; `hf download NAME --local-dir FOLDER` fetches a model, and "
             "--model=FOLDER reads it"
         )
-    collection, policy = Corpus.open(corpus), Policy(options.on_error)
-    scan = collection.scan(policy)
+    policy = Policy(options.on_error)
+    scan = corpus.scan(policy)
     if not scan.passages:
         raise ValueError(f"{corpus} has no passage to generate queries for; give a folder or file with some")
     if progress and (report := policy.report()):
         print_line(report)
     require_folder_kind(Path(out), GENERATED)
     with Leases(Path(out), options.lease) as leases:
-        job = GenerationJob(Path(model), collection, scan, decoding, options, leases, progress)
+        job = GenerationJob(Path(model), corpus, scan, decoding, options, leases, progress)
         job.begin()
         job.fill()
         return job.finish()

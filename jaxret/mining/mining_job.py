@@ -12,7 +12,6 @@ import json
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ class MiningJob:
     pools: tuple[str, ...]  # "bm25", folders of runs, files of rankings
     out: str  # training file to write
     split: str = "train"  # of data, if it is a folder
-    corpus: str = ""  # folder or file with the passages; needed unless a run of pools has encoded them
+    corpus: Corpus | None = None  # has the passages; needed unless a run of pools has encoded them
     encoded_name: str = ""  # name of a run's encoded corpus, "" for its only one
     teacher: str = ""  # file of rankings with a teacher's scores
     concat: tuple[str, ...] = ()  # training files whose records follow the mined ones
@@ -84,11 +83,6 @@ class MiningJob:
     on_error: str = "error"  # or "skip": policy for bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
     workers: RayWorkers | None = None  # that search the corpora of runs in place of this process
-
-    @cached_property
-    def passages(self) -> Corpus:
-        """The corpus, opened."""
-        return Corpus.open(self.corpus)
 
     @property
     def judged(self) -> bool:
@@ -121,7 +115,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     if job.settings.positives_from_retrieval:
         log("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
-        pools, texts, corpus = open_pools(job, questions, policy, Path(folder), progress, log)
+        pools, texts, origin = open_pools(job, questions, policy, Path(folder), progress, log)
         teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
         for source in (*pools, *([teacher] if teacher else [])):
             if isinstance(source, RankingFilePool):
@@ -140,7 +134,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     elif any(isinstance(pool, RankingFilePool) and pool.ranks_alone for pool in pools) and not teacher:
         log(f"  {names} has ranks without scores, so the mined file has no scores")
     audit = audit_mined_file(path, questions.queries, job.settings.match)
-    write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], corpus, chooser.tally, audit)
+    write_parents(job, path, questions, [*pools, *([teacher] if teacher else [])], origin, chooser.tally, audit)
     log(f"{audit}\ntraining file: {path}\nits parents: {parents_path(path)}")
     emit("mining", path=path, parents=parents_path(path), audit=vars(audit))
     return MiningResult(path, chooser.tally, audit)
@@ -157,6 +151,7 @@ def _read_queries(job: MiningJob, policy: Policy) -> TrainingQueries:
 def require_same_sources(job: MiningJob) -> None:
     """Raise ContractError if the training file that an earlier command wrote was changed since, or was mined for other
     queries, from another corpus or with other settings than those of `job`."""
+    assert job.corpus is not None
     record, policy = parents_path(Path(job.out)), Policy(job.on_error)
     content = read_with_digest(record)
     sources = {name: content[name]["sha256"] for name in ("file", "queries", "corpus")}
@@ -164,7 +159,7 @@ def require_same_sources(job: MiningJob) -> None:
     current = {
         "file": sha256_file(Path(job.out)),
         "queries": _read_queries(job, policy).digest(),
-        "corpus": job.passages.scan(policy).sha256,
+        "corpus": job.corpus.scan(policy).sha256,
         "settings": asdict(job.settings),
     }
     remedy = f"Name another output, or delete {job.out} to mine again."
@@ -194,7 +189,7 @@ def require_settings(job: MiningJob) -> None:
         require_run_scores(pool, f"scores to compare (--{job.settings.limit})")
     read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranking_files]
     read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
-    read += [("the corpus", job.corpus, job.passages.files)] if job.corpus else []
+    read += [("the corpus", job.corpus.source, job.corpus.files)] if job.corpus else []
     for pool in runs if not job.corpus else ():
         encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
         read.append(("the corpus that a pool encoded", pool, text_files(encoded_corpus)))
@@ -237,7 +232,7 @@ def describe_queries(job: MiningJob) -> str:
 def open_pools(
     job: MiningJob, questions: TrainingQueries, policy: Policy, folder: Path, progress: bool, log: Callable[[str], None]
 ) -> tuple[list[NegativePool], TextReader, dict[str, Any]]:
-    """Open the pools; return them, a reader of texts, and the corpus ({"path", "sha256", "passages"}).
+    """Open the pools; return them, a reader of texts, and the origin of these ({"path", "sha256", "passages"}).
 
     Args:
         job: names of pools and corpus, settings.
@@ -248,7 +243,8 @@ def open_pools(
     pools: list[NegativePool] = []
     for name in job.pools:
         if name == BM25_NAME:
-            pools.append(BM25Pool(job.passages.read(policy), progress))
+            assert job.corpus is not None  # require_settings
+            pools.append(BM25Pool(job.corpus.read(policy), progress))
         elif is_run_folder(name):
             pools.append(RunPool(name, job.encoded_name, positives, progress=progress, workers=job.workers))
         else:
@@ -263,14 +259,14 @@ def open_pools(
         )
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
-        return pools, searcher.passages, searcher.shards.corpus
-    scan = job.passages.scan(policy)
+        return pools, searcher.passages, searcher.encoded_corpus.corpus
+    scan = job.corpus.scan(policy)
     for pool in pools:
         if isinstance(pool, RunPool):
             pool.require_corpus(job.corpus, scan.sha256)
-    note_corpus(folder, job.passages, scan)
-    corpus = {"path": job.passages.absolute, "sha256": scan.sha256, "passages": scan.passages}
-    return pools, Passages(folder).read, corpus
+    note_corpus(folder, job.corpus, scan)
+    origin = {"path": job.corpus.absolute, "sha256": scan.sha256, "passages": scan.passages}
+    return pools, Passages(folder, job.corpus).read, origin
 
 
 def select_examples(
@@ -367,7 +363,7 @@ def write_parents(
     path: Path,
     questions: TrainingQueries,
     pools: Sequence[NegativePool],
-    corpus: Mapping[str, Any],
+    origin: Mapping[str, Any],
     tally: MiningTally,
     audit: MiningAudit,
 ) -> None:
@@ -375,7 +371,7 @@ def write_parents(
     content: dict[str, Any] = {
         "file": {"name": path.name, "sha256": sha256_file(path)},
         "queries": queries | {"count": len(questions.queries), "sha256": questions.digest()},
-        "corpus": dict(corpus),
+        "corpus": dict(origin),
         "pools": [pool.parent() for pool in pools],
         "teacher": job.teacher,
         "concat": [{"source": source, "sha256": sha256_file(source_path(source))} for source in job.concat],

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxret.data.errors import Location, Policy
+from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.readers import detect_run, read_run_lines, run_files
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
@@ -91,7 +92,7 @@ class RunPool:
     def __init__(
         self,
         workdir: str,
-        corpus: str,
+        encoded_name: str,
         positives: set[str],
         progress: bool = False,
         workers: RayWorkers | None = None,
@@ -99,22 +100,22 @@ class RunPool:
         """Open a run and its encoded corpus.
 
         Args:
-            corpus: name of the encoded corpus, "" for the only one.
+            encoded_name: name of the encoded corpus, "" for the only one.
             positives: ids of the passages that `scores` and `missing` may be called with.
             workers: of a cluster, that search in place of this process.
         """
         run = open_run(workdir, attention="plain" if workers else None)
         self.name, self._progress = run.workdir.name, progress
         self.bounded: bool | None = bool(run.config.normalize)
-        folder, options = corpus_folder(run.workdir, corpus, "--encoded"), SearchOptions(workers=workers)
+        folder, options = corpus_folder(run.workdir, encoded_name, "--encoded"), SearchOptions(workers=workers)
         self.searcher = open_searcher(run, folder, options, many=True)
         self._rows: dict[str, int] = {}
-        for first, ids in self.searcher.shards.id_blocks():
+        for first, ids in self.searcher.encoded_corpus.id_blocks():
             self._rows |= {key: row for row, key in enumerate(ids, first) if key in positives}
 
-    def require_corpus(self, corpus: str, sha256: str) -> None:
+    def require_corpus(self, corpus: Corpus, sha256: str) -> None:
         """Raise ContractError if texts are read from another file than was encoded."""
-        require_encoded(self.searcher.shards, corpus, sha256, "give that, or leave the corpus out")
+        require_encoded(self.searcher.encoded_corpus, corpus, sha256, "give that, or leave the corpus out")
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         outcome = self.searcher.search(queries, depth, self._progress)
@@ -135,7 +136,7 @@ class RunPool:
         return [dict(zip(ids, row, strict=True)) for ids, row in zip(encoded_ids, scores, strict=True)]
 
     def parent(self) -> dict[str, Any]:
-        run, shards = self.searcher.run, self.searcher.shards
+        run, shards = self.searcher.run, self.searcher.encoded_corpus
         return {"pool": str(run.workdir), "checkpoint": run.checkpoint, "corpus": shards.corpus}
 
 
@@ -201,14 +202,15 @@ class RankingFilePool:
         return {"pool": self._source, "files": {str(path): sha256_file(path) for path in run_files(self._source)}}
 
 
-def require_encoded(encoded_corpus: EncodedCorpus, corpus: str, sha256: str, remedy: str) -> None:
+def require_encoded(encoded_corpus: EncodedCorpus, corpus: Corpus, sha256: str, remedy: str) -> None:
     """Raise ContractError with both digests if a corpus is not the one that was encoded: ids may name other passages.
 
     A corpus that was changed since (--append, --delete) has no file to compare with.
 
     Args:
         encoded_corpus: made from it.
-        corpus, sha256: name and digest of the corpus file.
+        corpus: the corpus.
+        sha256: its digest.
         remedy: end of the message.
     """
     encoded_sha256 = encoded_corpus.corpus["sha256"]

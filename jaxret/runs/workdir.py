@@ -121,9 +121,9 @@ class Workdir:
         """The names of the corpora whose vectors are complete, sorted."""
         return tuple(sorted(manifest.parent.name for manifest in self.path.glob("embeddings/*/manifest.json")))
 
-    def embeddings(self, corpus: str) -> Path:
-        """Return the folder of a corpus's vectors. Raises ValueError if `corpus` is not a plain name."""
-        return self.path / "embeddings" / require_plain_name("the name of a corpus", corpus)
+    def embeddings(self, encoded_name: str) -> Path:
+        """Return the folder of a corpus's vectors. Raises ValueError if `encoded_name` is not a plain name."""
+        return self.path / "embeddings" / require_plain_name("the name of a corpus", encoded_name)
 
     @property
     def encoding_times(self) -> Path:

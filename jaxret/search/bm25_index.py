@@ -74,33 +74,32 @@ def _stop_words(language: str) -> str | None:
 
 
 def keep_bm25_index(
-    folder: Path, corpus: str, settings: BM25Settings, policy: Policy, progress: bool = False
+    folder: Path, corpus: Corpus, settings: BM25Settings, policy: Policy, progress: bool = False
 ) -> tuple[bool, dict[str, Any]]:
     """Build the index of a corpus into a folder unless it is there; return whether it was built, and its manifest.
 
     A build that is killed leaves nothing that counts, and starts again.
 
     Args:
-        corpus: folder or file with passages.
+        policy: for bad records.
 
     Raises:
         ContractError: the folder has the index of another corpus, or with other settings.
         ValueError: a file of the index is damaged, or no passage has a word.
         DataError: a bad record.
     """
-    collection = Corpus.open(corpus)
-    scan = collection.scan(policy)
+    scan = corpus.scan(policy)
     made_from = {"corpus": {"sha256": scan.sha256, "passages": scan.passages}, "settings": asdict(settings)}
     if (folder / MANIFEST).exists():
         manifest = read_bm25_manifest(folder)
         stored_values = {key: manifest[key] for key in made_from}
         remedy = "Give another --workdir, or remove the folder of the index."
         require_equal(stored_values, made_from, f"{folder}/{MANIFEST}", "this command", remedy)
-        note_corpus(folder, collection, scan)  # it may have been moved
+        note_corpus(folder, corpus, scan)  # it may have been moved
         return False, manifest
     with new_folder(folder) as work:
-        write_bm25_index(work, collection.read(policy, scan), settings, progress, scan.passages)
-        note_corpus(work, collection, scan)
+        write_bm25_index(work, corpus.read(policy, scan), settings, progress, scan.passages)
+        note_corpus(work, corpus, scan)
         files = {name: {"bytes": (work / name).stat().st_size, "sha256": sha256_file(work / name)} for name in _FILES}
         packages = {name: metadata.version(name) for name in ("bm25s", "PyStemmer", "numpy")}
         write_json(work / MANIFEST, with_digest({**made_from, "files": files, "packages": packages}))

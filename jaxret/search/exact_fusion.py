@@ -76,10 +76,10 @@ class DenseSystem:
         self.searcher = searcher
 
     def __len__(self) -> int:
-        return self.searcher.shards.total_rows
+        return self.searcher.encoded_corpus.total_rows
 
     def ids(self, rows: np.ndarray) -> list[str]:
-        return self.searcher.shards.ids(rows)
+        return self.searcher.encoded_corpus.ids(rows)
 
     def top(self, query: Query, k: int) -> TopRows:
         result, _ = self.searcher.nearest(self.searcher.encode([query])[1], min(k, len(self)))

@@ -41,7 +41,7 @@ class RangePlan:
     """The ranges that workers search."""
 
     opening: RunOpening  # how the run is opened
-    corpus: str  # name of the encoded corpus
+    encoded_name: str  # name of the encoded corpus
     options: SearchOptions  # how candidates are found
     many: bool  # there will be many searches
     count: int  # of the ranges
@@ -70,12 +70,12 @@ class RaySearcher(Searcher):
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         queries, count = self.workers.share(vectors), self._plan.count
         results = self.workers.run(_search_range, [(self._plan, number, queries, k) for number in range(count)])
-        return merge_results(results, min(k, self.shards.total_rows), f"in each of {count} workers")
+        return merge_results(results, min(k, self.encoded_corpus.total_rows), f"in each of {count} workers")
 
     def scores(self, vectors: TextVectors, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         queries, calls = self.workers.share(vectors), []
         for number in range(self._plan.count):
-            first, stop = self.shards.rows_in_range(number, self._plan.count)
+            first, stop = self.encoded_corpus.rows_in_range(number, self._plan.count)
             own = [[row for row in ranking if first <= row < stop] for ranking in rows]
             calls.append((self._plan, number, queries, own))
         parts = self.workers.run(_score_rows, calls)
@@ -99,7 +99,7 @@ def _range_searcher(state: WorkerState, plan: RangePlan, number: int) -> Searche
     if state.get("range") != (plan, number):
         state.pop("searcher", None)  # before another one takes its memory
         group = SeparateRange(number, plan.count, plan.settings)
-        state["searcher"] = Searcher(run, run.workdir.embeddings(plan.corpus), plan.options, plan.many, group)
+        state["searcher"] = Searcher(run, run.workdir.embeddings(plan.encoded_name), plan.options, plan.many, group)
         state["range"] = plan, number
     searcher: Searcher = state["searcher"]
     return searcher

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxret.data.chunks import document_id
-from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.encoded_corpus import EncodedCorpus, corpus_version, open_encoded
 from jaxret.index.metadata import matching_rows
 from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError
-from jaxret.index.source import encoded_source, is_source
+from jaxret.index.source import encoded_source, is_source, open_source
 from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
@@ -51,7 +50,7 @@ class SearchOutcome:
 
     rankings: Rankings
     result: SearchResult
-    shards: EncodedCorpus
+    encoded_corpus: EncodedCorpus
     truncation: Truncation  # of the queries
     vectors: TextVectors  # of the queries
     filters: tuple[str, ...] = ()
@@ -61,7 +60,7 @@ class SearchOutcome:
     @property
     def corpus(self) -> dict[str, Any]:
         """Return {"sha256", "passages"}; after an append or a deletion, the digest is of the list of parts."""
-        return self.shards.corpus
+        return self.encoded_corpus.corpus
 
 
 def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
@@ -94,21 +93,21 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
     return workdir.embeddings(matches[0])
 
 
-def text_files(corpus: EncodedCorpus) -> list[Path]:
+def text_files(encoded_corpus: EncodedCorpus) -> list[Path]:
     """Return the files that the texts of an encoded corpus are read from, as far as they are known. Raises DataError if
     a folder that was encoded has no corpus any more."""
-    sources = [encoded_source(shards.folder) for shards in corpus.shards]
-    return [file for source in sources if source for file in Corpus.open(source).files]
+    sources = [encoded_source(shards.folder) for shards in encoded_corpus.shards]
+    return [file for source in sources if source for file in open_source(source).files]
 
 
-def open_corpus(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> EncodedCorpus:
+def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> EncodedCorpus:
     """Open the shards in `folder`, of all parts; `only`: the range whose vectors are checked (`open_encoded`).
 
     Raises ContractError if another model, or another checkpoint of it, encoded them (lengths of texts and vectors may
     differ), and ShardError if the shards do not record what they were made from.
     """
-    corpus = open_encoded(folder, only=only)
-    for shards in corpus.shards:
+    encoded_corpus = open_encoded(folder, only=only)
+    for shards in encoded_corpus.shards:
         made_by, name = shards.fingerprint, f"{shards.folder}/manifest.json"
         for part, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
             entry = made_by.get(part)
@@ -126,7 +125,7 @@ def open_corpus(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> Encod
             f"the model in {run.workdir}",
             remedy,
         )
-    return corpus
+    return encoded_corpus
 
 
 class Searcher:
@@ -157,7 +156,7 @@ class Searcher:
             ValueError: a backend that does not exist, or no passage to search.
             RuntimeError: the backend disagrees with a float64 product, or this is a forked process.
 
-        It raises what `open_corpus`, `matching_rows` and `open_faiss_index` raise, too.
+        It raises what `open_encoded_by`, `matching_rows` and `open_faiss_index` raise, too.
         """
         require_unforked()
         spec = parse_candidates(options.candidates) if options.candidates else None
@@ -167,36 +166,40 @@ class Searcher:
         digests = {"the corpus": self._version, "the checkpoint": run.checkpoint}
         self.settings = {**asdict(replace(options, workers=None)), **digests}  # alike in all that search together
         self.group.require_same(self.settings)
-        self.shards = self.group.agreed(lambda: open_corpus(run, folder, (self.group.number, self.group.count)))
-        if options.dimension or self.shards.dimension != run.model.dimension:
-            self._cut(options.dimension or self.shards.dimension)
+        self.encoded_corpus = self.group.agreed(
+            lambda: open_encoded_by(run, folder, (self.group.number, self.group.count))
+        )
+        if options.dimension or self.encoded_corpus.dimension != run.model.dimension:
+            self._cut(options.dimension or self.encoded_corpus.dimension)
         if self.filters:
-            self.group.agreed(lambda: matching_rows(self.shards, self.filters) if self.group.leads else None)
-            self.shards = self.group.agreed(lambda: self.shards.select(matching_rows(self.shards, self.filters)))
-        if not self.shards.total_rows:
+            self.group.agreed(lambda: matching_rows(self.encoded_corpus, self.filters) if self.group.leads else None)
+            self.encoded_corpus = self.group.agreed(
+                lambda: self.encoded_corpus.select(matching_rows(self.encoded_corpus, self.filters))
+            )
+        if not self.encoded_corpus.total_rows:
             why = f"none has {' '.join(self.filters)}" if self.filters else "all were deleted"
             raise ValueError(f"{folder} has no passage to search: {why}")
         self.lists: InvertedLists | None = None
         self.generator: CandidateGenerator | None = None
         self.index: FaissIndex | SeismicIndex | None = None
         # The rows that this process searches, and how many there are before them: all, or those of a range of shards.
-        self.first_row, self._own = 0, self.shards
+        self.first_row, self._own = 0, self.encoded_corpus
         if self.group.count != 1:
-            self.first_row, self._own = self.shards.in_range(self.group.number, self.group.count)
+            self.first_row, self._own = self.encoded_corpus.in_range(self.group.number, self.group.count)
         self._corpus: Any = self._own
         self.group.agreed(lambda: self._open_vectors(options, spec, many))
         self.embedder = self.run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
 
     def _open_vectors(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
-        if self.shards.sparse:
+        if self.encoded_corpus.sparse:
             self._open_sparse(options, many)
         else:
             self._open_dense(options, spec, many)
 
     def _cut(self, size: int) -> None:
         """Search the first `size` numbers of vectors: of those that are stored, and of queries'."""
-        self.shards = self.shards.with_dimension(size, self.run.model.module.normalize)
+        self.encoded_corpus = self.encoded_corpus.with_dimension(size, self.run.model.module.normalize)
         self.run = self.run.with_dimension(size)
 
     def _open_sparse(self, options: SearchOptions, many: bool) -> None:
@@ -208,8 +211,8 @@ class Searcher:
         reason = f"the vectors in {self.folder} are weights of words, which inverted lists search"
         replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
         if options.index:
-            self.index = open_seismic_index(self.shards, options.index, options.index_parameters)
-            self._corpus = MappedCorpus(self.shards)
+            self.index = open_seismic_index(self.encoded_corpus, options.index, options.index_parameters)
+            self._corpus = MappedCorpus(self.encoded_corpus)
             return
         backend = sparse_backend(options.backend)
         check_sparse(backend)
@@ -217,20 +220,22 @@ class Searcher:
 
     def _open_dense(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
         """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
-        self.backend = select_backend(options.backend, self.shards.ragged, options.precision)
-        if options.index and self.shards.cut[0]:
+        self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision)
+        if options.index and self.encoded_corpus.cut[0]:
             raise ValueError(
                 f"dimension={options.dimension}: the index {options.index} has the vectors as they are stored; leave "
                 "one of the two out, or make a corpus of that size (jaxret encode --dimension) and build its index"
             )
-        self.index = open_faiss_index(self.shards, options.index, options.index_parameters) if options.index else None
+        self.index = (
+            open_faiss_index(self.encoded_corpus, options.index, options.index_parameters) if options.index else None
+        )
         if self.index:
-            self._corpus = MappedCorpus(self.shards)
+            self._corpus = MappedCorpus(self.encoded_corpus)
         if many and not self.index and self._own.total_rows:
             self._corpus = hold_in_memory(self._own, fits_devices(self._own, self.backend))
         if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
-            self.backend = select_backend(options.backend, self.shards.ragged, options.precision, many=True)
-        self_check(self.backend, self.shards.ragged)
+            self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision, many=True)
+        self_check(self.backend, self.encoded_corpus.ragged)
         if spec:
             backend = select_backend(options.backend, precision=options.precision)
             self_check(backend)
@@ -258,34 +263,39 @@ class Searcher:
             for query, row_ids, scores in zip(queries, ids, result.scores)
         }
         approximate = self._approximate(k)
-        return SearchOutcome(rankings, result, self.shards, cut, vectors, self.filters, self.max_passage, approximate)
+        return SearchOutcome(
+            rankings, result, self.encoded_corpus, cut, vectors, self.filters, self.max_passage, approximate
+        )
 
     def first(self, passages: int) -> Searcher:
         """Return a searcher of the first passages alone, in memory as those of many searches are. Raises as
         `require_first` does."""
         self.require_first(passages)
-        return self._part(self.shards.select_first(passages))
+        return self._part(self.encoded_corpus.select_first(passages))
 
-    def _part(self, shards: EncodedCorpus) -> Searcher:
+    def _part(self, encoded_corpus: EncodedCorpus) -> Searcher:
         part = copy.copy(self)
-        part.shards = part._own = shards
+        part.encoded_corpus = part._own = encoded_corpus
         if self.lists:
-            part._corpus, part.lists = part.shards, type(self.lists)(part.shards, True, self.lists.backend)
+            part._corpus, part.lists = (
+                part.encoded_corpus,
+                type(self.lists)(part.encoded_corpus, True, self.lists.backend),
+            )
         else:
-            part._corpus = hold_in_memory(part.shards, fits_devices(part.shards, self.backend))
+            part._corpus = hold_in_memory(part.encoded_corpus, fits_devices(part.encoded_corpus, self.backend))
         return part
 
     def among(self, rows: np.ndarray) -> Searcher:
         """Return a searcher of some rows alone (`matching_rows`), in memory as those of many searches are; it shares
         the rest. Raises ValueError for an approximate search."""
         self._require_parts()
-        return self._part(self.shards.select(rows))
+        return self._part(self.encoded_corpus.select(rows))
 
     def require_first(self, passages: int) -> None:
         """Raise ValueError for an approximate search, and for more passages than there are."""
         self._require_parts()
-        if not 1 <= passages <= self.shards.total_rows:
-            raise ValueError(f"the first {passages:,} passages: {self.folder} has {self.shards.total_rows:,}")
+        if not 1 <= passages <= self.encoded_corpus.total_rows:
+            raise ValueError(f"the first {passages:,} passages: {self.folder} has {self.encoded_corpus.total_rows:,}")
 
     def _require_parts(self) -> None:
         if self.generator or self.index:
@@ -308,7 +318,7 @@ class Searcher:
         def embed() -> TextVectors:
             return self._embed(self.run.tokenizer.queries(queries, progress, cut), progress)
 
-        return cut, self.group.vectors_of_first(embed, self.shards.sparse, self.shards.dimension)
+        return cut, self.group.vectors_of_first(embed, self.encoded_corpus.sparse, self.encoded_corpus.dimension)
 
     def _embed(self, tokens: Ragged, progress: bool) -> TextVectors:
         return self.embedder(tokens, "query", progress)
@@ -316,7 +326,7 @@ class Searcher:
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
         """Return the best passages for the vectors of each query, and their ids; with `max_passage` the best passages
         of the best documents, and the ids of these. Of several processes the first alone has ids."""
-        corpus = self._corpus if self.group.count == 1 else self.shards
+        corpus = self._corpus if self.group.count == 1 else self.encoded_corpus
         if self.max_passage:
             search_rows = functools.partial(self._search_rows, progress=progress)
             result = best_documents(
@@ -324,7 +334,7 @@ class Searcher:
                 lambda rows: self.group.agreed(lambda: corpus.ids(rows)),
                 vectors,
                 k,
-                self.shards.total_rows,
+                self.encoded_corpus.total_rows,
             )
         else:
             result = self._search_rows(vectors, k, progress)
@@ -337,7 +347,7 @@ class Searcher:
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         """Return the best passages for the vectors of each query, of all processes."""
         own = self.group.agreed(lambda: self.search_own(vectors, k, progress))
-        return self.group.merged(own, min(k, self.shards.total_rows))
+        return self.group.merged(own, min(k, self.encoded_corpus.total_rows))
 
     def search_own(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
         """Return the best passages of this process's rows, which are numbered through those of all."""
@@ -434,14 +444,14 @@ class Searcher:
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return those of the ids that no passage has; with `max_passage`, no document."""
         if not self.max_passage:
-            return self.shards.missing_ids(ids)
+            return self.encoded_corpus.missing_ids(ids)
         absent_ids = set(ids)
-        for _, block in self.shards.id_blocks():
+        for _, block in self.encoded_corpus.id_blocks():
             absent_ids.difference_update(map(document_id, block))
         return absent_ids
 
     def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.shards.shards)]
+        self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.encoded_corpus.shards)]
         by_id: dict[str, Passage] = {}
         for texts in self._texts:  # an id that was deleted may have come again: the last one counts
             missing_ids = [key for key in ids if key not in by_id]
@@ -456,7 +466,7 @@ def provenance(run: Run, outcome: SearchOutcome, k: int, **more: Any) -> dict[st
         k: passages for each query.
         **more: further entries.
     """
-    size = outcome.shards.dimension
+    size = outcome.encoded_corpus.dimension
     return {
         "checkpoint": run.checkpoint,
         "config": read_json(run.workdir.config),
@@ -473,7 +483,7 @@ def provenance(run: Run, outcome: SearchOutcome, k: int, **more: Any) -> dict[st
             **({"max_passage": True} if outcome.max_passage else {}),
             **({"dimension": size} if size != run.model.whole.dimension else {}),
             "query_length": run.tokenizer.query_length,
-            "passage_length": outcome.shards.fingerprint["contract"].get("passage_length"),
+            "passage_length": outcome.encoded_corpus.fingerprint["contract"].get("passage_length"),
         },
         **({"lineage": read_json(run.workdir.lineage)} if run.workdir.lineage.exists() else {}),
         **more,

@@ -76,13 +76,13 @@ class ServedRetriever:
     task = "retrieval"
 
     def __init__(
-        self, workdir: str, corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions
+        self, workdir: str, encoded_name: str, checkpoint: str, options: ServeOptions, search: SearchOptions
     ) -> None:
         """Open the run and the corpus.
 
         Args:
             workdir: folder of the run, or NAME=FOLDER.
-            corpus: encoded corpus; "": the only one.
+            encoded_name: encoded corpus; "": the only one.
             checkpoint: "best", "last" or a step.
 
         Raises what `Retriever.open`, `corpus_folder` and `Searcher` raise, and FileNotFoundError or ContractError if
@@ -90,7 +90,7 @@ class ServedRetriever:
         """
         self.name, workdir = named_run(workdir)
         self.options = options
-        folder = corpus_folder(Workdir(workdir), corpus).absolute() if options.search else None
+        folder = corpus_folder(Workdir(workdir), encoded_name).absolute() if options.search else None
         length = open_encoded(folder, verify=False).fingerprint["contract"].get("passage_length") if folder else None
         retriever = Retriever.open(workdir, checkpoint, passage_length=length)
         run: Run = replace(retriever.run, padding=served_length)
@@ -98,7 +98,7 @@ class ServedRetriever:
         self.run = self.searcher.run if self.searcher else run  # vectors may be cut, as those of the corpus
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
         self._alone = embedder_of_one(self.embedder)
-        self.corpus = folder.name if folder else ""
+        self.encoded_name = folder.name if folder else ""
         self._filter_searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
         if self.searcher and options.texts:
             _require_texts(self.searcher)
@@ -118,7 +118,7 @@ class ServedRetriever:
     @property
     def passages(self) -> int:
         """Return how many are searched. Raises `RefusalError` without a corpus."""
-        return self._searcher().shards.total_rows
+        return self._searcher().encoded_corpus.total_rows
 
     def vectors_of(self, tokens: Sequence[np.ndarray], side: Side) -> int:
         """Return the number of vectors of texts."""
@@ -132,7 +132,7 @@ class ServedRetriever:
     def fields(self) -> dict[str, list[tuple[str, int]]]:
         """Return the fields of the passages' metadata, with the values of most passages and their numbers."""
         counts: dict[str, dict[str, int]] = {}
-        for shards in self._searcher().shards.shards:
+        for shards in self._searcher().encoded_corpus.shards:
             for name, field in read_fields(shards).items():
                 of_field, lengths = counts.setdefault(name, {}), field.rows.lengths
                 for place in np.argsort(-lengths, kind="stable")[:_MOST_VALUES].tolist():
@@ -199,7 +199,7 @@ class ServedRetriever:
             among = f"the fields are {', '.join(names)}" if names else "the passages have no metadata"
             raise RefusalError(422, f"no passage has a field {unknown_names[0]!r:.60}; {among}")
         try:
-            rows = matching_rows(base.shards, key)
+            rows = matching_rows(base.encoded_corpus, key)
         except CORPUS_ERRORS:
             raise
         except ValueError:
@@ -247,11 +247,11 @@ class ServedRetriever:
         """
         searcher = self._filter_searchers.get(filters) if filters else self._searcher()
         if searcher is None:  # others came between
-            searcher = self._searcher().among(matching_rows(self._searcher().shards, filters))
+            searcher = self._searcher().among(matching_rows(self._searcher().encoded_corpus, filters))
         answers: list[SearchAnswer | None] = [None] * len(items)
         for part, vectors in self._embedded(items, "query"):
             result, ids = searcher.nearest(vectors, k)
-            outcome = SearchOutcome({}, result, searcher.shards, Truncation("queries", 0), vectors)
+            outcome = SearchOutcome({}, result, searcher.encoded_corpus, Truncation("queries", 0), vectors)
             best = searcher.best_vectors(outcome)
             every = {key for ranking in ids for key in ranking}
             passages = searcher.passages(every) if texts else {}
@@ -342,7 +342,7 @@ class ServedRetriever:
     def _explained(self, question: str, passage: Passage | None, key: str, top: int) -> str | RefusalError:
         if key:
             searcher = self._searcher()
-            if searcher.shards.missing_ids({key}):
+            if searcher.encoded_corpus.missing_ids({key}):
                 return RefusalError(404, f"the corpus has no passage {key!r:.60}", "no_passage")
             passage = searcher.passages({key})[key]
             if not passage.text and not passage.title:
@@ -357,13 +357,13 @@ ServedModel = ServedRetriever | ServedReranker
 
 
 def open_served(
-    workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions
+    workdirs: Sequence[str], encoded_name: str, checkpoint: str, options: ServeOptions, search: SearchOptions
 ) -> list[ServedModel]:
     """Open runs of retrievers and of cross-encoders.
 
     Args:
         workdirs: folders of runs, whose last parts are their names; NAME=FOLDER names one.
-        corpus: encoded corpus; "": the only one of each run.
+        encoded_name: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
 
     Raises ValueError for two runs with one name, and what opening them raises.
@@ -378,7 +378,7 @@ def open_served(
         if stored_config(Workdir(named_run(workdir)[1])).task == "reranking":
             models.append(ServedReranker(workdir, checkpoint, options))
         else:
-            models.append(ServedRetriever(workdir, corpus, checkpoint, options, search))
+            models.append(ServedRetriever(workdir, encoded_name, checkpoint, options, search))
     return models
 
 
@@ -394,6 +394,6 @@ def embedder_of_one(embedder: Embedder) -> Embedder | None:
 def _require_texts(searcher: Searcher) -> None:
     """Read a text. Raises what `Passages` raises, with the remedy."""
     try:
-        searcher.passages(set(searcher.shards.ids([0])))
+        searcher.passages(set(searcher.encoded_corpus.ids([0])))
     except (OSError, ValueError) as error:
         raise type(error)(f"{str(error).rstrip('.')}; --notexts serves ids and scores without texts") from error

@@ -34,12 +34,14 @@ _BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
 _BATCHES = 4  # items of a round of the device: sorted by length, they are this many batches
 
 
-def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeOptions, search: SearchOptions) -> None:
+def serve(
+    workdirs: Sequence[str], encoded_name: str, checkpoint: str, options: ServeOptions, search: SearchOptions
+) -> None:
     """Serve runs until SIGTERM or Ctrl-C; requests that are running then are answered.
 
     Args:
         workdirs: folders of runs; NAME=FOLDER names one.
-        corpus: encoded corpus; "": the only one of each run.
+        encoded_name: encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
         options: address and limits.
 
@@ -48,7 +50,7 @@ def serve(workdirs: Sequence[str], corpus: str, checkpoint: str, options: ServeO
     token = os.environ.get(TOKEN, "").strip()
     with bound_socket(options.host, options.port) as listener:
         require_token(options.host, token)
-        models = open_served(workdirs, corpus, checkpoint, options, search)
+        models = open_served(workdirs, encoded_name, checkpoint, options, search)
         device = DeviceThread(_BATCHES * options.batch, options.queue)
         counters = Counters(device)
         try:

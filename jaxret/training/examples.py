@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Corpus, Policy, describe_source, read_judgements
+from jaxret.data.formats import Policy, describe_source, read_judgements
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import BatchPlan, Examples, TrainingSet
 from jaxret.data.tokens.store import store_root
@@ -21,10 +21,9 @@ from jaxret.data.tokens.tokenized import (
     load_tokenized_corpus,
 )
 from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.training.config_corpora import validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.validation import CORPUS_MEASURES, DevCollection
-
-TRAINING_PASSAGES = "train"  # the validation.corpus that is read anyway
 
 
 def example_source(config: ConfigDict, which: str) -> ExampleSource:
@@ -107,24 +106,22 @@ def load_validation_corpus(
         DataError: bad records.
         ValueError: the corpus has no relevant passage.
     """
-    path, source = config.validation.corpus, config.data.dev
-    if not path or path == TRAINING_PASSAGES or dev is None:
+    if dev is None or (corpus := validation_corpus(config)) is None:
         return None
-    root, policy = store_root(config.data.store), Policy(config.data.on_error)
-    corpus = Corpus.open(path)
+    root, policy, source = store_root(config.data.store), Policy(config.data.on_error), config.data.dev
     texts = load_tokenized_corpus(corpus, policy, tokenizer, root)
     texts = texts or load_or_tokenize_corpus(corpus, corpus.scan(policy), policy, tokenizer, root, progress, log)
     first: dict[str, int] = {}  # query -> its first example: there is one for each positive
     for row, query in enumerate(dev.query_ids):
         first.setdefault(query, row)
-    log(f"validation: {len(texts.passages):,} passages from {path}, {len(first):,} queries\n  {texts.truncation}")
+    log(f"validation: {len(texts.passages):,} passages from {corpus}, {len(first):,} queries\n  {texts.truncation}")
     dev_judgements = [j for j in read_judgements(source, config.data.dev_split, policy) if j.query_id in first]
     judged_ids = {j.passage_id for j in dev_judgements}
     rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
     relevant = {j.passage_id for j in dev_judgements if j.relevance > 0}
     missing_count = len(relevant - rows.keys())
     if missing_count == len(relevant):
-        raise ValueError(f"validation.corpus is {path}, which has none of the relevant passages of {source}")
+        raise ValueError(f"validation.corpus is {corpus}, which has none of the relevant passages of {source}")
     if missing_count:
         log(f"  {missing_count:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
     number = {query: str(i) for i, query in enumerate(first)}

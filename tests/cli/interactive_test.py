@@ -12,6 +12,7 @@ import pytest
 
 from jaxret.cli import interactive
 from jaxret.cli.interactive import interact
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.search_files import show_answer
 from jaxret.index.encode import encode_corpus
@@ -28,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     write_encoder(folder / "encoder")
     write_data(folder / "data")
     run = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
-    encode_corpus(run, folder / "data", progress=False)
+    encode_corpus(run, Corpus.open(folder / "data"), progress=False)
     return run
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json
@@ -139,7 +140,7 @@ def test_the_start_of_a_search_imports_and_traces_little(root: Path) -> None:
     """Modules that take long to import, and traces of the encoder, are most of a question's time in a new process; the
     collection of garbage was a tenth of it."""
     run = open_run(root / "run")
-    encode_corpus(run, root / "data", "start", progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), "start", progress=False)
     program = """
 import gc, runpy, sys
 from jaxret.models.encoders.bert import Bert, BertLayer

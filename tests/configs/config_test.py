@@ -106,7 +106,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr(script, "_WORKDIR", SimpleNamespace(value=str(tmp_path / "run")))
         script.main()
         run = open_run(tmp_path / "run")
-        encode_corpus(run, data, progress=False)
+        encode_corpus(run, Corpus.open(data), progress=False)
         search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
     others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"mvr"}}
     others |= {key for key in keys if key.startswith("pretraining.")}  # tests/training/pretraining/run_test.py

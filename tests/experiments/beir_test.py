@@ -15,6 +15,7 @@ import pytest
 
 from jaxret.data.dataset_check import check_data
 from jaxret.data.errors import DataError
+from jaxret.data.formats import Corpus
 from jaxret.data.formats.set_folders import list_sets
 from jaxret.experiments.beir import (
     beir_table,
@@ -117,7 +118,9 @@ def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     android = sets / "cqadupstack" / "android"
     options = EvaluationOptions(k=100, measures=("nDCG@10", "R@100"), latency=0)
     for forum in (android, sets / "cqadupstack" / "english"):
-        search_bm25(str(tmp_path / "bm25"), str(forum), (str(forum), str(forum)), BM25Settings(), options, False)
+        search_bm25(
+            str(tmp_path / "bm25"), Corpus.open(forum), (str(forum), str(forum)), BM25Settings(), options, False
+        )
     by_hand = read_columns([f"BM25={tmp_path / 'bm25'}"], result)
     measures = columns["BM25"]["cqadupstack"]["measures"]
     assert by_hand["BM25"]["cqadupstack"]["measures"] == measures

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import jaxret
+from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -30,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     write_encoder(folder / "encoder")
     write_data(folder / "data")
     opened = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
-    encode_corpus(opened, folder / "data", options=EncodeOptions(shard_rows=40), progress=False)
+    encode_corpus(opened, Corpus.open(folder / "data"), options=EncodeOptions(shard_rows=40), progress=False)
     options = IndexOptions("IVF4,PQ4x4", "ivf", queries=str(folder / "data"), split="dev")
     index_corpus(opened.workdir, options, run=opened, progress=False)
     return opened

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.explain import explain, stored_passage
 from jaxret.index.encode import encode_corpus
@@ -29,7 +30,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
     def run(name: str, **overrides: Any) -> Run:
         opened = untrained_run(folder / name, folder / "encoder", folder / "data", **overrides)
-        encode_corpus(opened, folder / "data", progress=False)
+        encode_corpus(opened, Corpus.open(folder / "data"), progress=False)
         return opened
 
     return run

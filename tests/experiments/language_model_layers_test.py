@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.explain import explain, stored_passage
 from jaxret.experiments.vector_diversity import report_diversity
@@ -26,7 +27,7 @@ def test_mlr_on_a_language_model(tmp_path: Path, token: str) -> None:
     run = untrained_run(tmp_path / "run", model, data, **keys)
     assert run.model.module.config.num_layers == 3
     assert run.contract["encoder"]["normalize_intermediate"]
-    encode_corpus(run, data, progress=False)
+    encode_corpus(run, Corpus.open(data), progress=False)
     folder = corpus_folder(run.workdir)
     (key, score), *_ = Searcher(run, folder).search([Query("0", QUESTION)], 3).rankings["0"]
     explanation = explain(run, QUESTION, stored_passage(folder, key))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.experiments.mteb.mteb_options import MtebOptions
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
@@ -74,7 +75,7 @@ def test_results_in_mteb_files_equal_jaxret_search(root: Path, name: str) -> Non
     assert meta["revision"] == f"step-0-{run.checkpoint['digest'][:12]}" == result.parent.name
     assert (meta["framework"], meta["max_tokens"]) == (["JAX"], run.contract["passage_length"])
 
-    encode_corpus(run, root / "data", progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), progress=False)
     search = [f"--workdir={root / name}", f"--queries={root / 'data'}", f"--qrels={root / 'data'}", "--k=100"]
     assert run_script("search.py", *search, f"--measures={','.join(MEASURES)}").returncode == 0
     values = json.loads((root / name / "eval" / "data.test.json").read_text())["per_query"]

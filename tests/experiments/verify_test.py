@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.experiments.verify import verify_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -29,9 +30,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in "ab":
         records = [{"_id": f"{name}{n}", "text": word, "metadata": {"kind": name}} for n, word in enumerate(WORDS)]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    folder = encode_corpus(opened, root / "a.jsonl", "corpus", EncodeOptions(shard_rows=10), progress=False).folder
-    inspect_corpus(opened, root / "b.jsonl", "error", str(root / "store"), print).tokenized(opened, False, print)
-    append_corpus(opened, root / "b.jsonl", folder, EncodeOptions(store=str(root / "store")), progress=False)
+    folder = encode_corpus(
+        opened, Corpus.open(root / "a.jsonl"), "corpus", EncodeOptions(shard_rows=10), progress=False
+    ).folder
+    inspect_corpus(opened, Corpus.open(root / "b.jsonl"), "error", str(root / "store"), print).tokenized(
+        opened, False, print
+    )
+    append_corpus(
+        opened, Corpus.open(root / "b.jsonl"), folder, EncodeOptions(store=str(root / "store")), progress=False
+    )
     (root / "ids.txt").write_text("a3\n")
     delete_passages(folder, root / "ids.txt")
     Searcher(opened, folder, SearchOptions("xla", filters=("kind:b",))).passages(["b1", "a1"])

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxret.data.formats import Corpus
 from jaxret.export.export import KINDS, OF_CORPORA, export
 from jaxret.export.stores.store_list import STORES
 from jaxret.index.encode import encode_corpus
@@ -104,10 +105,10 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
     shutil.copytree(original, to)
     run = open_run(to)
     options = EncodeOptions(shard_rows=ROWS, dtype=state.dtype)
-    encode_corpus(run, root / "a.jsonl", "a", options, progress=False)
+    encode_corpus(run, Corpus.open(root / "a.jsonl"), "a", options, progress=False)
     folder = Workdir(to).embeddings("a")
     for number in range(state.appended):
-        append_corpus(run, root / f"more{number}.jsonl", folder, options, progress=False)
+        append_corpus(run, Corpus.open(root / f"more{number}.jsonl"), folder, options, progress=False)
     if state.deleted:
         ids = [key for _, block in open_encoded(folder).id_blocks() for key in block]
         (root / "ids.txt").write_text("".join(f"{ids[row]}\n" for row in state.deleted))
@@ -161,10 +162,10 @@ def test_every_export_of_every_state(kind: str, to: str, name: str, root: Path, 
                 np.testing.assert_array_equal(tensors[key], value)
 
 
-def assert_same_vectors(corpus: EncodedCorpus, out: Path) -> None:
+def assert_same_vectors(encoded_corpus: EncodedCorpus, out: Path) -> None:
     """Assert that the vectors of an index are those of the passages that are left, in their order."""
     index = faiss.read_index(str(out / "index"))
-    vectors = np.concatenate([np.asarray(shard[:], np.float32)[:, 0] for _, shard in corpus])
+    vectors = np.concatenate([np.asarray(shard[:], np.float32)[:, 0] for _, shard in encoded_corpus])
     np.testing.assert_array_equal(index.reconstruct_n(0, index.ntotal), vectors)
 
 

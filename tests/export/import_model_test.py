@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, processors
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -134,11 +135,11 @@ def test_the_first_passage_is_shown_as_it_is_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
     corpus, folder = tmp_path / "corpus.jsonl", str(write_modules(tmp_path / "model"))
     corpus.write_text(json.dumps({"_id": "p1", "title": "Stone", "text": "river " * 40}) + "\n")
-    text = import_model(folder, tmp_path / "run", corpus=str(corpus))
+    text = import_model(folder, tmp_path / "run", corpus=Corpus.open(corpus))
     assert text.startswith(f"the first passage, 'p1', is read as 'Stone {('river ' * 40)[:60]}...' (tokens.title_sep")
     corpus.write_text("")
     with pytest.raises(ValueError, match=r"corpus\.jsonl"):
-        import_model(folder, tmp_path / "other", corpus=str(corpus))
+        import_model(folder, tmp_path / "other", corpus=Corpus.open(corpus))
     assert not (tmp_path / "other").exists()
 
 
@@ -178,7 +179,7 @@ def test_an_opened_model_encodes_searches_and_starts_a_run(tmp_path: Path, monke
     assert run.config.normalize
     assert run.config.head.token == "mean"
     assert (run.tokenizer.query_length, run.tokenizer.passage_length) == (16, 16)
-    encode_corpus(run, data, progress=False)
+    encode_corpus(run, Corpus.open(data), progress=False)
     assert (
         search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False) is not None
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import Corpus, read_queries
 from jaxret.export import to_anserini
 from jaxret.export.export import export
 from jaxret.index.encode import encode_corpus
@@ -26,7 +26,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_data(root / "data")
     keys = {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)}
     run = untrained_run(root / "run", write_encoder(root / "encoder"), data, **keys)
-    encode_corpus(run, data, options=EncodeOptions(words=8, shard_rows=20), progress=False)
+    encode_corpus(run, Corpus.open(data), options=EncodeOptions(words=8, shard_rows=20), progress=False)
     gone = root / "gone.txt"
     gone.write_text("p3\n")
     delete_passages(root / "run/embeddings/data", gone)
@@ -43,7 +43,9 @@ def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeyp
     files = sorted((tmp_path / "out/corpus").iterdir())
     records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert [len(file.read_text().splitlines()) for file in files[:-1]] == [50] * (len(files) - 1)
-    assert [record["id"] for record in records] == searcher.shards.ids(range(searcher.shards.total_rows))
+    assert [record["id"] for record in records] == searcher.encoded_corpus.ids(
+        range(searcher.encoded_corpus.total_rows)
+    )
     assert "p3" not in {record["id"] for record in records}
     assert f"{len(records)} passages read back; weights differ by 0.00" in report
     assert all(type(impact) is int and impact > 0 for record in records for impact in record["vector"].values())
@@ -74,7 +76,7 @@ def test_a_difference_beyond_rounding_is_an_error(root: Path, tmp_path: Path, mo
 @pytest.mark.slow
 def test_dense_vectors_have_no_impacts(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "dense", root / "encoder", root / "data")
-    encode_corpus(run, root / "data", progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), progress=False)
     with pytest.raises(ValueError, match=r"dense, .*Anserini's .*weights"):
         export(tmp_path / "dense", "anserini", tmp_path / "out")
     with pytest.raises(ValueError, match="--queries=x is for --to=anserini"):

@@ -8,6 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.export import to_pyserini
 from jaxret.export.export import export
 from jaxret.index.encode import encode_corpus
@@ -23,7 +24,7 @@ SAMPLE = REPOSITORY.parent / "shared" / "data" / "format-samples" / "pyserini" /
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pyserini")
     run = make_run(folder, normalize=True)
-    encode_corpus(open_run(run), folder / "data", options=EncodeOptions(shard_rows=20), progress=False)
+    encode_corpus(open_run(run), Corpus.open(folder / "data"), options=EncodeOptions(shard_rows=20), progress=False)
     return run
 
 
@@ -73,15 +74,15 @@ def test_control_swapped_ids_and_changed_vectors_are_errors(
 @pytest.mark.exhaustive
 def test_a_missing_corpus(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"corpus 'other'; .*data"):
-        export(run, "pyserini", tmp_path / "out", corpus="other")
+        export(run, "pyserini", tmp_path / "out", encoded_name="other")
     with pytest.raises(ValueError, match=r"--corpus=data is for --to=pyserini"):
-        export(run, "hf", tmp_path / "out", corpus="data")
+        export(run, "hf", tmp_path / "out", encoded_name="data")
 
 
 @pytest.mark.exhaustive
 def test_several_vectors_per_passage_are_an_error(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="me_bert", head__me_bert__count=2)
-    encode_corpus(open_run(run), tmp_path / "data", progress=False)
+    encode_corpus(open_run(run), Corpus.open(tmp_path / "data"), progress=False)
     with pytest.raises(ValueError, match=r"passage .*2 .*, .*Pyserini's"):
         export(run, "pyserini", tmp_path / "out")
 

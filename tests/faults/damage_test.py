@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import Corpus, read_queries
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import Run, open_checkpoints, open_run
@@ -99,7 +99,7 @@ class Victim:
     def encode(self) -> Any:
         """The folder of vectors after it was encoded again, which repairs what it can."""
         assert self.opened is not None
-        encode_corpus(self.opened, self.tiny.data, progress=False)
+        encode_corpus(self.opened, Corpus.open(self.tiny.data), progress=False)
         actual = vectors(self.workdir / FOLDER)
         return {name: content.strip() if name.endswith(".json") else content for name, content in actual.items()}
 

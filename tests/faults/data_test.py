@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -56,7 +57,7 @@ def write(folder: Path, lines: Iterable[str | bytes]) -> Path:
 
 def encoded(opened: Run, corpus: Path, name: str, on_error: str = "error") -> tuple[list[str], np.ndarray]:
     """(ids, vectors) of the folder that a corpus becomes."""
-    folder = encode_corpus(opened, corpus, name, EncodeOptions(on_error=on_error), progress=False).folder
+    folder = encode_corpus(opened, Corpus.open(corpus), name, EncodeOptions(on_error=on_error), progress=False).folder
     shards = open_shards(folder)
     rows = range(shards.total_rows)
     return shards.ids(rows), shards.rows(rows)
@@ -87,7 +88,7 @@ def test_vectors_that_are_not_finite(value: float, opened: Run, tmp_path: Path, 
     params["encoder"]["embeddings"]["word"]["embedding"] = jnp.asarray(table).at[word, 0].set(value)
     broken = dataclasses.replace(opened, params=params, program_cache={})
     corpus = write(tmp_path, [line(f"d{i}", "river stone") for i in range(12)] + [line("seven", "loud thunder")])
-    message = why(lambda: encode_corpus(broken, corpus, f"broken{value}", progress=False))
+    message = why(lambda: encode_corpus(broken, Corpus.open(corpus), f"broken{value}", progress=False))
     trials.count("seven" in message and "12" in message, f"encode: {message}", detected=True)
 
     ids, vectors = encoded(opened, corpus, f"edited{value}")
@@ -174,7 +175,7 @@ def test_bad_lines(opened: Run, tmp_path: Path, trials: Trials) -> None:
     expected = encoded(opened, write(tmp_path / "good", GOOD), "good")
     for number, (what, bad) in enumerate(BAD.items()):
         corpus = write(tmp_path / str(number), [*GOOD[:4], bad, *GOOD[4:]])
-        message = why(lambda: encode_corpus(opened, corpus, f"bad{number}", progress=False))  # noqa: B023
+        message = why(lambda: encode_corpus(opened, Corpus.open(corpus), f"bad{number}", progress=False))  # noqa: B023
         trials.count(f"{corpus}:5" in message, f"{what}: {message[:300]!r}", detected=True)
         ids, vectors = encoded(opened, corpus, f"bad{number}", "skip")
         trials.count(ids == expected[0] and np.array_equal(vectors, expected[1]), f"{what}, skipped: {len(ids)} rows")
@@ -201,7 +202,7 @@ def test_bad_questions(tiny: Tiny, trials: Trials) -> None:
 def test_empty_texts(text: str, opened: Run, tmp_path: Path, trials: Trials) -> None:
     raw = f'{{"_id": "empty", "title": "", "text": "{text}"}}'
     corpus, name = write(tmp_path, [*GOOD[:6], raw, *GOOD[6:]]), f"empty{len(text)}"
-    message = why(lambda: encode_corpus(opened, corpus, name, progress=False))
+    message = why(lambda: encode_corpus(opened, Corpus.open(corpus), name, progress=False))
     trials.count(f"{corpus}:7" in message and "empty" in message, message, detected=True)
     ids, _ = encoded(opened, corpus, f"{name}-skip", "skip")
     trials.count(len(ids) == len(GOOD) and "empty" not in ids, f"skip: {len(ids)} rows")
@@ -272,7 +273,7 @@ def test_endless_lines(what: str, tiny: Tiny, tmp_path: Path, trials: Trials) ->
 def test_few_rows(opened: Run, tmp_path: Path, trials: Trials) -> None:
     size = opened.config.encode.shard_rows
     everything = dict(zip(*encoded(opened, write(tmp_path / "all", GOOD), "all")))
-    message = why(lambda: encode_corpus(opened, write(tmp_path / "none", []), "none", progress=False))
+    message = why(lambda: encode_corpus(opened, Corpus.open(write(tmp_path / "none", [])), "none", progress=False))
     trials.count("no passage" in message, message, detected=True)
     for rows in (1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 31, 32, 33):
         name = f"rows{rows}"
@@ -304,7 +305,7 @@ def test_ties(opened: Run, tmp_path: Path, trials: Trials) -> None:
         config = opened.config.copy_and_resolve_references()
         config.encode.shard_rows = rows
         sized = dataclasses.replace(opened, config=config)
-        folder = encode_corpus(sized, corpus, f"ties{rows}", progress=False).folder
+        folder = encode_corpus(sized, Corpus.open(corpus), f"ties{rows}", progress=False).folder
         for backend in backends():
             for k in (1, 10, 75, 76, 300):
                 rankings = Searcher(sized, folder, SearchOptions(backend)).search(questions, k).rankings

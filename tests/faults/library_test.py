@@ -140,8 +140,8 @@ def test_shards_and_indexes_that_are_cut_while_they_are_mapped(tmp_path: Path, t
         chosen = random.Random(trial)
         folder = tmp_path / str(trial)
         subprocess.run(["cp", "-r", tmp_path / "whole", folder], check=True)
-        corpus = open_encoded(folder / "embeddings" / "c")
-        index, mapped = open_faiss_index(corpus, name), MappedCorpus(corpus)
+        encoded_corpus = open_encoded(folder / "embeddings" / "c")
+        index, mapped = open_faiss_index(encoded_corpus, name), MappedCorpus(encoded_corpus)
         before = index.search(queries, mapped, 10).rows
         path = chosen.choice(sorted(folder.rglob("vectors-*.npy")) + sorted(folder.rglob("index.faiss")))
         size = path.stat().st_size

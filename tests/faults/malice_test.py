@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run, open_run
@@ -209,7 +210,7 @@ def test_names_that_leave_the_folder(tiny: Tiny, victim: Path, trials: Trials) -
     before = sorted(p for p in victim.parent.iterdir())
     opened = open_run(victim)
     for name in ("../../escape", "/tmp/escape", "..", ".", "a/b", "a\\b", ".hidden", "a\0b"):
-        refuses(trials, f"--name={name!r}", lambda: encode_corpus(opened, tiny.data, name, progress=False))  # noqa: B023
+        refuses(trials, f"--name={name!r}", lambda: encode_corpus(opened, Corpus.open(tiny.data), name, progress=False))  # noqa: B023
     for flag in ("--name=../../escape", "--name=.."):
         done = run("encode.py", f"--workdir={victim}", f"--corpus={tiny.data}", flag)
         trials.count("name" in refusal(done), done.output, detected=True)
@@ -232,7 +233,7 @@ def test_paths_that_are_not_files(tiny: Tiny, victim: Path, tmp_path: Path, tria
             (folder / "ids-00001-of-00023.txt", lambda: search(opened, folder)),
             (folder / "vectors-00001-of-00023.npy", lambda: search(opened, folder)),
             (folder / "manifest.json", lambda: search(opened, folder)),
-            (corpus, lambda: encode_corpus(opened, corpus, "link", progress=False)),
+            (corpus, lambda: encode_corpus(opened, Corpus.open(corpus), "link", progress=False)),
         ):
             whole = path.read_bytes() if path.exists() else None
             path.unlink(missing_ok=True)

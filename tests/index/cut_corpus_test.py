@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_queries
+from jaxret.api import Index, Retriever
+from jaxret.data.formats import Corpus, DataError, read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.explain import StoredPassage, explain_in_run
 from jaxret.experiments.search_sizes import parse_sizes, search_sizes
 from jaxret.index.cut_corpus import find_larger_vectors
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encode import cut_encoded, encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.shards import ShardError, ShardWriter, read_manifest
@@ -49,15 +50,17 @@ def runs(root: Path) -> RunsByKind:
     """`first` is encoded, and cut as first-5."""
 
     def encode(run: Run, root: Path) -> None:
-        encode_corpus(run, root / "first.jsonl", progress=False)
-        encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
+        encode_corpus(run, Corpus.open(root / "first.jsonl"), progress=False)
+        encode_corpus(run, Corpus.open(root / "first.jsonl"), options=EncodeOptions(dimension=SIZE), progress=False)
 
     return RunsByKind(root, KINDS, encode)
 
 
-def all_vectors(corpus: EncodedCorpus) -> np.ndarray:
-    parts = [shard.take(np.arange(len(shard))).flat if corpus.ragged else shard[:] for _, shard in corpus]
-    return np.concatenate([part.reshape(-1, corpus.dimension) for part in parts])
+def all_vectors(encoded_corpus: EncodedCorpus) -> np.ndarray:
+    parts = [
+        shard.take(np.arange(len(shard))).flat if encoded_corpus.ragged else shard[:] for _, shard in encoded_corpus
+    ]
+    return np.concatenate([part.reshape(-1, encoded_corpus.dimension) for part in parts])
 
 
 def by_hand(vectors: np.ndarray, normalize: bool) -> np.ndarray:
@@ -75,7 +78,7 @@ def rankings(run: Run, name: str, root: Path, dimension: int = 0) -> Any:
 @pytest.mark.parametrize("kind", CASES)
 def test_cut_vectors_equal_a_fresh_encoding(kind: str, root: Path, runs: RunsByKind) -> None:
     run = runs[kind]
-    fresh = encode_corpus(run.with_dimension(SIZE), root / "first.jsonl", f"fresh-{SIZE}", progress=False)
+    fresh = encode_corpus(run.with_dimension(SIZE), Corpus.open(root / "first.jsonl"), f"fresh-{SIZE}", progress=False)
     stored, cut = open_encoded(run.workdir.embeddings("first")), open_encoded(run.workdir.embeddings(f"first-{SIZE}"))
     expected = by_hand(all_vectors(stored), run.model.module.normalize)
     assert np.abs(all_vectors(cut) - expected).max() < 1e-7
@@ -96,9 +99,9 @@ def test_searching_cut_vectors_equals_searching_the_cut_corpus(kind: str, root: 
     assert results == rankings(run, "first", root, SIZE)
     assert results != rankings(run, "first", root), "control: whole vectors"
     normalize, late = run.model.module.normalize, run.model.late_interaction
-    corpus = open_encoded(run.workdir.embeddings("first"))
-    lists = [by_hand(np.asarray(v, np.float32), normalize) for _, shard in corpus for v in shard]
-    ids = corpus.ids(np.arange(corpus.total_rows))
+    encoded_corpus = open_encoded(run.workdir.embeddings("first"))
+    lists = [by_hand(np.asarray(v, np.float32), normalize) for _, shard in encoded_corpus for v in shard]
+    ids = encoded_corpus.ids(np.arange(encoded_corpus.total_rows))
     queries = list(read_queries(root / "data" / "queries.jsonl"))[:5]
     vectors = run.embedder()(run.tokenizer.queries([query.text for query in queries]), "query")
     for query, own in zip(queries, vectors, strict=True):
@@ -123,18 +126,18 @@ def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) ->
 def test_appends_and_deletes_apply_to_the_cut_corpus(root: Path) -> None:
     run = untrained_run(root / "changing", root / "encoder", root / "data", **KINDS[DAILY])
     options = EncodeOptions(dimension=SIZE)
-    encode_corpus(run, root / "first.jsonl", progress=False)
-    folder = encode_corpus(run, root / "first.jsonl", options=options, progress=False).folder
+    encode_corpus(run, Corpus.open(root / "first.jsonl"), progress=False)
+    folder = encode_corpus(run, Corpus.open(root / "first.jsonl"), options=options, progress=False).folder
     for each in (folder, run.workdir.embeddings("first")):
-        append_corpus(run, root / "more.jsonl", each, progress=False)
+        append_corpus(run, Corpus.open(root / "more.jsonl"), each, progress=False)
         delete_ids(each, {"p1": "here", "p2": "here"})
     appended = all_vectors(open_encoded(folder))
-    again = encode_corpus(run, "first", f"again-{SIZE}", options, progress=False)
+    again = cut_encoded(run, "first", options, f"again-{SIZE}", progress=False)
     assert np.array_equal(all_vectors(open_encoded(again.folder)), appended)
     assert open_encoded(again.folder).corpus == open_encoded(run.workdir.embeddings("first")).corpus
     assert rankings(run, f"again-{SIZE}", root) == rankings(run, "first", root, SIZE)
     with pytest.raises(ValueError, match=r"dimension=3: the vectors in .* have 5 numbers"):
-        append_corpus(run, root / "more.jsonl", folder, EncodeOptions(dimension=3), progress=False)
+        append_corpus(run, Corpus.open(root / "more.jsonl"), folder, EncodeOptions(dimension=3), progress=False)
 
 
 @pytest.mark.slow
@@ -142,11 +145,11 @@ def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) 
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **KINDS[DAILY])
     file, options = tmp_path / "texts.jsonl", EncodeOptions(dimension=SIZE)
     file.write_bytes((root / "first.jsonl").read_bytes())
-    encode_corpus(run, file, progress=False)
-    assert find_larger_vectors(run.with_dimension(SIZE), file, tmp_path) is not None
+    encode_corpus(run, Corpus.open(file), progress=False)
+    assert find_larger_vectors(run.with_dimension(SIZE), Corpus.open(file), tmp_path) is not None
     file.write_bytes((root / "more.jsonl").read_bytes())
-    folder = encode_corpus(run, file, options=options, progress=False).folder
-    fresh = encode_corpus(run, root / "more.jsonl", f"fresh-{SIZE}", options, progress=False).folder
+    folder = encode_corpus(run, Corpus.open(file), options=options, progress=False).folder
+    fresh = encode_corpus(run, Corpus.open(root / "more.jsonl"), f"fresh-{SIZE}", options, progress=False).folder
     assert np.array_equal(all_vectors(open_encoded(folder)), all_vectors(open_encoded(fresh)))
 
 
@@ -154,32 +157,36 @@ def test_a_changed_file_is_not_cut_from_old_vectors(root: Path, tmp_path: Path) 
 def test_a_path_is_refused_as_a_name(
     root: Path, tmp_path: Path, runs: RunsByKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = runs[DAILY].with_dimension(SIZE)
+    retriever, options = Retriever(runs[DAILY]), EncodeOptions(dimension=SIZE)
     monkeypatch.chdir(tmp_path)
-    assert find_larger_vectors(run, "first", tmp_path) == run.workdir.embeddings("first")
+    assert len(Index.build(retriever, "first", "by-name", options, progress=False))
     Path("first").mkdir()
-    assert find_larger_vectors(run, "first", tmp_path) is None
+    with pytest.raises(DataError, match=r"first: .*folder"):
+        Index.build(retriever, "first", "by-name", options, progress=False)
+    with pytest.raises(DataError, match=r"second: .*exist"):
+        Index.build(retriever, "second", "by-name", options, progress=False)
 
 
 @pytest.mark.slow
 def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **KINDS[DAILY])
-    options, whole = EncodeOptions(dimension=SIZE), encode_corpus(run, root / "first.jsonl", progress=False).folder
-    cut = encode_corpus(run, "first", options=options, progress=False).folder
-    append_corpus(run, root / "more.jsonl", cut, progress=False)
+    options, corpus = EncodeOptions(dimension=SIZE), Corpus.open(root / "first.jsonl")
+    whole = encode_corpus(run, corpus, progress=False).folder
+    cut = cut_encoded(run, "first", options, progress=False).folder
+    append_corpus(run, Corpus.open(root / "more.jsonl"), cut, progress=False)
     before = (cut / "parts.json").read_bytes()
     with pytest.raises(ContractError, match=r"appended .*deleted"):
-        encode_corpus(run, "first", options=options, progress=False)
-    append_corpus(run, root / "more.jsonl", whole, progress=False)
-    encode_corpus(run, "first", options=options, progress=False)
+        cut_encoded(run, "first", options, progress=False)
+    append_corpus(run, Corpus.open(root / "more.jsonl"), whole, progress=False)
+    cut_encoded(run, "first", options, progress=False)
     assert (cut / "parts.json").read_bytes() == before
     delete_ids(cut, {"p1": "here"})
     before = (cut / "parts.json").read_bytes()
     with pytest.raises(ContractError, match=r"appended .*deleted"):
-        encode_corpus(run, "first", options=options, progress=False)
+        cut_encoded(run, "first", options, progress=False)
     assert (cut / "parts.json").read_bytes() == before
     delete_ids(whole, {"p1": "here", "p2": "here"})
-    encode_corpus(run, "first", options=options, progress=False)
+    cut_encoded(run, "first", options, progress=False)
     assert open_encoded(cut).corpus == open_encoded(whole).corpus
 
 
@@ -187,7 +194,7 @@ def test_changes_of_a_cut_corpus_are_not_undone(root: Path, tmp_path: Path) -> N
 def test_encode_dimension_applies_to_all_vectors_of_a_run(root: Path) -> None:
     run = untrained_run(root / "short", root / "encoder", root / "data", **KINDS[DAILY], encode__dimension=SIZE)
     assert read_json(run.workdir.contract)["dimension"] == SIZE
-    folder = encode_corpus(run, root / "first.jsonl", progress=False).folder
+    folder = encode_corpus(run, Corpus.open(root / "first.jsonl"), progress=False).folder
     assert open_encoded(folder).dimension == SIZE
     results = rankings(run, "first", root)
     assert results == rankings(open_run(run.workdir), "first", root)
@@ -211,10 +218,10 @@ def test_an_interrupted_cut_continues_and_is_no_complete_corpus(
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "write", fail_at_second)
         with pytest.raises(KeyboardInterrupt):
-            encode_corpus(run, "first", options=options, progress=False)
+            cut_encoded(run, "first", options, progress=False)
     assert written == [0]
     assert "first-3" not in run.workdir.corpora
-    result = encode_corpus(run, "first", options=options, progress=False)
+    result = cut_encoded(run, "first", options, progress=False)
     assert result.shards_written == result.shards - 1
     assert "first-3" in run.workdir.corpora
 
@@ -222,19 +229,19 @@ def test_an_interrupted_cut_continues_and_is_no_complete_corpus(
 @pytest.mark.slow
 def test_damaged_vectors_are_not_cut(root: Path) -> None:
     run = untrained_run(root / "damaged", root / "encoder", root / "data", **KINDS[DAILY])
-    folder = encode_corpus(run, root / "first.jsonl", progress=False).folder
+    folder = encode_corpus(run, Corpus.open(root / "first.jsonl"), progress=False).folder
     path = next(folder.glob("vectors-00000*"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(ShardError, match="damaged"):
-        encode_corpus(run, "first", options=EncodeOptions(dimension=3), progress=False)
+        cut_encoded(run, "first", EncodeOptions(dimension=3), progress=False)
 
 
 def test_vectors_of_another_checkpoint_are_not_cut(root: Path, runs: RunsByKind) -> None:
     other = replace(runs[DAILY], checkpoint={"step": 7, "digest": "0"})
     with pytest.raises(ContractError, match="checkpoint"):
-        encode_corpus(other, root / "first.jsonl", "first", EncodeOptions(dimension=SIZE), progress=False)
+        encode_corpus(other, Corpus.open(root / "first.jsonl"), "first", EncodeOptions(dimension=SIZE), progress=False)
 
 
 @pytest.mark.slow
@@ -242,24 +249,26 @@ def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest
     run, data = runs[DAILY], str(root / "data")
     evaluation = EvaluationOptions(split="test", latency=0)
     sizes = parse_sizes(["all", "5", "2"])
-    measured = search_sizes(run, sizes, data, data, evaluation, corpus="first")
+    measured = search_sizes(run, sizes, data, data, evaluation, encoded_name="first")
     assert list(measured) == [run.model.dimension, 5, 2]
     table = capsys.readouterr().out.split("by numbers of a vector:")[1].splitlines()
     assert [line.split()[0] for line in table if line.strip()][-4:-1] == ["2", "5", str(run.model.dimension)]
     stored = read_json(run.workdir.evaluation("data.test.dimension-5"))
     assert stored["provenance"]["search"]["dimension"] == 5
-    (direct,) = search_sizes(run, (0,), data, data, replace(evaluation, label="cut"), corpus=f"first-{SIZE}").values()
+    (direct,) = search_sizes(
+        run, (0,), data, data, replace(evaluation, label="cut"), encoded_name=f"first-{SIZE}"
+    ).values()
     assert direct.mean == measured[5].mean
     assert (
         read_json(run.workdir.evaluation(f"data.test.cut.dimension-{SIZE}"))["provenance"]["search"]["dimension"]
         == SIZE
     )
-    search_sizes(run, (0,), data, data, replace(evaluation, label="whole"), corpus="first")
+    search_sizes(run, (0,), data, data, replace(evaluation, label="whole"), encoded_name="first")
     assert "dimension" not in read_json(run.workdir.evaluation("data.test.whole"))["provenance"]["search"]
     with pytest.raises(ValueError, match=r"--dimension=99: .*vectors .*corpus"):
-        search_sizes(run, (99,), data, data, evaluation, corpus="first")
+        search_sizes(run, (99,), data, data, evaluation, encoded_name="first")
     with pytest.raises(ValueError, match="give --qrels too"):
-        search_sizes(run, (2, 5), data, "", evaluation, corpus="first")
+        search_sizes(run, (2, 5), data, "", evaluation, encoded_name="first")
 
 
 @pytest.mark.parametrize("texts", [["0"], ["-1"], ["whole"], ["5", "5"]])
@@ -273,7 +282,7 @@ def test_heads_that_cannot_be_cut_are_errors(root: Path) -> None:
     parts = {"head__aggretriever__mlm": False, "head__aggretriever__lexical_dim": 8, "head__aggretriever__cls_dim": 4}
     run = untrained_run(root / "parts", root / "encoder", root / "data", head__name="aggretriever", **parts)
     with pytest.raises(ValueError, match=r"--dimension .*5, .*'aggretriever' joins"):
-        encode_corpus(run, root / "first.jsonl", options=EncodeOptions(dimension=SIZE), progress=False)
+        encode_corpus(run, Corpus.open(root / "first.jsonl"), options=EncodeOptions(dimension=SIZE), progress=False)
 
 
 def test_cutting_and_scaling_of_vectors() -> None:

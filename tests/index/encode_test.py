@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus, CorpusScan, DataError, read_corpus
+from jaxret.data.formats import Corpus, CorpusScan, DataError, read_corpus, write_beir
 from jaxret.data.records import Passage
 from jaxret.index import encode, worker
 from jaxret.index.encode import corpus_name, encode_corpus, rows_a_minute, vector_dtype
@@ -61,7 +62,7 @@ def run(root: Path) -> Run:
 @pytest.fixture(scope="module")
 def encoded(root: Path, run: Run) -> Path:
     """The folder of the corpus, encoded without interruption."""
-    result = encode_corpus(run, root / "data", progress=False)
+    result = encode_corpus(run, Corpus.open(root / "data"), progress=False)
     assert (result.shards, result.shards_written) == (3, 3)
     return result.folder
 
@@ -119,7 +120,7 @@ def test_cut_texts_are_counted_before_and_after_encoding(
         write(self, *rest)
 
     monkeypatch.setattr(ShardWriter, "write", writing)
-    encode_corpus(with_run(run, tmp_path), root / "data")
+    encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"))
     total = open_shards(tmp_path / "embeddings" / "data").total_rows
     printed = [line.partition(": ")[0] for line in said if " cut at " in line]
     assert printed == [f"{ROWS} passages", f"{total} passages"]
@@ -127,9 +128,12 @@ def test_cut_texts_are_counted_before_and_after_encoding(
 
 
 def test_the_name_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beir" / "inside").mkdir(parents=True)
+    write_beir(tmp_path / "beir", [Passage("a", "x")], [], {})
+    (tmp_path / "beir" / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "beir")
-    assert [corpus_name(path) for path in (".", "inside/..", "../beir", "psgs.tsv.gz")] == ["beir"] * 3 + ["psgs"]
+    Path("psgs.tsv").write_text("1\ta text\ttitle\n")
+    sources = (".", "inside/..", "../beir", "psgs.tsv", "dpr.passages:psgs.tsv")
+    assert [corpus_name(Corpus.open(path)) for path in sources] == ["beir"] * 3 + ["psgs"] * 2
 
 
 def test_interrupted_between_shards_and_resumed(
@@ -148,12 +152,12 @@ def test_interrupted_between_shards_and_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "write", dying)
         with pytest.raises(KeyboardInterrupt):
-            encode_corpus(other, root / "data", progress=False)
+            encode_corpus(other, Corpus.open(root / "data"), progress=False)
     folder = tmp_path / "embeddings" / "data"
     assert not (folder / "manifest.json").exists()
     # What a process killed while it wrote the second shard leaves behind.
     (folder / "vectors-00001-of-00003.npy").write_bytes(b"half")
-    result = encode_corpus(other, root / "data", progress=False)
+    result = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert (result.shards, result.shards_written) == (3, 2)
     assert contents(folder) == contents(encoded)
     timing = read_json(tmp_path / "encoding.json")["data"]
@@ -162,7 +166,7 @@ def test_interrupted_between_shards_and_resumed(
     assert timing["ms_per_passage"] == pytest.approx(1000 * timing["seconds"] / timing["passages"], rel=0.01)
     assert timing["passages_per_second"] == pytest.approx(timing["passages"] / timing["seconds"], rel=0.01)
     before = contents(folder)
-    again = encode_corpus(other, root / "data", progress=False)
+    again = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert (again.shards_written, again.timing) == (0, None)
     assert contents(folder) == before
     assert read_json(tmp_path / "encoding.json")["data"] == timing, "a job that encodes nothing has no time"
@@ -180,7 +184,7 @@ def test_a_corpus_that_changes_while_it_is_encoded(
 
     monkeypatch.setattr("jaxret.data.formats.Corpus.scan", scan)
     with pytest.raises(DataError, match=r"corpus\.jsonl: .*corpus changed"):
-        encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path / "data"), progress=False)
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
 
@@ -189,7 +193,7 @@ def test_a_corpus_that_was_tokenised_before_is_not_read_again(
 ) -> None:
     """The shards have the same bytes."""
     store = str(tmp_path / "stores")
-    inspect_corpus(run, root / "data", "error", store, print).tokenized(run, False, print)
+    inspect_corpus(run, Corpus.open(root / "data"), "error", store, print).tokenized(run, False, print)
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("the corpus is read again")
@@ -198,10 +202,10 @@ def test_a_corpus_that_was_tokenised_before_is_not_read_again(
         patch.setattr("jaxret.data.formats.Corpus.scan", refused)
         patch.setattr("jaxret.data.formats.Corpus.read", refused)
         folder = encode_corpus(
-            with_run(run, tmp_path), root / "data", options=EncodeOptions(store=store), progress=False
+            with_run(run, tmp_path), Corpus.open(root / "data"), options=EncodeOptions(store=store), progress=False
         ).folder
         with pytest.raises(AssertionError, match="read again"):  # control: elsewhere there are no tokens
-            encode_corpus(with_run(run, tmp_path), root / "data", "b", progress=False)
+            encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), "b", progress=False)
     assert contents(folder) == contents(encoded)
 
 
@@ -226,7 +230,7 @@ def test_the_text_of_a_shard_is_read_while_the_one_before_is_computed(
     monkeypatch.setattr(TextReader, "part", reading)
     monkeypatch.setattr(EncodeWorker, "read", giving)
     assert encode_corpus(
-        with_run(run, tmp_path), root / "data", options=EncodeOptions(shard_rows=20), progress=False
+        with_run(run, tmp_path), Corpus.open(root / "data"), options=EncodeOptions(shard_rows=20), progress=False
     ).shards == len(starts)
 
 
@@ -254,7 +258,7 @@ def test_an_error_does_not_wait_for_the_reader(
     monkeypatch.setattr("jaxret.data.formats.Corpus.read", slow)
     monkeypatch.setattr(Embedder, "_batches", failing)
     with pytest.raises(ArithmeticError, match="the device is broken"):
-        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     assert read < 2 * ROWS - 10
 
 
@@ -267,7 +271,9 @@ def test_an_idle_job_takes_reserved_shards(
     folder = tmp_path / "embeddings" / "data"
     results: list[encode.EncodeResult] = []
     job = threading.Thread(
-        target=lambda: results.append(encode_corpus(with_run(run, tmp_path), root / "data", progress=False))
+        target=lambda: results.append(
+            encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
+        )
     )
     times: list[int] = []  # when the second shard was written, and the third
     read = EncodeWorker.read
@@ -286,7 +292,7 @@ def test_an_idle_job_takes_reserved_shards(
 
     monkeypatch.setattr(EncodeWorker, "read", slow)
     try:
-        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     finally:
         job.join()
     assert (result.shards_written, results[0].shards_written) == (1, 2)
@@ -330,7 +336,7 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
 
         monkeypatch.setattr("jaxret.data.formats.Corpus.read", slow)
         monkeypatch.setattr("jaxret.index.worker.time", SimpleNamespace(sleep=sleep))
-        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     assert (result.shards_written, ended) == (3, [0])
     assert contents(folder) == contents(encoded)
 
@@ -338,7 +344,7 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
 @pytest.mark.parametrize("kind", ["text", "store"])
 def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run, tmp_path: Path) -> None:
     """Shards of a dead job are, and damaged ones: before what was read last, text is read from its beginning."""
-    source = inspect_corpus(run, root / "data", "error", str(tmp_path), print)
+    source = inspect_corpus(run, Corpus.open(root / "data"), "error", str(tmp_path), print)
     expected = run.tokenizer.passages(read_corpus(root / "data"))
     ids = [passage.id for passage in read_corpus(root / "data")]
     if kind == "store":
@@ -353,7 +359,7 @@ def test_parts_read_out_of_order_equal_one_pass(kind: str, root: Path, run: Run,
 
 
 def test_reading_continues_after_an_abandoned_part(root: Path, run: Run) -> None:
-    source, unwanted = inspect_corpus(run, root / "data", "error", "", print), threading.Event()
+    source, unwanted = inspect_corpus(run, Corpus.open(root / "data"), "error", "", print), threading.Event()
     texts = TextReader(source, run.tokenizer)
     unwanted.set()
     with pytest.raises(CancelledError):
@@ -386,9 +392,9 @@ def test_shards_of_a_changed_corpus_are_removed(
     with monkeypatch.context() as patch:
         patch.setattr("jaxret.data.formats.Corpus.scan", scan)
         with pytest.raises(DataError, match=r"corpus\.jsonl: the corpus changed: its SHA-256"):
-            encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+            encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path / "data"), progress=False)
     put(before)
-    encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+    encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path / "data"), progress=False)
     written, expected = contents(folder), contents(encoded)
     assert {name for name in expected if written[name] != expected[name]} == {
         "corpus.json"
@@ -408,7 +414,7 @@ def test_a_corpus_that_changes_while_it_is_encoded_gives_no_shard(
 
     monkeypatch.setattr(TextReader, "part", changing)
     with pytest.raises(DataError, match=r"corpus\.jsonl: .*changed .*encoded"):
-        encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path / "data"), progress=False)
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
 
@@ -416,9 +422,9 @@ def test_kept_empty_passages_are_rows(root: Path, run: Run, tmp_path: Path) -> N
     rows = [{"_id": f"p{i}", "text": "" if i % 2 else f"river {i}"} for i in range(7)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="passage 'p1' is empty"):
-        encode_corpus(with_run(run, tmp_path), tmp_path, progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path), progress=False)
     folder = encode_corpus(
-        with_run(run, tmp_path), tmp_path, "kept", EncodeOptions(on_error="keep"), progress=False
+        with_run(run, tmp_path), Corpus.open(tmp_path), "kept", EncodeOptions(on_error="keep"), progress=False
     ).folder
     shards = open_shards(folder)
     assert shards.ids(range(shards.total_rows)) == [row["_id"] for row in rows]
@@ -431,7 +437,7 @@ def test_kept_empty_passages_are_rows(root: Path, run: Run, tmp_path: Path) -> N
 
 def test_control_other_text_gives_other_bytes(root: Path, run: Run, encoded: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "data", seed=1)
-    written = contents(encode_corpus(with_run(run, tmp_path), tmp_path / "data", progress=False).folder)
+    written = contents(encode_corpus(with_run(run, tmp_path), Corpus.open(tmp_path / "data"), progress=False).folder)
     expected = contents(encoded)
     assert {name for name in expected if written[name] == expected[name]} <= {
         name for name in expected if name.startswith("ids-")
@@ -452,7 +458,7 @@ def test_shards_of_another_kind_are_not_mixed(root: Path, run: Run, encoded: Pat
     for corpus, changes, message in cases:
         changed = with_run(run, tmp_path / "run", **changes)
         with pytest.raises(ContractError, match=message):
-            encode_corpus(changed, corpus, name="data", progress=False)
+            encode_corpus(changed, Corpus.open(corpus), name="data", progress=False)
     assert contents(tmp_path / "run" / "embeddings" / "data") == before
 
 
@@ -465,7 +471,7 @@ def test_float16(root: Path, encoded: Path, tmp_path: Path) -> None:
     config = read_json(root / "run" / "config.json")
     config["encode"]["dtype"] = "float16"
     write_json(tmp_path / "run" / "config.json", config)
-    half = open_shards(encode_corpus(open_run(tmp_path / "run"), root / "data", progress=False).folder)
+    half = open_shards(encode_corpus(open_run(tmp_path / "run"), Corpus.open(root / "data"), progress=False).folder)
     whole = open_shards(encoded)
     rows = range(whole.total_rows)
     assert half.manifest.dtype == "float16"
@@ -483,9 +489,11 @@ def test_bad_records_stop_or_are_counted(
     corpus = tmp_path / "bad.jsonl"
     corpus.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=r"bad\.jsonl:4: this is not JSON"):
-        encode_corpus(with_run(run, tmp_path), corpus, progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(corpus), progress=False)
     assert not (tmp_path / "embeddings").exists()
-    result = encode_corpus(with_run(run, tmp_path), corpus, options=EncodeOptions(on_error="skip"), progress=True)
+    result = encode_corpus(
+        with_run(run, tmp_path), Corpus.open(corpus), options=EncodeOptions(on_error="skip"), progress=True
+    )
     assert result.passages == 18
     assert "skipped 2 records" in capsys.readouterr().out
     kept = [json.loads(line)["_id"] for i, line in enumerate(lines) if i not in (3, 7)]
@@ -503,7 +511,7 @@ def test_a_finished_folder_is_not_written_to(
     before = {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()}
     for name in ("fsync", "replace", "unlink"):
         monkeypatch.setattr(f"os.{name}", refused)
-    again = encode_corpus(run, root / "data", progress=False)
+    again = encode_corpus(run, Corpus.open(root / "data"), progress=False)
     assert again.shards_written == 0
     assert {path.name: path.stat().st_mtime_ns for path in encoded.iterdir()} == before
 
@@ -537,7 +545,7 @@ def test_leftovers_of_a_killed_writer_are_removed(
             json.dumps({**this_process(), "numbers": _numbers(), "started": "before"})
         )
     os.utime(half_written, (0, 0))
-    encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+    encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
 
 
@@ -546,7 +554,7 @@ def test_a_damaged_shard_is_written_again(root: Path, run: Run, encoded: Path, t
     shutil.copytree(encoded, tmp_path / "embeddings" / "data")
     path = tmp_path / "embeddings" / "data" / "vectors-00001-of-00003.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert encode_corpus(with_run(run, tmp_path), root / "data", progress=False).shards_written == 1
+    assert encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False).shards_written == 1
     assert contents(tmp_path / "embeddings" / "data") == contents(encoded)
 
 
@@ -568,7 +576,7 @@ def test_a_job_waits_for_shards_of_other_jobs(
             os.utime(owner, (0, 0))
 
         monkeypatch.setattr("jaxret.index.worker.time.sleep", sleep)
-        result = encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        result = encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
         assert not lease.publishes(lambda: pytest.fail("it is not asked to"))
     assert (slept[0], result.shards_written) == (2, 3)
     assert contents(folder) == contents(encoded)
@@ -583,12 +591,12 @@ def test_a_second_job_with_other_settings_is_refused(
 
     def second(writer: ShardWriter, leases: Leases) -> None:
         monkeypatch.setattr(worker, "announce", begin)
-        results.append(encode_corpus(other, root / "data", progress=False))
+        results.append(encode_corpus(other, Corpus.open(root / "data"), progress=False))
         begin(writer, leases)
 
     monkeypatch.setattr(worker, "announce", second)
     with pytest.raises(ContractError, match=r"checkpoint\.digest: '[0-9a-f]{16}' in what .* '0123456789abcdef' in"):
-        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     assert open_shards(results[0].folder).fingerprint["checkpoint"]["step"] == 9
 
 
@@ -600,14 +608,14 @@ def test_a_job_that_fails_at_once_leaves_no_files(
 
     monkeypatch.setattr(ShardWriter, "write", fail)
     with pytest.raises(KeyboardInterrupt):
-        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
     assert not (tmp_path / "embeddings" / "data").exists()
 
 
 @pytest.mark.parametrize("name", ["../../escape", "a/b", "..", ".hidden", "a\\b", "a\0b"])
 def test_a_name_outside_the_run_is_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"name .*corpus"):
-        encode_corpus(with_run(run, tmp_path), root / "data", name, progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), name, progress=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -624,7 +632,7 @@ def test_a_passage_without_finite_vectors_is_named_with_its_line(
 
     monkeypatch.setattr(Embedder, "encode_stream", broken)
     with pytest.raises(ValueError, match=rf"corpus\.jsonl:3: passage '{third}' \(row 2\) has a NaN"):
-        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
 
 
 def test_a_folder_removed_during_encoding_is_an_error(
@@ -639,19 +647,22 @@ def test_a_folder_removed_during_encoding_is_an_error(
 
     monkeypatch.setattr(ShardWriter, "write", taken)
     with pytest.raises(ShardError, match=r"1 .*3 shards, .*50 .*99 .*changed.*Run"):
-        encode_corpus(with_run(run, tmp_path), root / "data", progress=False)
+        encode_corpus(with_run(run, tmp_path), Corpus.open(root / "data"), progress=False)
 
 
 def test_passages_per_shard(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for; or as the folder has it; or as the run says, but not too many to lose."""
     other = with_run(run, tmp_path)
     monkeypatch.setattr(encode, "SHARD_ROWS", 40)
-    assert encode_corpus(other, root / "data", "asked", EncodeOptions(shard_rows=100), progress=False).shards == 2
-    assert encode_corpus(other, root / "data", "asked", progress=False).shards_written == 0
-    manifest = open_shards(encode_corpus(other, root / "data", "limited", progress=False).folder).manifest
+    assert (
+        encode_corpus(other, Corpus.open(root / "data"), "asked", EncodeOptions(shard_rows=100), progress=False).shards
+        == 2
+    )
+    assert encode_corpus(other, Corpus.open(root / "data"), "asked", progress=False).shards_written == 0
+    manifest = open_shards(encode_corpus(other, Corpus.open(root / "data"), "limited", progress=False).folder).manifest
     assert manifest.rows_per_shard == manifest.fingerprint["encode"]["shard_rows"] == 40
     monkeypatch.setattr(encode, "SHARD_ROWS", 8192)
-    assert encode_corpus(other, root / "data", "limited", progress=False).shards_written == 0
+    assert encode_corpus(other, Corpus.open(root / "data"), "limited", progress=False).shards_written == 0
 
 
 def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,23 +687,24 @@ def test_shard_rows_may_change_while_there_is_no_shard(
     monkeypatch.setattr(ShardWriter, "write", killed)
     monkeypatch.setattr(ShardWriter, "withdraw", lambda _: None)
     with pytest.raises(KeyboardInterrupt):
-        encode_corpus(other, root / "data", options=EncodeOptions(shard_rows=20), progress=False)
+        encode_corpus(other, Corpus.open(root / "data"), options=EncodeOptions(shard_rows=20), progress=False)
     monkeypatch.undo()
     assert [path.name for path in folder.iterdir() if path.is_file()] == ["begun.json"]
     changed = EncodeOptions(shard_rows=30)
     with Leases(folder, 300.0) as leases:
         assert leases.claim("00000-of-00006")
         with pytest.raises(ContractError, match=r"rows_per_shard: 30 .*encoded .*20"):
-            encode_corpus(other, root / "data", options=changed, progress=False)
-    assert encode_corpus(other, root / "data", options=changed, progress=False).shards == 4
+            encode_corpus(other, Corpus.open(root / "data"), options=changed, progress=False)
+    assert encode_corpus(other, Corpus.open(root / "data"), options=changed, progress=False).shards == 4
     with pytest.raises(ContractError, match=r"rows_per_shard: 20 .*encoded .*30"):
-        encode_corpus(other, root / "data", options=EncodeOptions(shard_rows=20), progress=False)
+        encode_corpus(other, Corpus.open(root / "data"), options=EncodeOptions(shard_rows=20), progress=False)
 
 
 @pytest.mark.parametrize("name", ["shard_rows", "shard_mb"])
 def test_negative_shard_rows_are_refused(name: str, root: Path, run: Run, tmp_path: Path) -> None:
+    other, corpus = with_run(run, tmp_path), Corpus.open(root / "data")
     with pytest.raises(ValueError, match=rf"{name} .*-1; .*least 0"):
-        encode_corpus(with_run(run, tmp_path), root / "data", options=EncodeOptions(**{name: -1}), progress=False)  # type: ignore[arg-type]
+        encode_corpus(other, corpus, options=EncodeOptions(**{name: -1}), progress=False)  # type: ignore[arg-type]
     assert not (tmp_path / "embeddings").exists()
 
 
@@ -703,7 +715,7 @@ def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: P
     chosen = {"head__mlr__chosen": (1, 3)} if head == "mlr" else {}
     config = {"head__name": head, "encode__shard_rows": 50, "encode__shard_mb": 1, **chosen}
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", **config)
-    source = inspect_corpus(run, root / "data", "error", "", print)
+    source = inspect_corpus(run, Corpus.open(root / "data"), "error", "", print)
     vector = run.model.dimension * 4
     counts = run.model.vector_counts(source.tokenized(run, False, print).passages, "passage")
     assert encode.rows_per_shard(run, source, EncodeOptions()) == 50
@@ -722,7 +734,10 @@ def test_shard_rows_and_shard_mb_together(
     """And a folder that has shards keeps their size, also one that is begun with rows that are too many now."""
     other = with_run(run, tmp_path)
     row = 2 * run.model.dimension * 4
-    assert encode_corpus(other, root / "data", "old", EncodeOptions(shard_rows=100), progress=False).shards == 2
+    assert (
+        encode_corpus(other, Corpus.open(root / "data"), "old", EncodeOptions(shard_rows=100), progress=False).shards
+        == 2
+    )
     real = encode.rows_per_shard
     monkeypatch.setattr(encode, "MB", row * 7)  # 7 passages
     for options, expected in (
@@ -731,17 +746,30 @@ def test_shard_rows_and_shard_mb_together(
         (EncodeOptions(shard_mb=2, shard_rows=9), 9),
         (EncodeOptions(shard_mb=99), 50),
     ):
-        source = inspect_corpus(run, root / "data", "error", "", print)
+        source = inspect_corpus(run, Corpus.open(root / "data"), "error", "", print)
         with other.config.unlocked():
             other.config.encode.shard_mb = 1
         assert real(other, source, options) == expected
     assert real(other, source, EncodeOptions(dtype="float16", shard_mb=1)) == 14
-    assert encode_corpus(other, root / "data", "old", EncodeOptions(shard_rows=100), progress=False).shards_written == 0
-    assert encode_corpus(other, root / "data", "old", progress=False).shards_written == 0
-    assert encode_corpus(other, root / "data", "new", EncodeOptions(shard_rows=100), progress=False).shards == 17
-    assert encode_corpus(other, root / "data", "new", EncodeOptions(shard_rows=100), progress=False).shards_written == 0
+    assert (
+        encode_corpus(
+            other, Corpus.open(root / "data"), "old", EncodeOptions(shard_rows=100), progress=False
+        ).shards_written
+        == 0
+    )
+    assert encode_corpus(other, Corpus.open(root / "data"), "old", progress=False).shards_written == 0
+    assert (
+        encode_corpus(other, Corpus.open(root / "data"), "new", EncodeOptions(shard_rows=100), progress=False).shards
+        == 17
+    )
+    assert (
+        encode_corpus(
+            other, Corpus.open(root / "data"), "new", EncodeOptions(shard_rows=100), progress=False
+        ).shards_written
+        == 0
+    )
     with pytest.raises(ContractError, match=r"rows_per_shard: 14 .*encoded .*7"):
-        encode_corpus(other, root / "data", "new", EncodeOptions(shard_mb=2), progress=False)
+        encode_corpus(other, Corpus.open(root / "data"), "new", EncodeOptions(shard_mb=2), progress=False)
 
 
 def test_progress_covers_the_whole_job(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,10 +782,10 @@ def test_progress_covers_the_whole_job(root: Path, run: Run, tmp_path: Path, mon
             bars.append(self)
 
     other = with_run(run, tmp_path)
-    result = encode_corpus(other, root / "data", progress=False)
+    result = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     next(result.folder.glob("ids-00001*")).unlink()
     monkeypatch.setattr(worker, "Progress", Bar)
-    encode_corpus(other, root / "data")
+    encode_corpus(other, Corpus.open(root / "data"))
     bar = bars[-1]
     assert (bar.began, bar.done, bar.total) == (result.passages - ROWS, result.passages, result.passages)
 
@@ -771,16 +799,17 @@ def test_shards_of_other_devices_are_reported(
     mesh = make_mesh(devices=jax.devices()[:4])
     params = jax.device_put(jax.tree.map(np.asarray, run.params), replicated_sharding(mesh))
     fewer = with_run(run, tmp_path, mesh=mesh, params=params, program_cache={})
-    encode_corpus(fewer, root / "data")
+    encode_corpus(fewer, Corpus.open(root / "data"))
     made_on = [entry["made_on"]["devices"] for entry in open_shards(tmp_path / "embeddings" / "data").manifest.shards]
     assert made_on == [8, 4, 8]
     assert "their last digits differ by rounding" in capsys.readouterr().out
 
 
 def test_names(tmp_path: Path) -> None:
-    (tmp_path / "nfcorpus.v1").mkdir()
-    assert corpus_name(tmp_path / "nfcorpus.v1") == "nfcorpus.v1"
-    assert corpus_name("a/psgs_w100.tsv.gz") == "psgs_w100"
+    write_beir(tmp_path / "nfcorpus.v1", [Passage("a", "x")], [], {})
+    (tmp_path / "psgs_w100.tsv.gz").write_bytes(gzip.compress(b"1\ta text\ttitle\n"))
+    assert corpus_name(Corpus.open(tmp_path / "nfcorpus.v1")) == "nfcorpus.v1"
+    assert corpus_name(Corpus.open(tmp_path / "psgs_w100.tsv.gz")) == "psgs_w100"
 
 
 def test_collapsed_vectors_are_reported(
@@ -789,7 +818,7 @@ def test_collapsed_vectors_are_reported(
     keep_warnings(run.workdir, "encode data", [RunWarning("truncation", "of the job that encoded them")])
     for limit, expected in ((1.1, False), (-1.1, True), (1.1, False)):
         monkeypatch.setattr("jaxret.index.collapse.LIMIT", limit)
-        encode_corpus(run, root / "data")
+        encode_corpus(run, Corpus.open(root / "data"))
         assert ("alarm: " in capsys.readouterr().out) == expected
         kept = [one.kind for one in read_warnings(run.workdir)["encode data"]]
         assert kept == ["truncation"] + ["collapse"] * expected, "for reports, and that of who encoded stays"
@@ -798,4 +827,4 @@ def test_collapsed_vectors_are_reported(
 def test_an_empty_corpus(run: Run, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(ValueError, match=r"corpus\.jsonl has no passage to encode"):
-        encode_corpus(run, tmp_path / "corpus.jsonl", progress=False)
+        encode_corpus(run, Corpus.open(tmp_path / "corpus.jsonl"), progress=False)

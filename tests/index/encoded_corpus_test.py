@@ -75,9 +75,9 @@ def test_a_search_covers_only_remaining_passages(
     chosen = select_backend(backend)
     best = search(queries, [documents], 3, chosen).rows
     deleted = sorted({*deleted, *(best.ravel().tolist() if deleted else [])})  # those that would come first, too
-    corpus = open_encoded(written(tmp_path, documents, deleted))
+    encoded_corpus = open_encoded(written(tmp_path, documents, deleted))
     left = np.setdiff1d(np.arange(TOTAL), deleted)
-    for kept, actual in ((left, corpus), (left[3::2], corpus.select(np.arange(TOTAL)[left[3::2]]))):
+    for kept, actual in ((left, encoded_corpus), (left[3::2], encoded_corpus.select(np.arange(TOTAL)[left[3::2]]))):
         for k in (1, 10, len(kept), TOTAL + 5):
             expected = search(queries, [rows_of(documents, kept)], k, chosen)
             result = search(queries, actual, k, chosen)
@@ -86,7 +86,7 @@ def test_a_search_covers_only_remaining_passages(
         assert actual.total_rows == len(kept)
         assert actual.ids(np.arange(len(kept))) == [f"d{row}" for row in kept]
         assert actual.missing_ids({"d0", "d147", "x"}) == {"d0", "d147", "x"} - {f"d{row}" for row in kept}
-    assert corpus.corpus["passages"] == len(left)
+    assert encoded_corpus.corpus["passages"] == len(left)
 
 
 def test_control_deleted_passages_would_be_retrieved(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
     low = (free[60], before[1])
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, low)
-        corpus = open_encoded(tmp_path)
-        assert len(list(corpus)) == 100
+        encoded_corpus = open_encoded(tmp_path)
+        assert len(list(encoded_corpus)) == 100
         resource.setrlimit(resource.RLIMIT_NOFILE, low)
         with pytest.raises(OSError, match=r"vectors-000.*this process .*files"):
-            list(corpus)
+            list(encoded_corpus)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

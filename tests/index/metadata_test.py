@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
@@ -64,7 +65,7 @@ def run(root: Path) -> Run:
 @pytest.fixture(scope="module")
 def folder(root: Path, run: Run) -> Path:
     return encode_corpus(
-        run, root / "corpus.jsonl", options=EncodeOptions(on_error="skip", shard_rows=20), progress=False
+        run, Corpus.open(root / "corpus.jsonl"), options=EncodeOptions(on_error="skip", shard_rows=20), progress=False
     ).folder
 
 
@@ -88,9 +89,9 @@ def test_a_filter_is_exact(filters: list[str], test: Any, run: Run, folder: Path
             Searcher(run, folder, SearchOptions("xla", filters=tuple(filters)))
         return
     ids = having(test)
-    corpus = open_encoded(folder)
-    rows = matching_rows(corpus, filters)
-    assert corpus.ids(rows) == ids
+    encoded_corpus = open_encoded(folder)
+    rows = matching_rows(encoded_corpus, filters)
+    assert encoded_corpus.ids(rows) == ids
     whole = Searcher(run, folder, SearchOptions("xla")).search([Query("0", "river stone")], len(KEPT)).rankings["0"]
     expected = [(key, score) for key, score in whole if key in ids]
     for k in (3, len(KEPT)):
@@ -149,7 +150,7 @@ def test_metadata_are_written_once_and_repaired(root: Path, run: Run, folder: Pa
 def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     shutil.copyfile(root / "corpus.jsonl", path)
-    folder = encode_corpus(run, path, "once", EncodeOptions(on_error="skip"), progress=False).folder
+    folder = encode_corpus(run, Corpus.open(path), "once", EncodeOptions(on_error="skip"), progress=False).folder
     path.rename(tmp_path / "away.jsonl")
     with pytest.raises(FileNotFoundError, match="no longer at"):
         Searcher(run, folder, SearchOptions("xla", filters=("colour:red",)))
@@ -165,8 +166,10 @@ def test_the_corpus_file_is_read_once(root: Path, run: Run, tmp_path: Path) -> N
 def test_parts_and_deleted_passages(root: Path, run: Run, tmp_path: Path) -> None:
     for name, part in {"x": RECORDS[:40], "y": RECORDS[40:]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in part))
-    folder = encode_corpus(run, tmp_path / "x.jsonl", options=EncodeOptions(on_error="skip"), progress=False).folder
-    append_corpus(run, tmp_path / "y.jsonl", folder, EncodeOptions(on_error="skip"), progress=False)
+    folder = encode_corpus(
+        run, Corpus.open(tmp_path / "x.jsonl"), options=EncodeOptions(on_error="skip"), progress=False
+    ).folder
+    append_corpus(run, Corpus.open(tmp_path / "y.jsonl"), folder, EncodeOptions(on_error="skip"), progress=False)
     expected = having(lambda m: m["colour"] == "red")
     (tmp_path / "ids.txt").write_text(f"{expected[0]}\n{expected[-1]}\n")
     delete_passages(folder, tmp_path / "ids.txt")
@@ -190,15 +193,17 @@ def test_other_formats(name: str, run: Run, tmp_path: Path) -> None:
             table.writerows([one["_id"], one["title"], one["text"], one.get("source", "")] for one in KEPT)
     else:
         path.write_text("".join(f"{n}\t{one['text']}\n" for n, one in enumerate(KEPT)))
-    folder = encode_corpus(run, path, name.replace(".", "-"), progress=False).folder
+    folder = encode_corpus(run, Corpus.open(path), name.replace(".", "-"), progress=False).folder
     if name.endswith(".tsv"):
         with pytest.raises(ValueError, match=r"metadata, .*title .*alone"):
             matching_rows(open_encoded(folder), ["source:s1"])
         return
-    corpus = open_encoded(folder)
-    assert corpus.ids(matching_rows(corpus, ["source:s1"])) == [one["_id"] for one in KEPT if one.get("source") == "s1"]
+    encoded_corpus = open_encoded(folder)
+    assert encoded_corpus.ids(matching_rows(encoded_corpus, ["source:s1"])) == [
+        one["_id"] for one in KEPT if one.get("source") == "s1"
+    ]
     with pytest.raises(ValueError, match=r"the fields are source$"):
-        matching_rows(corpus, ["colour:red"])
+        matching_rows(encoded_corpus, ["colour:red"])
 
 
 def test_filtered_results_have_their_own_files(
@@ -214,7 +219,7 @@ def test_filtered_results_have_their_own_files(
             str(qrels),
             EvaluationOptions(k=5, measures=("RR@5",)),
             options=SearchOptions(filters=tuple(filters)),
-            corpus="corpus",
+            encoded_name="corpus",
             progress=False,
         )
     name = tmp_path.name

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.formats import Corpus, read_corpus, read_queries
 from jaxret.data.records import Passage, Query
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -58,7 +58,9 @@ def runs(root: Path) -> RunsByKind:
 
     def encode(run: Run, root: Path) -> None:
         for name in ("whole", "a"):
-            encode_corpus(run, root / f"{name}.jsonl", options=EncodeOptions(shard_rows=ROWS), progress=False)
+            encode_corpus(
+                run, Corpus.open(root / f"{name}.jsonl"), options=EncodeOptions(shard_rows=ROWS), progress=False
+            )
 
     return RunsByKind(root, KINDS, encode)
 
@@ -89,7 +91,7 @@ def test_a_search_equals_that_of_a_fresh_encoding(
     run, folder = changed(runs[kind], tmp_path / "run")
     whole = runs[kind].workdir.embeddings("whole")
     for name in "bc":
-        append_corpus(run, root / f"{name}.jsonl", folder, EncodeOptions(shard_rows=ROWS), progress=False)
+        append_corpus(run, Corpus.open(root / f"{name}.jsonl"), folder, EncodeOptions(shard_rows=ROWS), progress=False)
     total = open_encoded(whole).total_rows
     for k in (5, total + 3):
         assert rankings(root, run, folder, k, backend) == rankings(root, runs[kind], whole, k, backend)
@@ -99,7 +101,9 @@ def test_a_search_equals_that_of_a_fresh_encoding(
     left = [passage for passage in read_corpus(root / "data") if passage.id not in gone]
     lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) + "\n" for p in left]
     (tmp_path / "left.jsonl").write_text("".join(lines))
-    fresh = encode_corpus(run, tmp_path / "left.jsonl", options=EncodeOptions(shard_rows=ROWS), progress=False).folder
+    fresh = encode_corpus(
+        run, Corpus.open(tmp_path / "left.jsonl"), options=EncodeOptions(shard_rows=ROWS), progress=False
+    ).folder
 
     searcher = Searcher(run, folder, SearchOptions(backend))
     kept = [row for row, key in enumerate(open_encoded(whole).ids(np.arange(total))) if key not in gone]
@@ -136,8 +140,10 @@ def concatenated(blocks: list[Any]) -> Any:
 def test_appended_shards_equal_those_of_a_separate_corpus(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
     before = contents(folder)
-    result = append_corpus(run, root / "b.jsonl", folder, progress=False)
-    alone = encode_corpus(run, root / "b.jsonl", options=EncodeOptions(shard_rows=50), progress=False).folder
+    result = append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
+    alone = encode_corpus(
+        run, Corpus.open(root / "b.jsonl"), options=EncodeOptions(shard_rows=50), progress=False
+    ).folder
     assert (result.passages, result.shards) == (20, 1)
     assert contents(result.folder) == contents(alone)
     after = contents(folder)
@@ -148,39 +154,39 @@ def test_appended_shards_equal_those_of_a_separate_corpus(root: Path, runs: Runs
 def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     """Also of a passage that was deleted and came again with another text."""
     run, folder = changed(runs["one vector"], tmp_path / "run")
-    append_corpus(run, root / "b.jsonl", folder, progress=False)
+    append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
     path = tmp_path / "again.jsonl"
     path.write_text('{"_id": "p3", "text": "silver river"}\n{"_id": "n3", "text": "x"}\n')
     with pytest.raises(ValueError, match=r"again\.jsonl:2: .*'n3' .*/a already, .*7"):
-        append_corpus(run, path, folder, progress=False)
+        append_corpus(run, Corpus.open(path), folder, progress=False)
     path = tmp_path / "new.jsonl"
     path.write_text('{"_id": "p3", "text": "silver river"}\n')
-    append_corpus(run, path, folder, progress=False)
+    append_corpus(run, Corpus.open(path), folder, progress=False)
     searcher = Searcher(run, folder)
     everything = {p.id: p for name in "ab" for p in read_corpus(root / f"{name}.jsonl")}
     everything["p3"] = Passage("p3", "silver river")
     assert searcher.passages(everything) == everything
-    assert searcher.shards.total_rows == len(everything)
+    assert searcher.encoded_corpus.total_rows == len(everything)
     assert searcher.search([Query("0", "silver river")], 100).corpus["passages"] == len(everything)
 
 
 def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
-    append_corpus(run, root / "b.jsonl", folder, progress=False)
+    append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     ids = write_ids(tmp_path / "ids.txt", ["p3", "", "p25", "p3"])
     assert delete_passages(folder, ids) == (2, 58)
     before = contents(folder)
     assert delete_passages(folder, ids) == (0, 58)
-    assert append_corpus(run, root / "b.jsonl", folder).shards_written == 0
+    assert append_corpus(run, Corpus.open(root / "b.jsonl"), folder).shards_written == 0
     assert "was appended before; 1 of its passages were deleted since" in capsys.readouterr().out
     assert contents(folder) == before
     with pytest.raises(ValueError, match=r"a\.jsonl:1: .*'p0' .*already, .*0 \(38 .*it\)"):
-        append_corpus(run, root / "a.jsonl", folder, progress=False)
+        append_corpus(run, Corpus.open(root / "a.jsonl"), folder, progress=False)
     next((folder / open_encoded(folder).parts[1].name).glob("ids-*")).unlink()  # damage is made good
     with pytest.raises(ShardError, match="does not exist"):
         Searcher(run, folder)
-    assert append_corpus(run, root / "b.jsonl", folder, progress=False).shards_written == 1
+    assert append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False).shards_written == 1
     assert contents(folder) == before
 
 
@@ -190,12 +196,12 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
     before = contents(folder)
     other = replace(run, checkpoint={"step": 7, "digest": "ab"})
     with pytest.raises(ContractError, match=r"checkpoint\.step: 0 in .*manifest\.json, 7 in"):
-        append_corpus(other, root / "b.jsonl", folder, progress=False)
+        append_corpus(other, Corpus.open(root / "b.jsonl"), folder, progress=False)
     short = open_run(runs["one vector"].workdir, passage_length=8)
     with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in"):
-        append_corpus(short, root / "b.jsonl", folder, progress=False)
+        append_corpus(short, Corpus.open(root / "b.jsonl"), folder, progress=False)
     with pytest.raises(ValueError, match=r"float32; appended .*float16"):
-        append_corpus(run, root / "b.jsonl", folder, EncodeOptions(dtype="float16"), progress=False)
+        append_corpus(run, Corpus.open(root / "b.jsonl"), folder, EncodeOptions(dtype="float16"), progress=False)
     ids = write_ids(tmp_path / "ids.txt", ["p1", "x7", "p2", "x8", "x9", "y"])
     with pytest.raises(ValueError, match=r"ids\.txt:2: 4 .*6 .*passage .*: 'x7', 'x8', 'x9', \.\.\."):
         delete_passages(folder, ids)
@@ -208,7 +214,9 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
     assert delete_passages(folder, everything) == (40, 0)
     with pytest.raises(ValueError, match=r"/a .*passage .*search"):
         Searcher(run, folder)
-    append_corpus(run, root / "a.jsonl", folder, EncodeOptions(shard_rows=ROWS), progress=False)  # all of it again
+    append_corpus(
+        run, Corpus.open(root / "a.jsonl"), folder, EncodeOptions(shard_rows=ROWS), progress=False
+    )  # all of it again
     assert rankings(root, run, folder, 40) == rankings(
         root, runs["one vector"], runs["one vector"].workdir.embeddings("a"), 40
     )
@@ -216,9 +224,9 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
 
 def test_results_record_the_searched_parts(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
-    result = [Searcher(run, folder).shards.corpus]
-    append_corpus(run, root / "b.jsonl", folder, progress=False)
-    result.append(Searcher(run, folder).shards.corpus)
+    result = [Searcher(run, folder).encoded_corpus.corpus]
+    append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
+    result.append(Searcher(run, folder).encoded_corpus.corpus)
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
     retrieved = Searcher(run, folder).search([Query("0", "river")], 3)
     result.append(provenance(runs["one vector"], retrieved, 3)["corpus"])
@@ -231,10 +239,10 @@ def test_appended_passages_are_cut_like_the_corpus(root: Path, runs: RunsByKind,
     shutil.copytree(runs["one vector"].workdir, tmp_path / "run")
     run = open_run(tmp_path / "run")
     shorter = open_run(run.workdir, passage_length=PASSAGE_LENGTH - 2)
-    folder = encode_corpus(shorter, root / "a.jsonl", "short", progress=False).folder
+    folder = encode_corpus(shorter, Corpus.open(root / "a.jsonl"), "short", progress=False).folder
     assert encoded_passage_length(folder) == PASSAGE_LENGTH - 2
     with pytest.raises(ContractError, match="passage_length"):
-        append_corpus(run, root / "b.jsonl", folder, progress=False)  # control
+        append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)  # control
     done = run_script(
         "encode.py", f"--workdir={run.workdir}", "--name=short", f"--corpus={root / 'b.jsonl'}", "--append"
     )
@@ -260,7 +268,9 @@ def test_a_killed_change_leaves_the_old_or_the_new_corpus(
 
     def act(run: Run, folder: Path) -> None:
         if job == "append":
-            append_corpus(run, root / "b.jsonl", folder, EncodeOptions(shard_rows=ROWS, store=store), progress=False)
+            append_corpus(
+                run, Corpus.open(root / "b.jsonl"), folder, EncodeOptions(shard_rows=ROWS, store=store), progress=False
+            )
         else:
             delete_passages(folder, ids)
 
@@ -309,6 +319,12 @@ def test_an_existing_id_is_detected_after_repeated_ids(kept: bool, runs: RunsByK
     (tmp_path / "new.jsonl").write_text(rows)
     store = str(tmp_path / "stores")
     if kept:
-        inspect_corpus(run, tmp_path / "new.jsonl", "skip", store, print).tokenized(run, False, print)
+        inspect_corpus(run, Corpus.open(tmp_path / "new.jsonl"), "skip", store, print).tokenized(run, False, print)
     with pytest.raises(ValueError, match=r"new\.jsonl:6: .*'p0' .*already, .*0"):
-        append_corpus(run, tmp_path / "new.jsonl", folder, EncodeOptions(on_error="skip", store=store), progress=False)
+        append_corpus(
+            run,
+            Corpus.open(tmp_path / "new.jsonl"),
+            folder,
+            EncodeOptions(on_error="skip", store=store),
+            progress=False,
+        )

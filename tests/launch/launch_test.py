@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from jaxret.configs.base import get_config
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.runs.run import open_run
@@ -401,7 +402,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     encoder, data, base = write_encoder(folder / "encoder"), write_data(folder / "data"), flat_config(get_config())
     tiny = tiny_config(encoder, data, train__checkpoint_every=0)
     train(tiny, folder / "alone", progress=False)
-    encode_corpus(open_run(folder / "alone"), data, progress=False)
+    encode_corpus(open_run(folder / "alone"), Corpus.open(data), progress=False)
     changed = {key: value for key, value in flat_config(tiny).items() if value != base[key]}
     (folder / "tiny.py").write_text(
         "from jaxret.configs.base import get_config as base\n\n\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
+from jaxret.data.formats import Corpus, read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import make_tevatron_record, write_tevatron_examples
@@ -50,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(root: Path, out: Path, *pools: str, settings: MiningSettings = TOP) -> MiningJob:
     data = str(root / "data")
-    return MiningJob(data, pools or (str(root / "run.trec"),), str(out), corpus=data, settings=settings)
+    return MiningJob(data, pools or (str(root / "run.trec"),), str(out), corpus=Corpus.open(data), settings=settings)
 
 
 def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
@@ -280,7 +280,7 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
         data=str(tmp_path / "train.json"),
         pools=(str(tmp_path / "run.trec"),),
         out=str(tmp_path / "link"),
-        corpus=str(tmp_path / "data"),
+        corpus=Corpus.open(tmp_path / "data"),
         teacher=str(tmp_path / "teacher.trec"),
     )
     with pytest.raises(ValueError, match=r"--out=.*link .*\(.*\), .*another"):
@@ -300,11 +300,11 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
     job_of_run = MiningJob(str(root / "data"), (str(run.workdir.path),), str(corpus))
     with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
         mine_negatives(job_of_run, progress=False)
-    encode_corpus(run, tmp_path / "data", progress=False)
+    encode_corpus(run, Corpus.open(tmp_path / "data"), progress=False)
     with pytest.raises(ValueError, match=r"corpus.jsonl .*encoded \(.*run\)"):
         mine_negatives(job_of_run, progress=False)
     assert corpus.read_bytes() == whole
-    encode_corpus(run, tmp_path / "data", name="again", progress=False)
+    encode_corpus(run, Corpus.open(tmp_path / "data"), name="again", progress=False)
     with pytest.raises(ValueError, match=r"several corpora, .*--encoded"):
         mine_negatives(job_of_run, progress=False)
 
@@ -342,7 +342,7 @@ def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path)
     write_dpr_queries(tmp_path / "train.qa.csv", queries)
     settings = MiningSettings(depth=20, positives_from_retrieval=True)
     questions_alone = MiningJob(
-        str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(root / "data")
+        str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=Corpus.open(root / "data")
     )
     mine_negatives(replace(questions_alone, settings=settings), progress=False)
     examples = read_examples(tmp_path / "a.jsonl")
@@ -355,7 +355,9 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"_id": "1", "text": "the river"}\n{"_id": "2"\n')
     settings = MiningSettings(depth=20, positives_from_retrieval=True, match="regex")
-    bad_answer = MiningJob(str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=str(corpus))
+    bad_answer = MiningJob(
+        str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=Corpus.open(corpus)
+    )
     with pytest.raises(ValueError, match=r"'\(a' .*regular expression"):
         mine_negatives(replace(bad_answer, settings=settings), progress=False)
     with pytest.raises(DataError, match=r"corpus\.jsonl:2"):
@@ -430,10 +432,13 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda j: replace(j, pools=()), r"pool .*mine"),
-        (lambda j: replace(j, pools=("bm26",)), r"'bm26' .*neither bm25"),
-        (lambda j: replace(j, pools=(j.data,), corpus=""), r"data' .*neither bm25"),
-        (lambda j: replace(j, corpus=""), r"give the corpus \(--corpus\)"),
+        (lambda j: replace(j, pools=()), "there is no pool to mine"),
+        (lambda j: replace(j, pools=("bm26",)), "pool 'bm26' is neither bm25 nor the folder of a run nor a file"),
+        (
+            lambda j: replace(j, pools=(j.data,), corpus=None),
+            "data' is neither bm25 nor the folder of a run nor a file",
+        ),
+        (lambda j: replace(j, corpus=None), r"give the corpus \(--corpus\)"),
         (lambda j: replace(j, pools=("bm25",), settings=MiningSettings(share=0.95)), "scores of bm25 have no bound"),
         (
             lambda j: replace(j, pools=("bm25", *j.pools), settings=MiningSettings(positives_from_retrieval=True)),
@@ -456,7 +461,7 @@ def test_a_run_of_another_corpus(root: Path, tmp_path: Path) -> None:
     corpus = (tmp_path / "other" / "corpus.jsonl").read_text()
     (tmp_path / "other" / "corpus.jsonl").write_text(re.sub(r'"_id": "', '"_id": "x', corpus))
     with pytest.raises(ValueError, match=r"nothing .*retrieved .*corpus"):
-        mine_negatives(replace(job(root, tmp_path / "a.jsonl"), corpus=str(tmp_path / "other")), progress=False)
+        mine_negatives(replace(job(root, tmp_path / "a.jsonl"), corpus=Corpus.open(tmp_path / "other")), progress=False)
 
 
 def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
@@ -507,7 +512,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     """Negatives and scores equal those from the run file of a search; positives are scored by the model too."""
     write_encoder(tmp_path / "encoder")
     run = untrained_run(tmp_path / "run", tmp_path / "encoder", root / "data", head__token="mean", normalize=True)
-    encode_corpus(run, root / "data", progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), progress=False)
     training_queries = read_training_queries(str(root / "data"), "train", Policy()).queries
     positives = [[p.id for p in one.positives] for one in training_queries]
     pool = RunPool(str(tmp_path / "run"), "", {key for ids in positives for key in ids})
@@ -541,11 +546,11 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]) + "\n")
     turned = MiningJob(
-        str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=str(tmp_path / "turned.jsonl")
+        str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=Corpus.open(tmp_path / "turned.jsonl")
     )
     with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
         mine_negatives(turned, progress=False)
-    check_teacher(str(tmp_path / "run"), "", str(root / "data"))
+    check_teacher(str(tmp_path / "run"), "", Corpus.open(root / "data"))
     with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
         check_teacher(str(tmp_path / "run"), "", turned.corpus)
     queries, passages = {"q": Query("q", "river")}, {key: Passage(key, key) for key in ("p0", "gone", "lost")}

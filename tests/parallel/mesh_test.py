@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.shard_set import open_shards
 from jaxret.parallel import mesh as mesh_module
@@ -309,7 +310,7 @@ def test_two_processes_train_stop_resume_and_encode(
     options: dict[str, Any] = {"train__steps": 40, "train__checkpoint_every": 10, **more}
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     train(tiny_config(encoder, data, **options), alone, progress=False)
-    encode_corpus(open_run(alone), data, progress=False)
+    encode_corpus(open_run(alone), Corpus.open(data), progress=False)
 
     def training() -> list[list[str]]:
         job = {"mesh__coordinator": free_address(), "mesh__num_processes": 2, **mesh}

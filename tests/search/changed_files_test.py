@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
@@ -78,7 +79,7 @@ def test_a_corpus_that_changes_while_it_is_open(name: str, run: Run, tmp_path: P
     """Texts of a copy would still be right, but the vectors are no longer those of the corpus."""
     path, folder = tmp_path / name, tmp_path / "encoded"
     write(path)
-    shutil.copytree(encode_corpus(run, path, f"c-{name}", progress=False).folder, folder)
+    shutil.copytree(encode_corpus(run, Corpus.open(path), f"c-{name}", progress=False).folder, folder)
     original = path.read_bytes()
     for change, work in CHANGES.items():
         texts = Passages(folder)
@@ -102,7 +103,7 @@ def test_a_folder_of_texts_without_its_corpus(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "data" / "corpus.jsonl"
     path.parent.mkdir()
     write(path)
-    texts = Passages(encode_corpus(run, path.parent, "folder", progress=False).folder)
+    texts = Passages(encode_corpus(run, Corpus.open(path.parent), "folder", progress=False).folder)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no longer at .*corpus\.json"):
         texts.read(["p3"])
@@ -112,15 +113,15 @@ def test_ids_that_were_overwritten_at_the_same_time(run: Run, tmp_path: Path) ->
     """Size and time are what they were, as after `touch -r`."""
     path = tmp_path / "corpus.jsonl"
     write(path)
-    encoded = open_encoded(encode_corpus(run, path, "ids", progress=False).folder)
-    (ids,) = encoded.folder.glob("ids-*")
+    encoded_corpus = open_encoded(encode_corpus(run, Corpus.open(path), "ids", progress=False).folder)
+    (ids,) = encoded_corpus.folder.glob("ids-*")
     whole, times = ids.read_bytes(), ids.stat()
-    assert encoded.ids([3]) == ["p3"]
+    assert encoded_corpus.ids([3]) == ["p3"]
     for content, message in ((bytes(len(whole)), "has 0 lines for 20 rows"), (whole.replace(b"p", b"\xff"), "UTF-8")):
         ids.write_bytes(content)
         os.utime(ids, ns=(times.st_atime_ns, times.st_mtime_ns))
         with pytest.raises(ShardError, match=rf"{ids.name} .*{message}"):
-            encoded.ids([3])
+            encoded_corpus.ids([3])
 
 
 def test_a_corpus_that_is_replaced_while_it_is_compared(
@@ -129,7 +130,7 @@ def test_a_corpus_that_is_replaced_while_it_is_compared(
     """Its digest is that of the old file, and its state that of the new one."""
     path = tmp_path / "corpus.jsonl"
     write(path)
-    texts = Passages(encode_corpus(run, path, "replaced", progress=False).folder)
+    texts = Passages(encode_corpus(run, Corpus.open(path), "replaced", progress=False).folder)
     assert texts.read(["p1"]) == {"p1": TEXTS[1]}
     write(tmp_path / "new.jsonl", lambda p: p.text.upper())
     scan = type(texts.corpus).scan
@@ -150,7 +151,7 @@ def test_a_corpus_that_is_replaced_while_it_is_compared(
 def test_a_changed_corpus_file_is_read_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "corpus.jsonl"
     write(path)
-    texts = Passages(encode_corpus(run, path, "once", progress=False).folder)
+    texts = Passages(encode_corpus(run, Corpus.open(path), "once", progress=False).folder)
     texts.read(["p1"])
     scans: list[int] = []
     scan = type(texts.corpus).scan
@@ -170,9 +171,9 @@ QUERIES = np.random.default_rng(1).standard_normal((5, D)).astype(np.float32)
 
 
 def opened(folder: Path) -> tuple[FaissIndex, MappedCorpus]:
-    corpus = open_encoded(written(folder / "run" / "embeddings" / "c", vectors(1)))
-    name = built(corpus, "IVF8,Flat").name
-    return open_faiss_index(corpus, name), MappedCorpus(corpus)
+    encoded_corpus = open_encoded(written(folder / "run" / "embeddings" / "c", vectors(1)))
+    name = built(encoded_corpus, "IVF8,Flat").name
+    return open_faiss_index(encoded_corpus, name), MappedCorpus(encoded_corpus)
 
 
 @pytest.mark.table
@@ -201,11 +202,11 @@ def test_a_mapped_file_is_truncated_or_overwritten(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["vectors-*.npy", "ids-*.txt"])
 def test_shards_that_are_read_for_each_search(name: str, tmp_path: Path) -> None:
-    corpus = open_encoded(written(tmp_path, vectors(1)))
+    encoded_corpus = open_encoded(written(tmp_path, vectors(1)))
     backend = select_backend("faiss-cpu")
 
     def rankings() -> list[str]:
-        return corpus.ids(search(QUERIES, corpus, 10, backend).rows.reshape(-1))
+        return encoded_corpus.ids(search(QUERIES, encoded_corpus, 10, backend).rows.reshape(-1))
 
     before = rankings()
     assert rankings() == before
@@ -219,5 +220,5 @@ def test_shards_that_are_read_for_each_search(name: str, tmp_path: Path) -> None
     with pytest.raises(ShardError, match=rf"{path} does not exist any more"):
         rankings()
     path.write_bytes(data)
-    corpus = open_encoded(tmp_path)
+    encoded_corpus = open_encoded(tmp_path)
     assert rankings() == before

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.update import append_corpus, delete_passages
@@ -100,8 +101,8 @@ def encoded_run(root: Path, kind: str) -> Path:
     """A run of a kind with the corpus in two parts, of which some passages are deleted."""
     run = untrained_run(root / kind, root / "encoder", root / "data", **KINDS[kind])
     options = EncodeOptions(shard_rows=ROWS)
-    folder = encode_corpus(run, root / "corpus.jsonl", options=options, progress=False).folder
-    append_corpus(run, root / "again.jsonl", folder, options, progress=False)
+    folder = encode_corpus(run, Corpus.open(root / "corpus.jsonl"), options=options, progress=False).folder
+    append_corpus(run, Corpus.open(root / "again.jsonl"), folder, options, progress=False)
     delete_passages(folder, root / "gone.txt")
     return run.workdir.path
 

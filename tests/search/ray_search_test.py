@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import Corpus, read_queries
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.mining.mining_job import MiningJob, mine_negatives, require_run_pool
@@ -45,7 +45,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ray")
     data = write_data(folder / "data", train=150)
     run = untrained_run(folder / "run", write_encoder(folder / "encoder"), data, head__token="mean", normalize=True)
-    encode_corpus(run, data, options=EncodeOptions(shard_rows=10), progress=False)
+    encode_corpus(run, Corpus.open(data), options=EncodeOptions(shard_rows=10), progress=False)
     return folder
 
 

@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_encoder(folder / "encoder")
     write_data(folder / "data")
     run = untrained_run(folder / "run", folder / "encoder", folder / "data", head__token="mean", normalize=True)
-    encode_corpus(run, folder / "data", progress=False)
+    encode_corpus(run, Corpus.open(folder / "data"), progress=False)
     return folder
 
 
@@ -299,9 +299,9 @@ def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, ro
 def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tmp_path: Path) -> None:
     """Each number is searched alone: the first passages, with the same scores as in a search of all."""
     searcher, queries = Searcher(run, corpus_folder(run.workdir), many=True), read_queries(root / "data")[:3]
-    total = searcher.shards.total_rows
-    part, ids = searcher.first(7), searcher.shards.ids(range(7))
-    rankings, everything = (each.search(queries, each.shards.total_rows).rankings for each in (part, searcher))
+    total = searcher.encoded_corpus.total_rows
+    part, ids = searcher.first(7), searcher.encoded_corpus.ids(range(7))
+    rankings, everything = (each.search(queries, each.encoded_corpus.total_rows).rankings for each in (part, searcher))
     for query, ranking in rankings.items():
         assert ranking == [(key, score) for key, score in everything[query] if key in ids]
     times = measure_by_passages(searcher, queries, 5, 2, (3, total))
@@ -330,7 +330,7 @@ def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) 
     queries, judgements = read_queries(root / "data"), [Judgement("q0", "many", 1), Judgement("q0", "none", 1)]
     write_beir(tmp_path / "data", chunks, queries, {"test": judgements})
     run = untrained_run(tmp_path / "run", root / "encoder", root / "data", head__token="mean", normalize=True)
-    encode_corpus(run, tmp_path / "data", progress=False)
+    encode_corpus(run, Corpus.open(tmp_path / "data"), progress=False)
     folder = corpus_folder(run.workdir)
     plain = Searcher(run, folder).search(queries, len(chunks)).rankings
     searcher = Searcher(run, folder, SearchOptions(max_passage=True))
@@ -453,7 +453,7 @@ def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: 
     ]
     write_beir(tmp_path / "copies", passages, read_queries(root / "data"), {"test": judgements})
     run, data = copied(root, tmp_path / "mine"), str(tmp_path / "copies")
-    encode_corpus(run, data, progress=False)
+    encode_corpus(run, Corpus.open(data), progress=False)
     evaluation = search_files(
         run,
         data,
@@ -466,7 +466,7 @@ def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: 
                 "R@20",
             ),
         ),
-        corpus="copies",
+        encoded_name="copies",
         progress=False,
     )
     assert evaluation is not None
@@ -528,7 +528,7 @@ def test_passages_are_read_from_files_of_any_format(
         text = table.getvalue().removesuffix("\n")
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     run = copied(root, tmp_path / "mine")
-    folder = encode_corpus(run, path, options=EncodeOptions(on_error="skip"), progress=False).folder
+    folder = encode_corpus(run, Corpus.open(path), options=EncodeOptions(on_error="skip"), progress=False).folder
     searcher = Searcher(run, folder)
     expected = {passage.id: passage for passage in read_corpus(path, Policy("skip"))}
     assert len(expected) == 20
@@ -565,7 +565,9 @@ def test_a_kept_empty_passage_is_read_by_position(root: Path, tmp_path: Path, mo
     texts = ["river", "", *(["stone"] * 50)]
     path.write_text("".join(json.dumps({"_id": f"p{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
     run = copied(root, tmp_path / "mine")
-    searcher = Searcher(run, encode_corpus(run, path, options=EncodeOptions(on_error="keep"), progress=False).folder)
+    searcher = Searcher(
+        run, encode_corpus(run, Corpus.open(path), options=EncodeOptions(on_error="keep"), progress=False).folder
+    )
     searcher.passages(["p0"])
     read = searcher.bytes_read
     for reader in ("read_located", "read"):  # of the whole corpus
@@ -580,7 +582,7 @@ def test_passages_of_an_unwritable_folder(name: str, root: Path, tmp_path: Path)
     text = (root / "data" / "corpus.jsonl").read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     run = copied(root, tmp_path / "mine")
-    folder = encode_corpus(run, tmp_path / name, "read-only", progress=False).folder
+    folder = encode_corpus(run, Corpus.open(tmp_path / name), "read-only", progress=False).folder
     before = sorted(path.name for path in folder.iterdir())
     folder.chmod(0o500)
     passages = Searcher(run, folder).passages(["p3", "p4"])
@@ -618,14 +620,14 @@ def test_damage_to_corpus_json_changes_no_text(root: Path, run: Run, tmp_path: P
 def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     short = open_run(run.workdir, passage_length=8)
-    encode_corpus(short, data, "short", EncodeOptions(dtype="float16", shard_rows=40), progress=False)
+    encode_corpus(short, Corpus.open(data), "short", EncodeOptions(dtype="float16", shard_rows=40), progress=False)
     shards = open_shards(run.workdir / "embeddings" / "short")
     assert shards.fingerprint["contract"]["passage_length"] == 8
     assert (shards.manifest.dtype, shards.manifest.rows_per_shard) == ("float16", 40)
     with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in "):
-        encode_corpus(run, data, "short", EncodeOptions(dtype="float16"), progress=False)
+        encode_corpus(run, Corpus.open(data), "short", EncodeOptions(dtype="float16"), progress=False)
     search_files(
-        open_run(run.workdir, query_length=5), data, data, EvaluationOptions(k=5), corpus="short", progress=False
+        open_run(run.workdir, query_length=5), data, data, EvaluationOptions(k=5), encoded_name="short", progress=False
     )
     stored = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["search"]
     assert (stored["query_length"], stored["passage_length"]) == (5, 8)
@@ -654,9 +656,9 @@ def test_prompts_precede_encoded_texts(root: Path, tmp_path: Path) -> None:
     passages, queries = list(read_corpus(root / "data")), read_queries(root / "data")[:5]
     written = [Passage(p.id, "stone " + " - ".join(part for part in (p.title, p.text) if part)) for p in passages]
     write_beir(tmp_path / "written", written, [], {})
-    encode_corpus(prompted, root / "data", "data", progress=False)
-    encode_corpus(plain, tmp_path / "written", "data", progress=False)
-    encode_corpus(plain, root / "data", "bare", progress=False)
+    encode_corpus(prompted, Corpus.open(root / "data"), "data", progress=False)
+    encode_corpus(plain, Corpus.open(tmp_path / "written"), "data", progress=False)
+    encode_corpus(plain, Corpus.open(root / "data"), "bare", progress=False)
 
     def rankings_of(run: Run, corpus: str, prompt: str) -> Rankings:
         judged = [Query(query.id, prompt + query.text) for query in queries]
@@ -698,7 +700,7 @@ def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(FileNotFoundError, match=rf"corpus '{file}'; .*data"):
         corpus_folder(run.workdir, file)
-    encode_corpus(run, root / "data", name="again", progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), name="again", progress=False)
     with pytest.raises(ValueError, match=r"several corpora, .*--corpus"):
         corpus_folder(run.workdir)
     with pytest.raises(ValueError, match=rf"several .*{folder}, .*--corpus"):

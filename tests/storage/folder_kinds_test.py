@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
@@ -89,7 +90,7 @@ MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it mak
     "bm25": (
         BM25_RESULTS,
         lambda root, it: search_bm25(
-            str(it), str(root / "data"), (str(root / "data"), ""), BM25Settings(), EvaluationOptions(), False
+            str(it), Corpus.open(root / "data"), (str(root / "data"), ""), BM25Settings(), EvaluationOptions(), False
         ),
     ),
     "export": ("", lambda root, it: export(root / "run", "sentence-transformers", it)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import read_corpus, read_examples, read_run, write_beir
+from jaxret.data.formats import Corpus, read_corpus, read_examples, read_run, write_beir
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
@@ -194,7 +194,7 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
     data_read: RetrievalData = TrainingData(run.tokenizer, {}, None, dev, corpus)
     validation = make_validation(config, objective, run.params, data_read)
 
-    encode_corpus(run, data, progress=False)
+    encode_corpus(run, Corpus.open(data), progress=False)
     expected = search_files(
         run,
         str(data),

@@ -40,7 +40,12 @@ class CorpusScan:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus whose file and format are detected once, when it is opened; functions below the interface pass it on.
+    """A corpus whose file and format are detected once, when it is opened. Printed, it is the source.
+
+    The interfaces `cli/` and `api/` open the path that a user gives; functions below them take a `Corpus`. A path that
+    a file gives is opened by the module that reads this file: `training/config_corpora.py` for the keys of a config,
+    `index/source.py` for the corpus.json of an encoded corpus. A module that takes a data set of any kind (training
+    records, a folder of data sets) opens the corpus that it finds there; tests/data/formats/corpus_test.py lists these.
 
     A policy belongs to one pass, which counts what it skips: `scan` and `read` take it.
     """
@@ -50,17 +55,18 @@ class Corpus:
     file: DataFile  # The file or table of the passages, with its format
 
     @classmethod
-    def open(cls, source: PathLike | Corpus) -> Corpus:
-        """Detect the file and the format of a folder, file or named set; an open corpus is returned as it is.
+    def open(cls, source: PathLike) -> Corpus:
+        """Detect the file and the format of a folder, file or named set.
 
         Raises:
             DataError: There is no file of passages, or its format is unknown.
         """
-        if isinstance(source, Corpus):
-            return source
         format_name, path = parse_source(source)
         path = passages_path(path) if is_folder(path) else path
         return cls(str(source), format_name, detect_path(path, format_name, "passages"))
+
+    def __str__(self) -> str:
+        return self.source
 
     @property
     def name(self) -> str:
@@ -165,8 +171,8 @@ class Corpus:
         return with_progress(read(self.file, policy, digest), f"read {self.file.path.name}", None, "passage", progress)
 
 
-def read_corpus(source: PathLike | Corpus, policy: Policy | None = None) -> Iterator[Passage]:
-    """Stream the passages of a folder or file, see `Corpus.read`."""
+def read_corpus(source: PathLike, policy: Policy | None = None) -> Iterator[Passage]:
+    """Open the corpus of a folder or file, and stream its passages, see `Corpus.read`."""
     return Corpus.open(source).read(policy)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -10,14 +9,15 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import read_corpus
+from jaxret.data.formats import Corpus
 from jaxret.evaluation.self_matches import has_passages_as_queries
 from jaxret.experiments.evaluation_queries import load_evaluation_queries
 from jaxret.storage.atomic import sha256_json, sha256_json_lists
 
 
-def folder_task(folder: Path, split: str) -> AbsTaskRetrieval:
-    """Return the task of a folder. Its revision is a digest of passages, queries and judgements.
+def folder_task(corpus: Corpus, split: str) -> AbsTaskRetrieval:
+    """Return the task of the folder of a corpus, which has queries and judgements, too. Its revision is a digest of
+    passages, queries and judgements.
 
     A split other than "test" is part of the task's name: mteb's files of results are one a task.
 
@@ -26,22 +26,23 @@ def folder_task(folder: Path, split: str) -> AbsTaskRetrieval:
         FileNotFoundError: there is no such folder.
         DataError: a bad record.
     """
-    data = load_evaluation_queries(str(folder), str(folder), split, Policy())
+    folder_name = corpus.name
+    data = load_evaluation_queries(corpus.source, corpus.source, split, Policy())
     relevant: dict[str, dict[str, int]] = {}
     for judgement in data.judgements:
         relevant.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
-    passages = ([one.id, one.title, one.text] for one in read_corpus(folder, Policy("keep")))
+    passages = ([one.id, one.title, one.text] for one in corpus.read(Policy("keep")))
     revision = sha256_json({"corpus": sha256_json_lists(passages), **data.digests()})[:12]
 
     class FolderTask(AbsTaskRetrieval):  # type: ignore[misc]  # mteb has no types here
-        ignore_identical_ids = has_passages_as_queries(folder.name)
+        ignore_identical_ids = has_passages_as_queries(folder_name)
         metadata = TaskMetadata(
-            name=folder.name if split == "test" else f"{folder.name}.{split}",
-            description=f"A folder in BEIR's layout: {folder.name}.",
+            name=folder_name if split == "test" else f"{folder_name}.{split}",
+            description=f"A folder in BEIR's layout: {folder_name}.",
             type="Retrieval",
             category="t2t",
             modalities=["text"],
-            dataset={"path": folder.name, "revision": revision},
+            dataset={"path": folder_name, "revision": revision},
             eval_splits=[split],
             eval_langs=["eng-Latn"],
             main_score="ndcg_at_10",
@@ -49,9 +50,7 @@ def folder_task(folder: Path, split: str) -> AbsTaskRetrieval:
 
         def load_data(self, **_: Any) -> None:
             queries = [{"id": one.id, "text": one.text, "instruction": one.instruction} for one in data.queries]
-            passages = (
-                {"id": one.id, "title": one.title, "text": one.text} for one in read_corpus(folder, Policy("keep"))
-            )
+            passages = ({"id": one.id, "title": one.title, "text": one.text} for one in corpus.read(Policy("keep")))
             self.dataset = {
                 "default": {
                     split: {

@@ -10,6 +10,7 @@ from typing import Any
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from pydantic import ValidationError
 
+from jaxret.data.formats import Corpus
 from jaxret.data.formats.trec import descending_scores
 from jaxret.data.records import Query
 from jaxret.experiments.mteb.card_values import card_values
@@ -25,12 +26,12 @@ class MtebSearcher:
 
     Attributes:
         mteb_model_meta: of the run.
-        corpora: task -> folder or file with its passages, where it is on the disk.
+        corpora: task -> its corpus, where that is a folder of the user's.
     """
 
     def __init__(self, run: Run, out: Path, meta: ModelMeta, progress: bool) -> None:
         self.mteb_model_meta = meta
-        self.corpora: dict[str, Path] = {}
+        self.corpora: dict[str, Corpus] = {}
         self._run, self._out, self._progress = run, out, progress
         self._searcher: Searcher | None = None
 
@@ -49,9 +50,10 @@ class MtebSearcher:
             folder = self._out / "corpora" / ".".join(parts)
             if not (folder / "corpus.jsonl").exists():
                 _write_passages(folder / "corpus.jsonl", corpus)
-            result = encode_corpus(self._run, folder, ".".join(parts), EncodeOptions(on_error="keep"), self._progress)
+            own_corpus, encoded_name = Corpus.open(folder), ".".join(parts)
         else:
-            result = encode_corpus(self._run, self.corpora[name], "", EncodeOptions(on_error="keep"), self._progress)
+            own_corpus, encoded_name = self.corpora[name], ""
+        result = encode_corpus(self._run, own_corpus, encoded_name, EncodeOptions(on_error="keep"), self._progress)
         self._searcher = Searcher(self._run, result.folder, many=True)
 
     def search(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxret.data.formats import Corpus
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.mteb.mteb_options import MtebOptions
 from jaxret.parallel.events import emit
@@ -53,11 +54,11 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}", options.card)
     searcher, cache = MtebSearcher(run, out, meta, progress), ResultCache(out)
     rows, results = [], []
-    for task, folder in list(_tasks(options)):
+    for task, corpus in list(_tasks(options)):
         name = task.metadata.name
-        if folder and searcher.corpora.setdefault(name, folder) != folder:
+        if corpus and searcher.corpora.setdefault(name, corpus) != corpus:
             raise ValueError(
-                f"--tasks has {searcher.corpora[name]} and {folder}, whose results would have one name; "
+                f"--tasks has {searcher.corpora[name]} and {corpus}, whose results would have one name; "
                 "evaluate one of them with another --out"
             )
         result = cache.load_task_result(name, meta)
@@ -77,15 +78,16 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     return "\n".join([aligned_table(["task", "split", "measure", "score"], rows, left=3), f"written to {files}"])
 
 
-def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Path | None]]:
-    """Yield (task, folder), the folder where it is one of the user's."""
+def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Corpus | None]]:
+    """Yield (task, corpus), the corpus where the task is a folder of the user's."""
     import mteb
 
     from jaxret.experiments.mteb.folder_task import folder_task
 
     for name in options.tasks:
         if Path(name).is_dir():
-            yield folder_task(Path(name), options.split), Path(name)
+            corpus = Corpus.open(Path(name))
+            yield folder_task(corpus, options.split), corpus
             continue
         try:
             (task,) = mteb.get_tasks(tasks=[name])

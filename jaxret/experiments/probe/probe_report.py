@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import load_config
+from jaxret.data.formats import Corpus
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.pictures.canvas import (
@@ -41,14 +42,14 @@ MEASURE = f"nDCG@{NDCG}"
 SHOWN_WEIGHT = 0.005  # weights of a mixture below it are 0.00
 
 
-def report_probe(run: Run, data: str, options: ProbeOptions, progress: bool = True) -> str:
+def report_probe(run: Run, data: str, corpus: Corpus, options: ProbeOptions, progress: bool = True) -> str:
     """Probe the layers of a run's encoder, write `eval/DATA.SPLIT.probe.json` and a picture beside it, and return the
     text to print.
 
     Args:
-        run, data, options, progress: see `probe_layers`.
+        run, data, corpus, options, progress: see `probe_layers`.
     """
-    probe = probe_layers(run, data, options, progress)
+    probe = probe_layers(run, data, corpus, options, progress)
     path = run.workdir.evaluation(f"{probe.name}.probe")
     results = probe_json(probe, options.corpus_size) | {"options": vars(options), "checkpoint": run.checkpoint}
     write_json(path, results)

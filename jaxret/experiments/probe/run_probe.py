@@ -47,19 +47,20 @@ class Probe:
     held_out: np.ndarray  # rows of the queries that findings are measured on
 
 
-def probe_layers(run: Run, data: str, options: ProbeOptions, progress: bool = True) -> Probe:
+def probe_layers(run: Run, data: str, corpus: Corpus, options: ProbeOptions, progress: bool = True) -> Probe:
     """Measure retrieval by every layer of a run's encoder.
 
     Args:
         run: a run of any head; it needs no training (`jaxret open` makes a run of another library's model).
-        data: folder with queries, judgements and a corpus.
+        data: folder with queries and judgements.
+        corpus: of the folder.
         options: which of these.
 
     Raises:
         ValueError: fewer than four judged queries have a relevant passage in the corpus.
     """
     queries = read_evaluation_queries(data, data, options.split, Policy())
-    vectors = encode_probe_data(run, data, queries, options, progress)
+    vectors = encode_probe_data(run, corpus, queries, options, progress)
     alone = [vectors.quality(choice) for choice in choices_alone(vectors.last, vectors.queries.tokens)]
     pairs = [vectors.quality(choice) for choice in choices_of_pairs(vectors.last, vectors.queries.tokens)]
     order = np.random.default_rng([options.seed, 1]).permutation(len(vectors.relevance))
@@ -69,13 +70,13 @@ def probe_layers(run: Run, data: str, options: ProbeOptions, progress: bool = Tr
 
 
 def encode_probe_data(
-    run: Run, data: str, queries: EvaluationQueries, options: ProbeOptions, progress: bool
+    run: Run, corpus: Corpus, queries: EvaluationQueries, options: ProbeOptions, progress: bool
 ) -> ProbeData:
     """Return the vectors of the drawn queries and passages, and the relevance of each pair.
 
     Args:
         run: the run whose encoder is probed.
-        data: folder with a corpus.
+        corpus: to draw passages from.
         queries: judged queries of it.
         options: how many of these.
 
@@ -90,7 +91,7 @@ def encode_probe_data(
     judged_queries = [query for query in queries.queries if query.id in grades]
     sample = [judged_queries[number] for number in _draw(random, len(judged_queries), options.queries)]
     relevant = {passage for query in sample for passage in grades[query.id]}
-    passages = _draw_passages(Corpus.open(data), relevant, options.passages, random)
+    passages = _draw_passages(corpus, relevant, options.passages, random)
     row_of = {passage.id: row for row, passage in enumerate(passages)}
     relevance = np.zeros((len(sample), len(passages)), np.int64)
     for row, query in enumerate(sample):
@@ -100,7 +101,7 @@ def encode_probe_data(
     rows = np.flatnonzero(relevance.any(axis=1))
     if len(rows) < 4:
         raise ValueError(
-            f"{data}: {len(rows)} queries of the split {options.split!r} have a relevant passage in the corpus; "
+            f"{corpus}: {len(rows)} queries of the split {options.split!r} have a relevant passage in the corpus; "
             "a probe needs 4 at least"
         )
     texts = run.tokenizer.queries([sample[row] for row in rows])

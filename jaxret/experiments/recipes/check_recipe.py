@@ -31,7 +31,8 @@ from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkp
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.training.config_check import check_config
-from jaxret.training.examples import TRAINING_PASSAGES, example_source
+from jaxret.training.config_corpora import training_corpus, validation_corpus
+from jaxret.training.examples import example_source
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.prepare import prepare_job
 from jaxret.training.tasks import get_task
@@ -42,9 +43,8 @@ from jaxret.training.teacher import require_run, require_same_tokens
 class EvaluationSetup:
     """The data and measures that evaluate every stage of a recipe."""
 
-    # corpus, queries: folders or files with passages and queries
-    corpus: str
-    queries: str
+    corpus: Corpus | None  # None in a setup that `complete_evaluation` completes
+    queries: str  # folder or file with queries
     qrels: str  # folder or file with judgements; "" for none
     split: str = "test"  # split to read, where a source is a folder
     k: int = 100  # passages per query
@@ -52,22 +52,23 @@ class EvaluationSetup:
     match: str = "string"  # how answers are read, "string" or "regex"
 
 
-def complete_evaluation(setup: EvaluationSetup, train: str) -> EvaluationSetup:
-    """Return the setup with empty sources filled from `train`, the value of data.train, if that is a folder.
+def complete_evaluation(setup: EvaluationSetup, config: ConfigDict) -> EvaluationSetup:
+    """Return the setup with empty sources filled from the config's data.train, if that is a folder.
 
-    Raises FileNotFoundError if `train` does not exist, ValueError for a source that is still missing.
+    Raises FileNotFoundError if data.train does not exist, ValueError for a source that is still missing.
     """
+    train = config.data.train
     if train and not is_named(path := source_path(train)) and not path.exists():
         raise FileNotFoundError(f"--config.data.train={train}: {path} does not exist")
     folder = train if train and is_folder(source_path(train)) else ""
-    corpus, queries = setup.corpus or folder, setup.queries or folder
-    for flag, value in (("--config.data.train", train), ("--corpus", corpus), ("--queries", queries)):
+    queries = setup.queries or folder
+    for flag, value in (("--config.data.train", train), ("--corpus", setup.corpus or folder), ("--queries", queries)):
         if not value:
             if not train:
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
     qrels = setup.qrels or (queries if is_folder(source_path(queries)) else "")
-    return replace(setup, corpus=corpus, queries=queries, qrels=qrels)
+    return replace(setup, corpus=setup.corpus or training_corpus(config), queries=queries, qrels=qrels)
 
 
 def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:
@@ -149,26 +150,25 @@ def _check_files(stage: Stage) -> None:
         train.files()
     if config.data.dev:
         example_source(config, "dev").files()
-    if config.validation.corpus not in ("", TRAINING_PASSAGES):
-        Corpus.open(config.validation.corpus)
+    validation_corpus(config)
 
 
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:
     """Check a teacher. A retriever scores passages by their ids in the corpus that it encoded, so the texts of the data
     must be those of that corpus."""
-    data = stage.config.data.train
-    path = source_path(data)
-    data_texts = data if is_folder(path) and has_passages(path) else ""  # records have their texts with them
-    texts = evaluation.corpus if stage.mining else data_texts
+    assert evaluation.corpus is not None
+    corpus, path = evaluation.corpus, source_path(stage.config.data.train)
+    own_corpus: Corpus | None = None  # of records, which have their texts with them
+    if stage.mining:
+        own_corpus = corpus
+    elif is_folder(path) and has_passages(path):
+        own_corpus = training_corpus(stage.config)
     if stage.teacher not in stages:
-        check_teacher(stage.teacher, corpus_name(evaluation.corpus), texts)
-    elif texts and not stages[stage.teacher].is_reranker:
-        corpora = [Corpus.open(source) for source in (evaluation.corpus, texts)]
-        if corpora[0].file.path == corpora[1].file.path:
-            return
-        corpus_digest, text_digest = ({"sha256": corpus.scan().sha256} for corpus in corpora)
+        check_teacher(stage.teacher, corpus_name(corpus), own_corpus)
+    elif own_corpus and not stages[stage.teacher].is_reranker and own_corpus.file.path != corpus.file.path:
+        corpus_digest, own_digest = ({"sha256": one.scan().sha256} for one in (corpus, own_corpus))
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
-        require_equal(corpus_digest, text_digest, f"--corpus={evaluation.corpus}", f"the corpus of {texts}", remedy)
+        require_equal(corpus_digest, own_digest, f"--corpus={corpus}", f"the corpus of {own_corpus}", remedy)
 
 
 def _check_in_batch_teacher(

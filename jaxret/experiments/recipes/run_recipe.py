@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config
-from jaxret.data.formats import Corpus, detect_queries, example_files, list_files
+from jaxret.data.formats import detect_queries, example_files, list_files
 from jaxret.data.formats.readers import detect_judgements
 from jaxret.data.lines import find_file
 from jaxret.evaluation.evaluation_report import (
@@ -109,8 +109,10 @@ class _Recipe:
         self._digests: dict[Path, str] = {}
         self._outputs: dict[str, dict[str, str]] = {}  # step -> {file: digest} of its outputs: inputs of later steps
         self._lineage: dict[str, str] = {}  # stage -> digest of its inputs without seeds
-        self._corpus_name = corpus_name(self.evaluation.corpus)
-        self._corpus = self._digest(Corpus.open(self.evaluation.corpus).files)
+        assert self.evaluation.corpus is not None
+        self._corpus = self.evaluation.corpus
+        self._encoded_name = corpus_name(self._corpus)
+        self._corpus_digest = self._digest(self._corpus.files)
 
     def run_stage(self, stage: Stage) -> Evaluation | None:
         """Run the steps of a stage, and return its evaluation; None for a reranker."""
@@ -124,7 +126,12 @@ class _Recipe:
         if stage.is_reranker:
             return None
         run_files = self._outputs[f"{stage.name}.train"]
-        encoding = {"corpus": self._corpus, "name": self._corpus_name, "run": run_files, "dtype": config.encode.dtype}
+        encoding = {
+            "corpus": self._corpus_digest,
+            "name": self._encoded_name,
+            "run": run_files,
+            "dtype": config.encode.dtype,
+        }
         self._run_step(f"{stage.name}.encode", encoding, lambda: self._encode(stage), lambda: self._is_encoded(stage))
         self._run_step(f"{stage.name}.search", self._search_inputs(stage), lambda: self._search(stage))
         return self._order_measures(read_evaluation(self._result_path(stage)))
@@ -164,7 +171,7 @@ class _Recipe:
         return names
 
     def _embeddings(self, stage: Stage) -> Path:
-        return Workdir(self.folder / stage.name).embeddings(self._corpus_name)
+        return Workdir(self.folder / stage.name).embeddings(self._encoded_name)
 
     def _training_file_digests(self, step: str) -> list[str]:
         """Return the digests of the training file that a step wrote, without the record of its sources."""
@@ -188,7 +195,7 @@ class _Recipe:
             "data": self._digest(stage.query_files()),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
-            "corpus": self._corpus,
+            "corpus": self._corpus_digest,
             "pools": {pool: self._outputs.get(f"{pool}.encode", {}) for pool in stage.pools},
             "concat": {
                 name: self._training_file_digests(f"{name}.mine") for name in stage.concat if name != TRAINING_DATA
@@ -204,8 +211,8 @@ class _Recipe:
             split=data.train_split,
             pools=tuple(pool if pool == BM25_NAME else str(self.folder / pool) for pool in stage.pools),
             out=str(out),
-            corpus=self.evaluation.corpus,
-            encoded_name=self._corpus_name,
+            corpus=self._corpus,
+            encoded_name=self._encoded_name,
             concat=tuple(
                 data.train if name == TRAINING_DATA else str(self.stages[name].mined_path(self.folder))
                 for name in stage.concat
@@ -238,13 +245,13 @@ class _Recipe:
 
     def _external_teacher(self, teacher: str) -> Any:
         """Return the digests of a teacher that is not a stage, or its name if it has no files on this machine."""
-        return self._digest(teacher_files(teacher, self._corpus_name)) or teacher
+        return self._digest(teacher_files(teacher, self._encoded_name)) or teacher
 
     def _score(self, stage: Stage) -> list[Path]:
         data, out = stage.scoring_config(self.folder).data, stage.scored_path(self.folder)
         out.parent.mkdir(exist_ok=True)
         name = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
-        teacher = open_teacher(name, self._corpus_name)
+        teacher = open_teacher(name, self._encoded_name)
         options = (data.train_split, data.negatives_run, on_error_of(data))
         score_examples(teacher, data.train, out, *options, self.progress)
         return [out]
@@ -298,17 +305,17 @@ class _Recipe:
         if stage.mining is not None:
             settings = {key: value for key, value in asdict(stage.mining).items() if key != "seed"}
             earlier = [[self._lineage.get(name, name) for name in names] for names in (stage.pools, stage.concat)]
-            inputs["mine"] = [settings, self._corpus, *earlier]
+            inputs["mine"] = [settings, self._corpus_digest, *earlier]
         elif data.negatives_run:
             inputs["negatives"] = self._digest(example_files(data.train, data.train_split, data.negatives_run))
         self._lineage[stage.name] = sha256_json(inputs)
         write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
 
     def _encode(self, stage: Stage) -> list[Path]:
-        result = encode_corpus(open_run(self.folder / stage.name), self.evaluation.corpus, progress=self.progress)
+        result = encode_corpus(open_run(self.folder / stage.name), self._corpus, progress=self.progress)
         if read_parts(result.folder):
             raise ContractError(
-                f"{result.folder} differs from {self.evaluation.corpus}: passages were appended or deleted ("
+                f"{result.folder} differs from {self._corpus}: passages were appended or deleted ("
                 "see parts.json); remove parts.json to search the corpus as first encoded, or take another --workdir"
             )
         return [result.folder / "manifest.json"]
@@ -341,7 +348,9 @@ class _Recipe:
         setup, run = self.evaluation, open_run(self.folder / stage.name)
         measures = tuple(setup.measures) if setup.measures else None
         evaluation = EvaluationOptions(setup.split, setup.k, measures, match=setup.match)
-        search_files(run, setup.queries, setup.qrels, evaluation, corpus=self._corpus_name, progress=self.progress)
+        search_files(
+            run, setup.queries, setup.qrels, evaluation, encoded_name=self._encoded_name, progress=self.progress
+        )
         return [run.workdir.rankings(self._result_name()), self._result_path(stage)]
 
     def _result_name(self) -> str:

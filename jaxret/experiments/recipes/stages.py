@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config, load_config, load_stages
-from jaxret.data.formats import Corpus, source_path
+from jaxret.data.formats import source_path
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import BM25_NAME
 from jaxret.mining.training_queries import training_query_files
@@ -18,6 +18,7 @@ from jaxret.models.encoders.pretrained import model_files
 from jaxret.runs.identity import RUN_KEYS
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.working_copy import shown_path
+from jaxret.training.config_corpora import validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 
 _KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
@@ -239,8 +240,8 @@ def referenced_files(config: ConfigDict, stages: Collection[str] = ()) -> list[P
     for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):
         if source and source_path(source).is_file():
             paths.append(source_path(source))
-    if config.validation.corpus:
-        paths += Corpus.open(config.validation.corpus).files
+    if corpus := validation_corpus(config):
+        paths += corpus.files
     paths += model_files(config.encoder.checkpoint)
     for run in (config.train.start_from, config.train.teacher):
         if run and run not in stages:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxret.data.errors import Policy
-from jaxret.data.formats import Corpus, read_examples, source_path
+from jaxret.data.formats import read_examples, source_path
 from jaxret.data.formats.format import content_id
 from jaxret.data.record_checks import question_key
 from jaxret.data.records import Query
 from jaxret.experiments.report.html import Html, bullets, details, join, paragraph, tag
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.experiments.report.set_texts import SetTexts
+from jaxret.index.source import encoded_source, open_source
 from jaxret.runs.run_warnings import RunWarning
-from jaxret.search.searcher import encoded_source
 
 READ_BYTES = 2**28  # of data that a report reads through: larger ones are for `jaxret data check`
 _NAMES = {
@@ -131,7 +131,8 @@ def _equal_passages(files: ReportFiles) -> Iterator[RunWarning]:
             yield RunWarning("unread", problem)
             continue
         try:
-            texts = [content_id(passage.text, passage.title) for passage in Corpus.open(source).read(Policy("skip"))]
+            passages = open_source(source).read(Policy("skip"))
+            texts = [content_id(passage.text, passage.title) for passage in passages]
         except (OSError, ValueError) as error:
             yield RunWarning("unread", f"{source} could not be read: {error}")
             continue

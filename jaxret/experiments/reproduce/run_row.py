@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from jaxret.data.dataset_check import LENGTHS, print_data_check
+from jaxret.data.formats import Corpus
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
@@ -73,9 +74,9 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
                 print(f"== jaxret {' '.join(command)}", flush=True)
-                if command[0] == "mine" and _is_mined(job := _mining_job(case, command)):
-                    require_same_sources(job)
-                    print(f"{job.out} is kept: it was mined from these files, with these settings", flush=True)
+                if command[0] == "mine" and _is_mined(out := Path(_flags(command)["out"])):
+                    require_same_sources(_mining_job(case, command))
+                    print(f"{out} is kept: it was mined from these files, with these settings", flush=True)
                     continue
                 if command[0] == "data" and command[1] == "chunk" and _is_newer(Path(command[3]), Path(command[2])):
                     print(f"{command[3]} is kept: it is newer than {command[2]}", flush=True)
@@ -102,12 +103,14 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
     flags, values = _flags(command), dict[str, Any](case.source.mined)
     settings = MiningSettings(**values)
-    return MiningJob(flags["data"], (flags["pool"],), flags["out"], corpus=flags["corpus"], settings=settings)
+    return MiningJob(
+        flags["data"], (flags["pool"],), flags["out"], corpus=Corpus.open(flags["corpus"]), settings=settings
+    )
 
 
-def _is_mined(job: MiningJob) -> bool:
+def _is_mined(out: Path) -> bool:
     """Return whether an earlier command wrote all of the training file: the record of its sources is written last."""
-    return Path(job.out).exists() and parents_path(Path(job.out)).exists()
+    return out.exists() and parents_path(out).exists()
 
 
 def _is_newer(file: Path, source: Path) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +183,11 @@ def _point_stages(setup: SweepSetup, label: str, changes: Mapping[str, Any]) -> 
 
 def _evaluation(setup: SweepSetup, runs: Sequence[SweepRun]) -> EvaluationSetup:
     """Return the evaluation with its sources. Raises ValueError where they would differ between points."""
-    paths = dict.fromkeys(run.stages[-1].config.data.train for run in runs)
-    evaluations = {train: complete_evaluation(setup.evaluation, train) for train in paths}
-    first = next(iter(evaluations.values()))
-    if any(other != first for other in evaluations.values()):
+    configs: dict[str, ConfigDict] = {}  # by data.train
+    for run in runs:
+        configs.setdefault(run.stages[-1].config.data.train, run.stages[-1].config)
+    first, *others = (complete_evaluation(setup.evaluation, config) for config in configs.values())
+    if any(other != first for other in others):
         raise ValueError("data.train is swept: give --corpus, --queries and --qrels, so that points are comparable")
     return first
 
@@ -244,7 +245,7 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
         "config": {key: value for key, value in without_seeds(config).items() if key not in keys},
         "grid": sorted(keys),
         "stages": setup.stages,
-        "evaluation": {**asdict(evaluation), "measures": list(evaluation.measures or ())},
+        "evaluation": vars(evaluation) | {"corpus": str(evaluation.corpus), "measures": [*(evaluation.measures or ())]},
     }
     with Leases(folder) as leases:  # jobs of one sweep may begin together
         leases.publish_once(path, settings)

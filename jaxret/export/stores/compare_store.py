@@ -18,11 +18,11 @@ TIE = 1e-5  # relative to scores of about 1: float32's rounding may order closer
 _QUERY_VECTORS = 32  # of a stored passage, where a query has a list of vectors
 
 
-def sample_queries(corpus: EncodedCorpus, sample: int) -> Ragged:
+def sample_queries(encoded_corpus: EncodedCorpus, sample: int) -> Ragged:
     """Return stored vectors as queries, of rows that are evenly spread; lists of them under late interaction."""
-    rows = np.unique(np.linspace(0, corpus.total_rows - 1, sample).astype(np.int64))
-    most = _QUERY_VECTORS if corpus.ragged else 1
-    lists = [vectors[:most].astype(np.float32) for vectors in vectors_of(corpus, rows)]
+    rows = np.unique(np.linspace(0, encoded_corpus.total_rows - 1, sample).astype(np.int64))
+    most = _QUERY_VECTORS if encoded_corpus.ragged else 1
+    lists = [vectors[:most].astype(np.float32) for vectors in vectors_of(encoded_corpus, rows)]
     return Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)]))
 
 
@@ -46,10 +46,10 @@ def compare_store(searcher: Searcher, store: VectorStore, queries: Ragged, k: in
     Raises ValueError naming the first query with another passage, or a score that differs by more than rounding.
     """
     queries = queries.astype(store.query_dtype).astype(np.float32)
-    k = min(k, searcher.shards.total_rows)
+    k = min(k, searcher.encoded_corpus.total_rows)
     result, our_ids = searcher.nearest(queries, k)
     hits = store.search(list(queries), k)
-    rows = rows_of_ids(searcher.shards, {key for each in hits for key, _ in each})
+    rows = rows_of_ids(searcher.encoded_corpus, {key for each in hits for key, _ in each})
     for number, each in enumerate(hits):
         if problem := _problem([key for key, _ in each], rows, k):
             raise ValueError(f"{store.place}: for query {number} {problem}; the export is not usable")
@@ -82,6 +82,11 @@ def _problem(ids: Sequence[str], rows: dict[str, int], k: int) -> str:
     return "" if len(ids) == k else f"{len(ids)} passages come instead of {k}"
 
 
-def rows_of_ids(corpus: EncodedCorpus, ids: set[str]) -> dict[str, int]:
+def rows_of_ids(encoded_corpus: EncodedCorpus, ids: set[str]) -> dict[str, int]:
     """Return the rows of some ids; what the corpus does not have is left out."""
-    return {key: start + place for start, block in corpus.id_blocks() for place, key in enumerate(block) if key in ids}
+    return {
+        key: start + place
+        for start, block in encoded_corpus.id_blocks()
+        for place, key in enumerate(block)
+        if key in ids
+    }

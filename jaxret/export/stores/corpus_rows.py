@@ -25,21 +25,22 @@ class CorpusRows:
     Vectors are as they are stored. Where passages have one each, the column is `vector`; else `vectors`, lists of them.
     """
 
-    def __init__(self, corpus: EncodedCorpus, texts: bool = True) -> None:
+    def __init__(self, encoded_corpus: EncodedCorpus, texts: bool = True) -> None:
         """texts: whether there are titles, texts and metadata. Raises ValueError for sparse vectors, and what opening
         `Passages` raises."""
-        if corpus.sparse:
+        if encoded_corpus.sparse:
             raise ValueError(
-                f"the vectors in {corpus.folder} are weights of words, and stores get dense ones; use --to=anserini"
+                f"the vectors in {encoded_corpus.folder} are weights of words, and stores get dense ones; use "
+                "--to=anserini"
             )
-        if not corpus.total_rows:
-            raise ValueError(f"{corpus.folder} has no passage to export: all were deleted")
-        self.corpus, self.texts = corpus, texts
-        self.dtype: str = corpus.shards[0].manifest.dtype
-        self.several = corpus.ragged or corpus.shards[0].vectors_per_row > 1
-        self._passages = [Passages(shards.folder) for shards in corpus.shards] if texts else []
-        self._metadata = MetadataColumns(corpus, COLUMNS) if texts else None
-        one = pa.list_(pa.from_numpy_dtype(self.dtype), corpus.dimension)
+        if not encoded_corpus.total_rows:
+            raise ValueError(f"{encoded_corpus.folder} has no passage to export: all were deleted")
+        self.corpus, self.texts = encoded_corpus, texts
+        self.dtype: str = encoded_corpus.shards[0].manifest.dtype
+        self.several = encoded_corpus.ragged or encoded_corpus.shards[0].vectors_per_row > 1
+        self._passages = [Passages(shards.folder) for shards in encoded_corpus.shards] if texts else []
+        self._metadata = MetadataColumns(encoded_corpus, COLUMNS) if texts else None
+        one = pa.list_(pa.from_numpy_dtype(self.dtype), encoded_corpus.dimension)
         head = [pa.field("id", pa.string(), False), pa.field("row", pa.int64(), False)]
         if self._metadata:
             head += [pa.field(name, pa.string(), False) for name in ("title", "text")] + list(self._metadata.schema)

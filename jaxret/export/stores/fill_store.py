@@ -22,7 +22,7 @@ from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import require_parent, sha256_file
 
 
-def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, options: StoreOptions) -> str:
+def export_to_store(run: Run, kind: str, out: Path, encoded_name: str, queries: str, options: StoreOptions) -> str:
     """Export an encoded corpus to a store, count its rows, and compare its exact search; return sentences on that.
 
     A finished export is counted and compared again.
@@ -31,7 +31,7 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
         run: the run that encoded the corpus.
         kind: one of STORES.
         out: folder of the journal, and of files.
-        corpus: the encoded corpus, if there are several.
+        encoded_name: the encoded corpus, if there are several.
         queries: folder or file with queries to compare; "": stored vectors.
         options: table, address, sample.
 
@@ -41,8 +41,8 @@ def export_to_store(run: Run, kind: str, out: Path, corpus: str, queries: str, o
         ValueError: the store cannot hold the vectors, has another number of passages, or finds others.
     """
     require_parent(out, "--out")
-    searcher = Searcher(run, corpus_folder(run.workdir, corpus))
-    encoded_corpus = searcher.shards
+    searcher = Searcher(run, corpus_folder(run.workdir, encoded_name))
+    encoded_corpus = searcher.encoded_corpus
     rows = CorpusRows(encoded_corpus, options.texts)
     address = without_password(options.url) or str(out)
     with hold_folder(out, f"export --to={kind}"), store_errors(kind, address):

@@ -24,9 +24,9 @@ class MetadataColumns:
     several values of a field, the column has lists, sorted as texts.
     """
 
-    def __init__(self, corpus: EncodedCorpus, other_columns: Iterable[str]) -> None:
+    def __init__(self, encoded_corpus: EncodedCorpus, other_columns: Iterable[str]) -> None:
         """other_columns: names of the other columns."""
-        self._parts = [read_fields(shards) for shards in corpus.shards]
+        self._parts = [read_fields(shards) for shards in encoded_corpus.shards]
         names = sorted({name for part in self._parts for name in part})
         self.fields = dict(zip(column_names(names, other_columns), names, strict=True))
         self.schema = pa.schema([pa.field(column, self._type(name)) for column, name in self.fields.items()])

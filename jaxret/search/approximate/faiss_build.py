@@ -42,24 +42,26 @@ from jaxret.storage.atomic import StorageError, atomic_write, with_digest, write
 Log = Callable[[str], None]
 
 
-def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Log, progress: bool) -> None:
+def build_faiss_index(
+    encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Log, progress: bool
+) -> None:
     """Train an index on a sample, add all vectors of a corpus, and write it into a folder with a manifest.
 
     Args:
-        corpus: the vectors.
+        encoded_corpus: the vectors.
         options: factory, train_vectors and seed.
 
     Raises ValueError for a factory string that makes no index here, and for too few vectors to train on.
     """
-    width, start_time = require_one_query_vector(corpus), time.perf_counter()
-    index = make_index(options.factory, corpus.dimension, options.seed)
-    total, largest = corpus.total_rows * width, 0.0
-    training_rows = 0 if index.is_trained else _train(index, corpus, options, log)
+    width, start_time = require_one_query_vector(encoded_corpus), time.perf_counter()
+    index = make_index(options.factory, encoded_corpus.dimension, options.seed)
+    total, largest = encoded_corpus.total_rows * width, 0.0
+    training_rows = 0 if index.is_trained else _train(index, encoded_corpus, options, log)
     ready = time.perf_counter()
     with Progress("index", total, "vector", shown=progress) as bar:
-        for rows, block in _blocks(corpus):
+        for rows, block in _blocks(encoded_corpus):
             norms = upper_norms(block)
-            require_finite_vectors(corpus, rows, norms.reshape(-1, width).max(axis=1))
+            require_finite_vectors(encoded_corpus, rows, norms.reshape(-1, width).max(axis=1))
             index.add(block)
             largest = max(largest, float(norms.max()))
             bar.update(len(block))
@@ -74,9 +76,9 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
     manifest = {
         "factory": options.factory,
         "training": {"vectors": training_rows, "sample": options.train_vectors, "seed": options.seed},
-        "corpus": identity_of(corpus),
+        "corpus": identity_of(encoded_corpus),
         "vectors": total,
-        "dimension": corpus.dimension,
+        "dimension": encoded_corpus.dimension,
         "vectors_per_passage": width,
         "largest_norm": largest,
         "made": build_record | {"peak_memory_bytes": peak_memory()},
@@ -90,18 +92,20 @@ def build_faiss_index(corpus: EncodedCorpus, folder: Path, options: IndexOptions
     )
 
 
-def _train(index: Any, corpus: EncodedCorpus, options: IndexOptions, log: Log) -> int:
+def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions, log: Log) -> int:
     """Train an index on a sample of the vectors; return how many these are."""
     lists = int(getattr(innermost(index), "nlist", 0))
     sample = options.train_vectors or max(LEAST_SAMPLE, POINTS * lists)
-    rows = min(-(-sample // corpus.shards[0].vectors_per_row), corpus.total_rows)
-    sample_rows = np.random.default_rng(options.seed).choice(corpus.total_rows, rows, replace=False, shuffle=False)
-    vectors = take_rows(corpus, np.sort(sample_rows)).reshape(-1, corpus.dimension)
+    rows = min(-(-sample // encoded_corpus.shards[0].vectors_per_row), encoded_corpus.total_rows)
+    sample_rows = np.random.default_rng(options.seed).choice(
+        encoded_corpus.total_rows, rows, replace=False, shuffle=False
+    )
+    vectors = take_rows(encoded_corpus, np.sort(sample_rows)).reshape(-1, encoded_corpus.dimension)
     log(f"training on {len(vectors):,} vectors, drawn with seed {options.seed}")
     try:
         index.train(vectors)
     except RuntimeError as error:
-        remedy = "take fewer lists or bits" if rows == corpus.total_rows else "raise train_vectors"
+        remedy = "take fewer lists or bits" if rows == encoded_corpus.total_rows else "raise train_vectors"
         raise ValueError(
             f"--factory={options.factory} cannot be trained on {len(vectors):,} vectors "
             f"({faiss_cause(error)}): {remedy}"
@@ -109,22 +113,22 @@ def _train(index: Any, corpus: EncodedCorpus, options: IndexOptions, log: Log) -
     return len(vectors)
 
 
-def take_rows(corpus: EncodedCorpus, rows: np.ndarray) -> np.ndarray:
+def take_rows(encoded_corpus: EncodedCorpus, rows: np.ndarray) -> np.ndarray:
     """Return the vectors [n,V,D] float32 of ascending rows."""
-    vectors = np.empty((len(rows), corpus.shards[0].vectors_per_row, corpus.dimension), np.float32)
-    for first, shard in corpus:
+    vectors = np.empty((len(rows), encoded_corpus.shards[0].vectors_per_row, encoded_corpus.dimension), np.float32)
+    for first, shard in encoded_corpus:
         begin, end = np.searchsorted(rows, [first, first + len(shard)])
         vectors[begin:end] = shard[rows[begin:end] - first]
     return vectors
 
 
-def _blocks(corpus: EncodedCorpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(encoded_corpus: EncodedCorpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (rows, their vectors [rows * V, D] float32), a block at a time."""
-    step = max(1, BLOCK_ROWS // corpus.shards[0].vectors_per_row)
-    for first, shard in corpus:
+    step = max(1, BLOCK_ROWS // encoded_corpus.shards[0].vectors_per_row)
+    for first, shard in encoded_corpus:
         for start in range(0, len(shard), step):
             block = np.ascontiguousarray(shard[start : start + step], np.float32)
-            yield np.arange(first + start, first + start + len(block)), block.reshape(-1, corpus.dimension)
+            yield np.arange(first + start, first + start + len(block)), block.reshape(-1, encoded_corpus.dimension)
 
 
 def _write(index: Any, path: Path) -> None:
@@ -142,36 +146,38 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def passages_as_queries(corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
+def passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
     """Return a vector of each of `count` passages, drawn from a seed."""
     random = np.random.default_rng([seed, 1])
-    rows = np.sort(random.choice(corpus.total_rows, min(count, corpus.total_rows), replace=False, shuffle=False))
-    vectors = take_rows(corpus, rows)
+    rows = np.sort(
+        random.choice(encoded_corpus.total_rows, min(count, encoded_corpus.total_rows), replace=False, shuffle=False)
+    )
+    vectors = take_rows(encoded_corpus, rows)
     which = random.integers(vectors.shape[1], size=len(rows))
     source = "passages' own vectors in place of questions, each without itself"
     return RecallQueries(vectors[np.arange(len(rows)), which], source, rows)
 
 
 def measure_recall(
-    corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
+    encoded_corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
 ) -> dict[str, Any]:
     """Measure the recall of an index of FAISS, write it into the manifest, and return it (`recall.py`).
 
     Args:
-        corpus: the vectors.
+        encoded_corpus: the vectors.
         queries: vectors to search for, float32 [Q,D].
         parameters: FAISS's search parameters to measure with; empty for a range from few lists or nodes to many.
         progress: show a bar of the exact search.
     """
     index = load_faiss_index(folder, read_index_manifest(folder))
-    texts, mapped_corpus = parameters or default_parameters(index.index), MappedCorpus(corpus)
+    texts, mapped_corpus = parameters or default_parameters(index.index), MappedCorpus(encoded_corpus)
     vectors = queries.vectors
     trials = {text: partial(replace(index, parameters=text).search, vectors, mapped_corpus) for text in texts}
     return record_recall(
         folder,
         queries,
-        corpus.total_rows,
-        lambda k: search(vectors, corpus, k, select_backend("faiss-cpu"), progress),
+        encoded_corpus.total_rows,
+        lambda k: search(vectors, encoded_corpus, k, select_backend("faiss-cpu"), progress),
         trials,
     )
 

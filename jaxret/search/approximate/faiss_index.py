@@ -96,37 +96,46 @@ class FaissIndex(MeasuredIndex):
 class MappedCorpus:
     """A corpus whose shards are mapped into memory once for many searches, each of which reads a few rows."""
 
-    def __init__(self, corpus: EncodedCorpus) -> None:
-        self.total_rows, self.dimension, self.ragged = corpus.total_rows, corpus.dimension, corpus.ragged
-        self.describe, self.ids, self.require_unwritten = corpus.describe, corpus.ids, corpus.require_unwritten
-        self._shards = list(corpus)
+    def __init__(self, encoded_corpus: EncodedCorpus) -> None:
+        self.total_rows, self.dimension, self.ragged = (
+            encoded_corpus.total_rows,
+            encoded_corpus.dimension,
+            encoded_corpus.ragged,
+        )
+        self.describe, self.ids, self.require_unwritten = (
+            encoded_corpus.describe,
+            encoded_corpus.ids,
+            encoded_corpus.require_unwritten,
+        )
+        self._shards = list(encoded_corpus)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return iter(self._shards)
 
 
-def require_one_query_vector(corpus: EncodedCorpus) -> int:
+def require_one_query_vector(encoded_corpus: EncodedCorpus) -> int:
     """Return V. Raises ValueError where every passage has its own number of vectors."""
-    if corpus.sparse:
+    if encoded_corpus.sparse:
         raise ValueError(
-            f"the vectors in {corpus.folder} are weights of words, of which FAISS has no indexes; search exactly"
+            f"the vectors in {encoded_corpus.folder} are weights of words, of which FAISS has no indexes; search "
+            "exactly"
         )
-    if corpus.ragged:
+    if encoded_corpus.ragged:
         raise ValueError(
-            f"{corpus.folder} has another number of vectors for each passage (as under late interaction): there are no "
-            "approximate indexes of these; search exactly"
+            f"{encoded_corpus.folder} has another number of vectors for each passage (as under late "
+            "interaction): there are no approximate indexes of these; search exactly"
         )
-    return corpus.shards[0].vectors_per_row
+    return encoded_corpus.shards[0].vectors_per_row
 
 
-def open_faiss_index(corpus: EncodedCorpus, name: str, parameters: str = "") -> FaissIndex:
+def open_faiss_index(encoded_corpus: EncodedCorpus, name: str, parameters: str = "") -> FaissIndex:
     """Open an index of a corpus, verified, with FAISS's search parameters ("": those that its manifest chose).
 
     Raises FileNotFoundError if there is none of that name, ShardError if it is damaged, ValueError if it is of other
     vectors than the corpus has now, or has no such parameter.
     """
-    require_one_query_vector(corpus)
-    folder, manifest = open_index_manifest(corpus, name)
+    require_one_query_vector(encoded_corpus)
+    folder, manifest = open_index_manifest(encoded_corpus, name)
     state = file_state(folder / "index.faiss")
     check_index_file(folder, manifest)
     index = replace(load_faiss_index(folder, manifest), state=state)

@@ -25,11 +25,13 @@ def index_folder(corpus: Path, name: str) -> Path:
     return corpus / "indexes" / require_plain_name("the name of an index", name)
 
 
-def identity_of(corpus: EncodedCorpus) -> dict[str, Any]:
+def identity_of(encoded_corpus: EncodedCorpus) -> dict[str, Any]:
     """Return what identifies the vectors of an index: the corpus, and a digest of all vectors."""
-    files = ("words", "weights", "offsets") if corpus.sparse else ("vectors",)
-    digests = [[entry[file]["sha256"] for entry in part.manifest.shards for file in files] for part in corpus.shards]
-    return {**corpus.corpus, "vectors": sha256_json(digests)}
+    files = ("words", "weights", "offsets") if encoded_corpus.sparse else ("vectors",)
+    digests = [
+        [entry[file]["sha256"] for entry in part.manifest.shards for file in files] for part in encoded_corpus.shards
+    ]
+    return {**encoded_corpus.corpus, "vectors": sha256_json(digests)}
 
 
 def read_index_manifest(folder: Path) -> dict[str, Any]:
@@ -66,19 +68,19 @@ def index_entry(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def open_index_manifest(corpus: EncodedCorpus, name: str) -> tuple[Path, dict[str, Any]]:
+def open_index_manifest(encoded_corpus: EncodedCorpus, name: str) -> tuple[Path, dict[str, Any]]:
     """Return the folder and the manifest of an index of a corpus.
 
     Raises FileNotFoundError if there is none of that name, ShardError if the manifest is damaged, ValueError if it is
     of other vectors than the corpus has now, or its recall was not measured.
     """
-    folder, names = index_folder(corpus.folder, name), indexes(corpus.folder)
+    folder, names = index_folder(encoded_corpus.folder, name), indexes(encoded_corpus.folder)
     if name not in names:
         has = f"it has {', '.join(names)}" if names else "jaxret index --workdir=... --factory=... builds one"
-        raise FileNotFoundError(f"{corpus.folder} has no index {name!r}; {has}")
+        raise FileNotFoundError(f"{encoded_corpus.folder} has no index {name!r}; {has}")
     manifest = read_index_manifest(folder)
-    if manifest["corpus"] != identity_of(corpus):
-        was, now = manifest["corpus"]["passages"], corpus.corpus["passages"]
+    if manifest["corpus"] != identity_of(encoded_corpus):
+        was, now = manifest["corpus"]["passages"], encoded_corpus.corpus["passages"]
         raise ValueError(
             f"{folder} is an index of other vectors ({was:,} passages) than the corpus has now ({now:,}; appended, "
             f"deleted or encoded again): {BUILD} --factory={manifest['factory']} --name={name}, or search "

@@ -42,7 +42,7 @@ ENDING = ".index.seismic"  # that Seismic adds to a name
 
 
 def build_seismic_index(
-    corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Callable[[str], None], progress: bool
+    encoded_corpus: EncodedCorpus, folder: Path, options: IndexOptions, log: Callable[[str], None], progress: bool
 ) -> None:
     """Build an index of all passages of a sparse corpus, and write it into a folder with a manifest.
 
@@ -52,11 +52,11 @@ def build_seismic_index(
     Raises ValueError for a factory of another kind, and for weights that are not numbers.
     """
     settings, library, start = build_settings(options.factory), seismic_library(), time.perf_counter()
-    passages, largest = library.SeismicDataset(dim=corpus.dimension), 0.0
-    with Progress("index", corpus.total_rows, "passage", shown=progress) as bar:
-        for first, shard in corpus:
+    passages, largest = library.SeismicDataset(dim=encoded_corpus.dimension), 0.0
+    with Progress("index", encoded_corpus.total_rows, "passage", shown=progress) as bar:
+        for first, shard in encoded_corpus:
             norms = sparse_norms(shard)
-            require_finite_vectors(corpus, first + np.arange(len(shard)), norms)
+            require_finite_vectors(encoded_corpus, first + np.arange(len(shard)), norms)
             offsets = np.asarray(shard.offsets, np.int64)
             passages.add_documents_by_id(
                 [str(first + row) for row in range(len(shard))],
@@ -78,9 +78,9 @@ def build_seismic_index(
     manifest = {
         "factory": options.factory,
         "training": {"vectors": 0, "sample": options.train_vectors, "seed": options.seed},
-        "corpus": identity_of(corpus),
-        "vectors": corpus.total_rows,
-        "dimension": corpus.dimension,
+        "corpus": identity_of(encoded_corpus),
+        "vectors": encoded_corpus.total_rows,
+        "dimension": encoded_corpus.dimension,
         "largest_norm": largest,
         "made": {"seismic": version("pyseismic-lsr"), "seconds": seconds},
         "index": index_entry(path),
@@ -104,7 +104,7 @@ def quiet_output() -> Iterator[None]:
 
 
 def measure_seismic_recall(
-    corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
+    encoded_corpus: EncodedCorpus, folder: Path, queries: RecallQueries, parameters: Sequence[str], progress: bool
 ) -> dict[str, Any]:
     """Measure the recall of an index of Seismic, write it into the manifest, and return it (`recall.py`).
 
@@ -113,20 +113,22 @@ def measure_seismic_recall(
         parameters: search parameters to measure with; empty for PARAMETERS.
         progress: show a bar of the exact search.
     """
-    index, mapped_corpus = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(corpus)
+    index, mapped_corpus = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(encoded_corpus)
     texts = parameters or PARAMETERS
     trials = {text: partial(replace(index, parameters=text).search, queries.vectors, mapped_corpus) for text in texts}
-    lists = InvertedLists(corpus)
+    lists = InvertedLists(encoded_corpus)
     exact = partial(lists.search, queries.vectors, progress=progress)
-    return record_recall(folder, queries, corpus.total_rows, exact, trials)
+    return record_recall(folder, queries, encoded_corpus.total_rows, exact, trials)
 
 
-def sparse_passages_as_queries(corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
+def sparse_passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
     """Return the words of `count` passages, drawn from a seed."""
     random = np.random.default_rng([seed, 1])
-    rows = np.sort(random.choice(corpus.total_rows, min(count, corpus.total_rows), replace=False, shuffle=False))
+    rows = np.sort(
+        random.choice(encoded_corpus.total_rows, min(count, encoded_corpus.total_rows), replace=False, shuffle=False)
+    )
     parts: list[SparseRows] = []
-    for first, shard in corpus:
+    for first, shard in encoded_corpus:
         begin, end = np.searchsorted(rows, [first, first + len(shard)])
         if begin < end:
             parts.append(shard.take(rows[begin:end] - first))

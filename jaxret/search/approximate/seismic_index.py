@@ -129,12 +129,12 @@ def _bounds(queries: SparseRows) -> list[tuple[int, int]]:
     return list(zip(queries.offsets[:-1].tolist(), queries.offsets[1:].tolist(), strict=True))
 
 
-def open_seismic_index(corpus: EncodedCorpus, name: str, parameters: str = "") -> SeismicIndex:
+def open_seismic_index(encoded_corpus: EncodedCorpus, name: str, parameters: str = "") -> SeismicIndex:
     """Open an index of a sparse corpus, verified, with search parameters ("": those that its manifest chose).
 
     Raises as `open_index_manifest` does; ShardError if it is damaged, ValueError for a parameter that does not exist.
     """
-    folder, manifest = open_index_manifest(corpus, name)
+    folder, manifest = open_index_manifest(encoded_corpus, name)
     check_index_file(folder, manifest)
     try:
         parse_settings(parameters, SEARCH_SETTINGS)

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Corpus
 from jaxret.data.tokens.store import store_root
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.pretrained import find_model
@@ -15,6 +14,7 @@ from jaxret.models.pretraining import METHODS, PRETRAINING_HEAD, PretrainingMeth
 from jaxret.models.retriever import DTYPES, check_compute
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, require_stored_contract
+from jaxret.training.config_corpora import training_corpus
 from jaxret.training.objective import Objective
 from jaxret.training.optimizers import check_parameters
 from jaxret.training.prepare import require_same_data
@@ -108,9 +108,7 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
     if job.has_begun:
         require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
     root, method = store_root(config.data.store), make_method(config)
-    documents = load_documents(
-        Corpus.open(config.data.train), config.data.on_error, tokenizer, root, job.progress, job.log
-    )
+    documents = load_documents(training_corpus(config), config.data.on_error, tokenizer, root, job.progress, job.log)
     spans = cut_spans(documents.tokens, c.length - 2, c.shortest, least=2 if method.pairs else 1)
     corpus = PretrainingCorpus(documents, spans, method.pairs, tokenizer.pad_id)
     if not len(corpus):

@@ -16,6 +16,7 @@ from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import ARCHITECTURE, BertConfig
 from jaxret.models.encoders.pretrained import Params, find_model, save_pretrained
+from jaxret.training.config_corpora import training_corpus
 from jaxret.training.pretraining.spans import document_text
 from jaxret.training.pretraining.wordpiece import save_tokenizer, train_wordpiece
 from jaxret.types import Tokens
@@ -36,10 +37,13 @@ def write_random_encoder(config: ConfigDict, folder: Path, log: Say) -> None:
         size = TextTokenizer.load(folder, 256, 256).backend.get_vocab_size()
         log(f"a new BERT with the {size:,} words and pieces of {scratch.tokenizer}")
     else:
-        tokenizer = train_wordpiece(lambda: corpus_texts(config), scratch.vocabulary, scratch.lowercase)
+        corpus = training_corpus(config)
+        tokenizer = train_wordpiece(
+            lambda: corpus_texts(corpus, config.data.on_error), scratch.vocabulary, scratch.lowercase
+        )
         save_tokenizer(tokenizer, folder, shapes.longest, scratch.lowercase)
         size = tokenizer.get_vocab_size()
-        log(f"a new BERT with {size:,} words and pieces, learned from {config.data.train}")
+        log(f"a new BERT with {size:,} words and pieces, learned from {corpus}")
     shapes = scratch_shapes(config, size)
     save_pretrained(folder, shapes, random_weights(shapes, config.seed.init))
 
@@ -74,8 +78,7 @@ def random_weights(shapes: BertConfig, seed: int) -> Params:
     return jax.jit(make_encoder(shapes).init)(jax.random.key(seed), tokens)["params"]
 
 
-def corpus_texts(config: ConfigDict) -> Iterator[str]:
-    corpus, on_error = Corpus.open(config.data.train), config.data.on_error
+def corpus_texts(corpus: Corpus, on_error: str) -> Iterator[str]:
     scan = corpus.scan(Policy(on_error))
     return (document_text(passage) for passage in corpus.read(Policy(on_error), scan))
 

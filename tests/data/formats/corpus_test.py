@@ -1,25 +1,136 @@
-"""A corpus is detected once, however many functions it passes through."""
+"""A corpus is opened where its path is given, and its format is detected once, however many functions it passes."""
 
 from __future__ import annotations
 
+import ast
 import json
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxret.data.formats import Corpus, detect, file_sample
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
+from jaxret.mining.generate_queries import generate_queries
+from jaxret.mining.generation_options import GenerationOptions
+from jaxret.mining.mining_job import MiningJob, mine_negatives
+from jaxret.mining.mining_settings import MiningSettings
+from jaxret.models.generation.decoding_options import DecodingOptions
+from jaxret.runs.run import Run
+from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.searcher import Searcher
-from tests.pipeline import untrained_run, write_data, write_encoder
+from tests.pipeline import REPOSITORY, untrained_run, write_data, write_encoder, write_generator
+
+INTERFACES = ("cli", "api")
+OPENING = ("Corpus.open", "read_corpus")
+# Files below the interfaces that open a corpus, and why no caller can.
+DOORS = {
+    "data/formats/corpus.py": "read_corpus is a pass over a corpus that nobody opened",
+    "data/formats/readers.py": "examples and judgements whose texts are in the corpus of their data set",
+    "data/formats/dataset.py": "a data set as a whole",
+    "data/formats/convert.py": "a source of any role is converted",
+    "data/dataset_check.py": "a source of any role is checked",
+    "experiments/chunk_data.py": "the source is a corpus or training records",
+    "experiments/vector_diversity.py": "the source is a data set or training records",
+    "experiments/beir.py": "the sets of a folder are listed here",
+    "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
+    "experiments/mteb/mteb_searcher.py": "the corpus is written here",
+    "experiments/reproduce/run_row.py": "the flags of a command are read here",
+    "demo/demo.py": "the corpus is written here",
+    "index/source.py": "corpus.json, which says what was encoded",
+    "index/ray_encode.py": "each worker is another process",
+    "training/config_corpora.py": "keys of a config",
+}
 
 
-def test_encoding_and_a_query_detect_the_format_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_data(tmp_path / "data")
-    run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), tmp_path / "data")
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"_id": f"p{i}", "text": f"river {i}"}) + "\n" for i in range(9)))
+def test_only_doors_open_a_corpus() -> None:
+    """Every other function takes a `Corpus`."""
+    package, files = REPOSITORY / "jaxret", set()
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        if calls & set(OPENING) and path.relative_to(package).parts[0] not in INTERFACES:
+            files.add(path.relative_to(package).as_posix())
+    assert files - DOORS.keys() == set(), "take a Corpus in place of a path"
+    assert DOORS.keys() - files == set(), "opens none any more: delete its line"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_data(folder / "data")
+    shutil.copyfile(folder / "data" / "corpus.jsonl", folder / "passages.jsonl")  # a name that no data set has
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> Run:
+    return untrained_run(root / "run", write_encoder(root / "encoder"), root / "data")
+
+
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Name of a file -> how often its format was detected."""
+    counts: Counter[str] = Counter()
+    read_sample = detect.read_sample
+
+    def counted(path: Path) -> Any:
+        counts[path.name] += 1
+        return read_sample(path)
+
+    monkeypatch.setattr(detect, "read_sample", counted)
+    return counts
+
+
+def encode(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
+    encode_corpus(run, corpus, out.name, progress=False)
+
+
+def bm25(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
+    sources, evaluation = (str(root / "data"),) * 2, EvaluationOptions(k=5, latency=0, dpr_results=True)
+    search_bm25(str(out), corpus, sources, BM25Settings(), evaluation, progress=False)
+
+
+def mine(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
+    settings = MiningSettings(depth=9, keep=2)
+    job = MiningJob(str(root / "data"), ("bm25",), str(out), corpus=corpus, settings=settings)
+    mine_negatives(job, progress=False)
+
+
+def generate(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
+    write = "pseudo_queries", "expanded"
+    options = GenerationOptions("{passage}", passage_length=24, write=write, part_rows=20)
+    generate_queries(write_generator(root / "t5"), corpus, out, DecodingOptions(queries=1, query_length=4), options)
+
+
+@pytest.mark.parametrize("work", [encode, bm25, mine, pytest.param(generate, marks=pytest.mark.slow)])
+def test_the_format_is_detected_once(
+    work: Callable[..., None], root: Path, run: Run, tmp_path: Path, openings: Counter[str]
+) -> None:
+    work(root, run, tmp_path / work.__name__, Corpus.open(root / "passages.jsonl"))
+    assert openings["passages.jsonl"] == 1, openings
+
+
+def test_a_search_detects_the_format_once(root: Path, run: Run, openings: Counter[str]) -> None:
+    """When it reads the first text."""
+    encode_corpus(run, Corpus.open(root / "passages.jsonl"), "whole", progress=False)
+    openings.clear()
+    evaluation, data = EvaluationOptions(k=5, latency=0, dpr_results=True), str(root / "data")
+    search_files(run, data, data, evaluation, encoded_name="whole", progress=False)
+    assert openings["passages.jsonl"] == 1, openings
+
+
+def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
+    root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"_id": f"p{i}", "text": f"river {i}"}) + "\n" for i in range(9)))
     calls: Counter[str] = Counter()
 
     def count(module: Any, name: str) -> None:
@@ -33,16 +144,15 @@ def test_encoding_and_a_query_detect_the_format_once_each(tmp_path: Path, monkey
 
     count(detect, "read_sample")
     count(file_sample, "_begin")  # opens the file
-    folder = encode_corpus(run, corpus, progress=False).folder
+    folder = encode_corpus(run, Corpus.open(path), "few", progress=False).folder
     assert calls == {"read_sample": 1, "_begin": 1}
     calls.clear()
     assert Searcher(run, folder).passages(["p3"])["p3"].text == "river 3"
     assert calls == {"read_sample": 1, "_begin": 1}
 
 
-def test_an_open_corpus_is_not_opened_again(tmp_path: Path) -> None:
-    write_data(tmp_path)
-    corpus = Corpus.open(tmp_path)
-    assert Corpus.open(corpus) is corpus
-    assert (corpus.file.path, corpus.name) == (tmp_path / "corpus.jsonl", tmp_path.name)
+def test_an_open_corpus(root: Path) -> None:
+    corpus = Corpus.open(root / "data")
+    assert (corpus.file.path, corpus.name) == (root / "data" / "corpus.jsonl", "data")
+    assert str(corpus) == str(root / "data")
     assert [passage.id for passage in corpus.read()] == [passage.id for _, passage in corpus.read_located()]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_examples
+from jaxret.data.formats import Corpus, read_examples
 from jaxret.data.records import Example, Passage
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.run_recipe import run_recipe
@@ -103,7 +103,7 @@ def tiny(tmp_path: Path) -> Callable[..., list[Stage]]:
 
 def evaluation(folder: Path) -> EvaluationSetup:
     data = str(folder / "data")
-    return EvaluationSetup(data, data, data, "test", 10, ("RR@10",))
+    return EvaluationSetup(Corpus.open(data), data, data, "test", 10, ("RR@10",))
 
 
 TAUGHT = {"loss.in_batch_kl.weight": 1.0, "loss.in_batch_kl.temperature": 2.0}

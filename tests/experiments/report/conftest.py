@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.probe_report import report_probe
@@ -45,8 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, keys in RUNS.items():
         train(tiny_config(encoder, data, **keys), root / name, progress=False)
         run = open_run(root / name)
-        encode_corpus(run, data, progress=False)
+        encode_corpus(run, Corpus.open(data), progress=False)
         search_files(run, str(data), str(data), EvaluationOptions(split="test", k=20, latency=2), progress=False)
     report_diversity(open_run(root / "layers"), data, "test", progress=False)
-    report_probe(open_run(root / "dual"), str(data), ProbeOptions(split="test"), progress=False)
+    report_probe(open_run(root / "dual"), str(data), Corpus.open(data), ProbeOptions(split="test"), progress=False)
     return root

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxret.data.formats import Corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.update import append_corpus, delete_ids
@@ -40,8 +41,8 @@ DELETED = ("p2", "p11")
 def encode_parts(run: Run, root: Path) -> None:
     """Encode 30 passages in shards of 8, append 24, and delete two."""
     options = EncodeOptions(shard_rows=8, dtype="float16" if run.workdir.path.name == "float16" else "float32")
-    folder = encode_corpus(run, root / "first.jsonl", options=options, progress=False).folder
-    append_corpus(run, root / "second.jsonl", folder, progress=False)
+    folder = encode_corpus(run, Corpus.open(root / "first.jsonl"), options=options, progress=False).folder
+    append_corpus(run, Corpus.open(root / "second.jsonl"), folder, progress=False)
     delete_ids(folder, dict.fromkeys(DELETED))
 
 

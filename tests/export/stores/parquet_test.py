@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.export.export import export
 from jaxret.export.stores import compare_store
 from jaxret.export.stores.store_options import StoreOptions
@@ -54,10 +55,12 @@ def whole(runs: RunsByKind) -> Path:
 def test_files_have_every_stored_row(runs: RunsByKind, kind: str, tmp_path: Path) -> None:
     report = export(runs[kind].workdir.path, "parquet", tmp_path / "out")
     assert f"out: {ROWS} passages, counted, of 5 shard(s). The 10 best passages of {ROWS} stored vectors" in report
-    corpus = open_encoded(runs[kind].workdir.embeddings("first"))
-    vectors = vectors_of(corpus, np.arange(ROWS))
+    encoded_corpus = open_encoded(runs[kind].workdir.embeddings("first"))
+    vectors = vectors_of(encoded_corpus, np.arange(ROWS))
     table = pq.read_table(tmp_path / "out")  # a folder that readers take as it is
-    assert table["id"].to_pylist() == corpus.ids(np.arange(ROWS)) == [key for key in RECORDS if key not in DELETED]
+    assert (
+        table["id"].to_pylist() == encoded_corpus.ids(np.arange(ROWS)) == [key for key in RECORDS if key not in DELETED]
+    )
     assert table["row"].to_pylist() == list(range(ROWS))
     column = table["vectors" if kind in ("two", "late") else "vector"]
     number = pa.float16() if kind == "float16" else pa.float32()
@@ -211,8 +214,10 @@ def test_queries_of_a_file(runs: RunsByKind, tmp_path: Path) -> None:
 def test_a_cut_corpus_is_exported_as_it_is_stored(runs: RunsByKind, tmp_path: Path) -> None:
     run = open_run(shutil.copytree(runs["one"].workdir.path, tmp_path / "run"))
     options = EncodeOptions(dimension=8, shard_rows=8)
-    encode_corpus(run, runs.root / "second.jsonl", "2 é", options, progress=False)
-    assert f"{tmp_path / 'out'}: 24 passages" in export(tmp_path / "run", "parquet", tmp_path / "out", corpus="2 é")
+    encode_corpus(run, Corpus.open(runs.root / "second.jsonl"), "2 é", options, progress=False)
+    assert f"{tmp_path / 'out'}: 24 passages" in export(
+        tmp_path / "run", "parquet", tmp_path / "out", encoded_name="2 é"
+    )
     table = pq.read_table(tmp_path / "out")
     stored = vectors_of(open_encoded(run.workdir.embeddings("2 é")), np.arange(24))
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32)[:, None], np.stack(stored))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -147,7 +148,7 @@ def test_a_run_is_searched_and_recall_is_saved(tmp_path: Path, capsys: pytest.Ca
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     untrained_run(tmp_path / "run", encoder, data, head__name="mlr", head__mlr__chosen=(1, 2, 3))
     run = open_run(tmp_path / "run")
-    encode_corpus(run, data, progress=False)
+    encode_corpus(run, Corpus.open(data), progress=False)
 
     def searched(k: int = K, latency: int = 0, candidates: str = "") -> Evaluation | None:
         evaluation = EvaluationOptions(k=k, measures=("RR@5",), latency=latency)

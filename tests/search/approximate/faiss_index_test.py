@@ -67,46 +67,48 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> EncodedCorpus:
     return open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(request.param)))
 
 
-def built(corpus: EncodedCorpus, factory: str, sample: int = 60, **options: Any) -> Path:
-    workdir = Workdir(corpus.folder.parent.parent)
+def built(encoded_corpus: EncodedCorpus, factory: str, sample: int = 60, **options: Any) -> Path:
+    workdir = Workdir(encoded_corpus.folder.parent.parent)
     return index_corpus(workdir, IndexOptions(factory, sample=sample, **options), progress=False)
 
 
-def by_hand(corpus: EncodedCorpus, queries: np.ndarray) -> np.ndarray:
+def by_hand(encoded_corpus: EncodedCorpus, queries: np.ndarray) -> np.ndarray:
     """Scores of all rows that are there, float64 [Q,N]."""
-    rows = take_rows(corpus, np.arange(corpus.total_rows)).astype(np.float64)
+    rows = take_rows(encoded_corpus, np.arange(encoded_corpus.total_rows)).astype(np.float64)
     result: np.ndarray = np.einsum("qd,nvd->qnv", queries.astype(np.float64), rows).max(axis=2)
     return result
 
 
 @pytest.mark.table
 @pytest.mark.parametrize("factory", ["IVF8,PQ8x4", "HNSW8", "SQ8", "OPQ4_16,IVF8,Flat", "IVF8,SQ4"])
-def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, corpus: EncodedCorpus) -> None:
-    folder = built(corpus, factory)
-    index = open_faiss_index(corpus, folder.name)
+def test_candidates_are_scored_and_ordered_as_exact_search_does(factory: str, encoded_corpus: EncodedCorpus) -> None:
+    folder = built(encoded_corpus, factory)
+    index = open_faiss_index(encoded_corpus, folder.name)
     queries = np.random.default_rng(1).standard_normal((9, D)).astype(np.float32)
-    exact = search(queries, corpus, corpus.total_rows, select_backend("faiss-cpu"))
+    exact = search(queries, encoded_corpus, encoded_corpus.total_rows, select_backend("faiss-cpu"))
     for k in (1, 10, 300):
-        result = index.search(queries, MappedCorpus(corpus), k)
+        result = index.search(queries, MappedCorpus(encoded_corpus), k)
         for query in range(len(queries)):
             scores = dict(zip(exact.rows[query].tolist(), exact.scores[query].tolist(), strict=True))
             rows = result.rows[query].tolist()
             assert len(set(rows)) == k
             assert [scores[row] for row in rows] == result.scores[query].tolist()
             assert rows == sorted(rows, key=lambda row: (-scores[row], row))
-    assert corpus.ids([0, 3]) == ["d0", "d4"], "control: rows are those that are there"
+    assert encoded_corpus.ids([0, 3]) == ["d0", "d4"], "control: rows are those that are there"
 
 
 @pytest.mark.table
-def test_all_vectors_as_candidates_give_the_exact_result(corpus: EncodedCorpus) -> None:
-    built(corpus, "IVF8,PQ4x4")
+def test_all_vectors_as_candidates_give_the_exact_result(encoded_corpus: EncodedCorpus) -> None:
+    built(encoded_corpus, "IVF8,PQ4x4")
     queries = np.random.default_rng(1).standard_normal((9, D)).astype(np.float32)
-    exact = search(queries, corpus, 20, select_backend("faiss-cpu"))
+    exact = search(queries, encoded_corpus, 20, select_backend("faiss-cpu"))
 
     def searched(parameters: str) -> SearchResult:
-        return open_faiss_index(corpus, "IVF8,PQ4x4", parameters).search(queries, MappedCorpus(corpus), 20)
+        return open_faiss_index(encoded_corpus, "IVF8,PQ4x4", parameters).search(
+            queries, MappedCorpus(encoded_corpus), 20
+        )
 
-    result = searched(f"nprobe=8,k_factor_rf={corpus.total_rows}")
+    result = searched(f"nprobe=8,k_factor_rf={encoded_corpus.total_rows}")
     assert (result.rows == exact.rows).all()
     assert (result.scores == exact.scores).all()
     few = searched("nprobe=1,k_factor_rf=1")
@@ -115,20 +117,20 @@ def test_all_vectors_as_candidates_give_the_exact_result(corpus: EncodedCorpus) 
 
 
 @pytest.mark.table
-def test_recall_equals_a_brute_force(corpus: EncodedCorpus) -> None:
+def test_recall_equals_a_brute_force(encoded_corpus: EncodedCorpus) -> None:
     """In the manifest; the oracle counts in float64 and leaves each passage itself out."""
     parameters = ("nprobe=1,k_factor_rf=3", "nprobe=2,k_factor_rf=3", "nprobe=8,k_factor_rf=3")
-    folder = built(corpus, "IVF8,PQ2x4", parameters=parameters)
+    folder = built(encoded_corpus, "IVF8,PQ2x4", parameters=parameters)
     manifest = read_json(folder / "manifest.json")
     assert tuple(row["parameters"] for row in manifest["recall"]["measured"]) == parameters
     assert manifest["recall"]["questions"]["count"] == 60
     queries = np.random.default_rng(2).standard_normal((40, D)).astype(np.float32)
-    recall = measure_recall(corpus, folder, RecallQueries(queries, "drawn"), parameters[::2], False)
-    scores = by_hand(corpus, queries).astype(np.float32)
+    recall = measure_recall(encoded_corpus, folder, RecallQueries(queries, "drawn"), parameters[::2], False)
+    scores = by_hand(encoded_corpus, queries).astype(np.float32)
     for row in recall["measured"]:
-        index = open_faiss_index(corpus, folder.name, row["parameters"])
+        index = open_faiss_index(encoded_corpus, folder.name, row["parameters"])
         for k in (1, 10, 100):
-            rows = index.search(queries, MappedCorpus(corpus), k).rows
+            rows = index.search(queries, MappedCorpus(encoded_corpus), k).rows
             kth = np.sort(scores, axis=1)[:, -k]
             hits = np.mean([scores[q, rows[q]] >= kth[q] - 1e-6 for q in range(len(queries))])
             assert row["recall"][str(k)] == pytest.approx(hits, abs=1e-4)
@@ -136,22 +138,22 @@ def test_recall_equals_a_brute_force(corpus: EncodedCorpus) -> None:
     assert index.recall(30) == recall["measured"][1]["recall"]
     entry = {"factory": "IVF8,PQ2x4", "parameters": parameters[2], "candidates": 93}
     assert index.to_json(31) == {**entry, "recall": index.recall(31)}
-    assert open_faiss_index(corpus, folder.name, "nprobe=3").recall(30) is None
+    assert open_faiss_index(encoded_corpus, folder.name, "nprobe=3").recall(30) is None
 
 
 @pytest.mark.table
-def test_parameters_belong_to_one_call(corpus: EncodedCorpus) -> None:
+def test_parameters_belong_to_one_call(encoded_corpus: EncodedCorpus) -> None:
     """Threads that search one index of FAISS with other parameters and another k have their own results."""
     queries = np.random.default_rng(1).standard_normal((200, D)).astype(np.float32)
     for factory, name in (("IVF8,PQ4x4", "nprobe"), ("PCA8,IVF8,Flat", "nprobe"), ("HNSW4", "efSearch")):
-        folder, mapped = built(corpus, factory), MappedCorpus(corpus)
-        shared = open_faiss_index(corpus, folder.name)
+        folder, mapped = built(encoded_corpus, factory), MappedCorpus(encoded_corpus)
+        shared = open_faiss_index(encoded_corpus, folder.name)
         searches = [(f"{name}={value},k_factor_rf=1", k) for value in (1, 2, 8) for k in (1, 30)]
 
         def rows(search: tuple[str, int], index: FaissIndex, mapped: MappedCorpus = mapped) -> np.ndarray:
             return replace(index, parameters=search[0]).search(queries, mapped, search[1]).rows
 
-        alone = [rows(search, open_faiss_index(corpus, folder.name)) for search in searches]
+        alone = [rows(search, open_faiss_index(encoded_corpus, folder.name)) for search in searches]
         with ThreadPoolExecutor(6) as threads:
             together = list(threads.map(lambda search: rows(search, shared), 5 * searches))  # noqa: B023
         assert all((a == b).all() for a, b in zip(5 * alone, together, strict=True))
@@ -159,9 +161,9 @@ def test_parameters_belong_to_one_call(corpus: EncodedCorpus) -> None:
 
 
 @pytest.mark.table
-def test_unknown_parameters_of_an_index(corpus: EncodedCorpus) -> None:
-    folder = built(corpus, "IVF8,Flat")
-    index = open_faiss_index(corpus, folder.name).index
+def test_unknown_parameters_of_an_index(encoded_corpus: EncodedCorpus) -> None:
+    folder = built(encoded_corpus, "IVF8,Flat")
+    index = open_faiss_index(encoded_corpus, folder.name).index
     assert parse_parameters(index, "nprobe=4,max_codes=9,k_factor_rf=1.5") == {
         "nprobe": 4,
         "max_codes": 9,
@@ -176,9 +178,9 @@ def test_unknown_parameters_of_an_index(corpus: EncodedCorpus) -> None:
         "nprobe=4;max_codes=3": "not 'nprobe=4;max_codes=3'",
     }.items():
         with pytest.raises(ValueError, match=f"^index_parameters={text}: .*{message}"):
-            open_faiss_index(corpus, folder.name, text)
+            open_faiss_index(encoded_corpus, folder.name, text)
     with pytest.raises(ValueError, match=r"^parameters=efSearch=9: this index has no parameter"):
-        built(corpus, "IVF8,Flat", parameters=("efSearch=9",))
+        built(encoded_corpus, "IVF8,Flat", parameters=("efSearch=9",))
 
 
 def test_recall_at() -> None:
@@ -190,16 +192,16 @@ def test_recall_at() -> None:
 
 def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     documents, folder = vectors(1), tmp_path / "run" / "embeddings" / "c"
-    corpus = open_encoded(written(folder, documents))
-    place = built(corpus, "SQ8", name="mine")
-    open_faiss_index(corpus, "mine")
+    encoded_corpus = open_encoded(written(folder, documents))
+    place = built(encoded_corpus, "SQ8", name="mine")
+    open_faiss_index(encoded_corpus, "mine")
     assert [one.problem for one in verify_folder(folder) if "corpus.json" not in one.problem and one.problem] == []
     before = place.joinpath("index.faiss").stat().st_mtime_ns
-    assert built(corpus, "SQ8", name="mine", sample=50) == place
+    assert built(encoded_corpus, "SQ8", name="mine", sample=50) == place
     assert place.joinpath("index.faiss").stat().st_mtime_ns == before, "measured again, not built again"
     assert "was built already" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"is an index SQ8; .* name for"):
-        built(corpus, "SQ4", name="mine")
+        built(encoded_corpus, "SQ4", name="mine")
     written(folder, documents, (*GONE, 9))
     changed = open_encoded(folder)
     with pytest.raises(ValueError, match=r"vectors \(898 passages\) .*\(897; .*=SQ8 --name"):
@@ -217,34 +219,36 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_flipped_bytes_and_killed_builds_are_detected(tmp_path: Path) -> None:
-    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
-    place = built(corpus, "IVF8,Flat")
+    encoded_corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
+    place = built(encoded_corpus, "IVF8,Flat")
     path = place / "index.faiss"
     good = path.read_bytes()
     path.write_bytes(good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
     with pytest.raises(ShardError, match=r"index.faiss: damaged .*; build it again"):
-        open_faiss_index(corpus, place.name)
-    for folder in (corpus.folder, place):
+        open_faiss_index(encoded_corpus, place.name)
+    for folder in (encoded_corpus.folder, place):
         assert any("index.faiss: damaged" in one.problem for one in verify_folder(folder))
     path.unlink()
     with pytest.raises(ShardError, match="does not exist"):
-        open_faiss_index(corpus, place.name)
+        open_faiss_index(encoded_corpus, place.name)
     (place / "manifest.json").unlink()
     path.write_bytes(good[: len(good) // 2])  # as if a job was killed before its manifest was there
     with pytest.raises(FileNotFoundError, match="has no index"):
-        open_faiss_index(corpus, place.name)
-    built(corpus, "IVF8,Flat")
-    index = open_faiss_index(corpus, place.name)
-    assert index.index.ntotal == corpus.total_rows
+        open_faiss_index(encoded_corpus, place.name)
+    built(encoded_corpus, "IVF8,Flat")
+    index = open_faiss_index(encoded_corpus, place.name)
+    assert index.index.ntotal == encoded_corpus.total_rows
     assert not [one.problem for one in verify_folder(place) if one.problem]
     with pytest.raises(ValueError, match="query 1 has a NaN"):
-        index.search(np.array([[1.0] * D, [np.nan] * D], np.float32), MappedCorpus(corpus), 1)
+        index.search(np.array([[1.0] * D, [np.nan] * D], np.float32), MappedCorpus(encoded_corpus), 1)
 
 
 def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
-    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
+    encoded_corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     bytes_of = [
-        (built(corpus, "IVF8,PQ4x4", name=f"i{seed}{n}", seed=seed, train_vectors=300) / "index.faiss").read_bytes()
+        (
+            built(encoded_corpus, "IVF8,PQ4x4", name=f"i{seed}{n}", seed=seed, train_vectors=300) / "index.faiss"
+        ).read_bytes()
         for seed, n in ((0, 0), (0, 1), (1, 0))
     ]
     assert bytes_of[0] == bytes_of[1] != bytes_of[2]
@@ -252,9 +256,9 @@ def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
 
 def test_late_interaction_has_no_index(tmp_path: Path) -> None:
     flat = np.random.default_rng(0).standard_normal((2 * ROWS, D)).astype(np.float32)
-    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", Ragged(flat, np.arange(ROWS + 1) * 2)))
+    encoded_corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", Ragged(flat, np.arange(ROWS + 1) * 2)))
     with pytest.raises(ValueError, match=r"another .*vectors"):
-        built(corpus, "SQ8")
+        built(encoded_corpus, "SQ8")
 
 
 @pytest.mark.parametrize(
@@ -279,12 +283,12 @@ def test_an_unsupported_factory_string(factory: str, message: str) -> None:
 
 
 def test_too_few_vectors_to_train_on(tmp_path: Path) -> None:
-    corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
+    encoded_corpus = open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(1)))
     with pytest.raises(ValueError, match=r"898 .*\(.*number .*clusters \(1024\)"):
-        built(corpus, "IVF1024,Flat")
+        built(encoded_corpus, "IVF1024,Flat")
     with pytest.raises(ValueError, match=r"on 100 vectors \(.*clusters \(256\).*: raise train_vectors"):
-        built(corpus, "IVF8,PQ4", train_vectors=100)
-    assert not (corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
+        built(encoded_corpus, "IVF8,PQ4", train_vectors=100)
+    assert not (encoded_corpus.folder / "indexes" / "IVF1024,Flat").exists(), "nothing is left behind"
     single = written(tmp_path / "one" / "embeddings" / "c", vectors(1), tuple(range(1, ROWS)))
     with pytest.raises(ValueError, match=r"c .*1 .*passages"):
         built(open_encoded(single), "SQ8")

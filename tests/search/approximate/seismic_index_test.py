@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.verify import verify_folder
 from jaxret.index.encode import encode_corpus
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     root = tmp_path_factory.mktemp("seismic")
     keys = {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)}
     run = untrained_run(root / "run", write_encoder(root / "encoder"), write_data(root / "data"), **keys)
-    encode_corpus(run, root / "data", options=EncodeOptions(words=8, shard_rows=20), progress=False)
+    encode_corpus(run, Corpus.open(root / "data"), options=EncodeOptions(words=8, shard_rows=20), progress=False)
     (root / "gone.txt").write_text("p3\n")
     delete_passages(run.workdir.embeddings("data"), root / "gone.txt")
     index_corpus(run.workdir, IndexOptions("seismic", sample=30), progress=False)
@@ -52,16 +53,16 @@ def queries_of(run: Run) -> SparseRows:
 def test_an_exhaustive_search_equals_the_exact_result(run: Run) -> None:
     searcher = Searcher(run, run.workdir.embeddings("data"), SearchOptions(index="seismic"))
     everything = "query_cut=1000,heap_factor=1.0,k_factor_rf=50"
-    index = open_seismic_index(searcher.shards, "seismic", everything)
+    index = open_seismic_index(searcher.encoded_corpus, "seismic", everything)
     queries = queries_of(run)
-    exact = InvertedLists(searcher.shards).search(queries, 10)
-    result = index.search(queries, MappedCorpus(searcher.shards), 10)
+    exact = InvertedLists(searcher.encoded_corpus).search(queries, 10)
+    result = index.search(queries, MappedCorpus(searcher.encoded_corpus), 10)
     np.testing.assert_array_equal(result.scores, exact.scores)
     np.testing.assert_array_equal(result.rows, exact.rows)
     few = replace(index, parameters="query_cut=1,heap_factor=0.1,k_factor_rf=1")
-    other = few.search(queries, MappedCorpus(searcher.shards), 10)
+    other = few.search(queries, MappedCorpus(searcher.encoded_corpus), 10)
     assert (other.rows != exact.rows).any(), "control"
-    products = queries.flat.astype(float) @ np.concatenate([s.flat for _, s in searcher.shards]).astype(float).T
+    products = queries.flat.astype(float) @ np.concatenate([s.flat for _, s in searcher.encoded_corpus]).astype(float).T
     own = np.take_along_axis(products, other.rows, axis=1).astype(np.float32)
     np.testing.assert_array_equal(other.scores, own)
     assert (np.diff(other.scores, axis=1) <= 0).all()
@@ -86,7 +87,7 @@ def test_recall_is_stored_and_stated(run: Run) -> None:
 @pytest.mark.slow
 def test_an_index_of_other_vectors_or_a_damaged_one_is_refused(run: Run, tmp_path: Path) -> None:
     data = run.workdir.path.parent / "data"
-    encode_corpus(run, data, "other", EncodeOptions(words=8), progress=False)
+    encode_corpus(run, Corpus.open(data), "other", EncodeOptions(words=8), progress=False)
     folder = index_corpus(run.workdir, IndexOptions("seismic,n_postings=50", "few"), "other", progress=False)
     (tmp_path / "gone.txt").write_text("p5\n")
     path = folder / "index.seismic"
@@ -114,7 +115,7 @@ def test_wrong_settings_are_errors(run: Run) -> None:
     with pytest.raises(ValueError, match=r"heap_factor=NUMBER is expected"):
         parse_settings("heap_factor=much", SEARCH_SETTINGS)
     with pytest.raises(ValueError, match=r"index_parameters=nprobe=4: Seismic has no setting 'nprobe'"):
-        open_seismic_index(open_searcher(run).shards, "seismic", "nprobe=4")
+        open_seismic_index(open_searcher(run).encoded_corpus, "seismic", "nprobe=4")
 
 
 def open_searcher(run: Run) -> Searcher:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import read_corpus, read_examples, read_queries, read_run, write_run
+from jaxret.data.formats import Corpus, read_corpus, read_examples, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
@@ -243,7 +243,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
     reranker, data = open_reranker(workdir), str(root / "data")
     out = tmp_path / "out.trec"
-    job = RerankJob(str(root / "dev.trec"), data, data, out, 5, qrels=data, split="dev")
+    job = RerankJob(str(root / "dev.trec"), Corpus.open(data), data, out, 5, qrels=data, split="dev")
     done = rerank_run(reranker, job, progress=False)
     before, after = read_run(root / "dev.trec"), read_run(out)
     assert before.keys() == after.keys()

@@ -1,0 +1,22 @@
+"""The corpora that keys of a config name. Here alone the paths in these keys are opened."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from jaxret.data.formats import Corpus
+
+TRAINING_PASSAGES = "train"  # the validation.corpus that is read anyway
+
+
+def validation_corpus(config: ConfigDict) -> Corpus | None:
+    """Return the corpus of validation.corpus; None if the key is empty or names the training passages. Raises DataError
+    if there is none at its path."""
+    path = config.validation.corpus
+    return Corpus.open(path) if path not in ("", TRAINING_PASSAGES) else None
+
+
+def training_corpus(config: ConfigDict) -> Corpus:
+    """Return the corpus of data.train: the documents of pre-training, or the corpus of a folder with training data.
+    Raises DataError if there is none."""
+    return Corpus.open(config.data.train)
