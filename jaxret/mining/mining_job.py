@@ -249,7 +249,7 @@ def open_pools(
             pools.append(RunPool(name, job.encoded_name, positives, progress=progress, workers=job.workers))
         else:
             pools.append(RankingFilePool(name, policy))
-    names = [pool.name for pool in pools if pool.bounded is False and not job.teacher]
+    names = [pool.name for pool in pools if pool.has_bound is False and not job.teacher]
     if job.settings.share is not None and names:
         raise _no_bound(job.settings.share, names[0])
     if job.settings.margin and names:

@@ -48,7 +48,9 @@ class NegativePool(Protocol):
     """A source of hard negatives."""
 
     name: str
-    bounded: bool | None  # whether scores are at most 1 (cosines), so that a share of one is meaningful; None: unknown
+    has_bound: (
+        bool | None
+    )  # whether scores are at most 1 (cosines), so that a share of one has a meaning; None: unknown
 
     def rank(self, queries: Sequence[Query], positives: Sequence[Sequence[str]], depth: int) -> list[PoolResult]:
         """Rank `depth` passages for each query, and score its positives (ids)."""
@@ -62,7 +64,7 @@ class NegativePool(Protocol):
 class BM25Pool:
     """A pool of BM25 over a corpus, with the default settings."""
 
-    bounded: bool | None = False
+    has_bound: bool | None = False
 
     def __init__(self, passages: Iterable[Passage], progress: bool) -> None:
         self.name = BM25_NAME
@@ -106,7 +108,7 @@ class RunPool:
         """
         run = open_run(workdir, attention="plain" if workers else None)
         self.name, self._progress = run.workdir.name, progress
-        self.bounded: bool | None = bool(run.config.normalize)
+        self.has_bound: bool | None = bool(run.config.normalize)
         folder, options = corpus_folder(run.workdir, encoded_name, "--encoded"), SearchOptions(workers=workers)
         self.searcher = open_searcher(run, folder, options, many=True)
         self._rows: dict[str, int] = {}
@@ -147,7 +149,7 @@ class RankingFilePool:
     in any order of queries. A positive outside its query's ranking scores -inf. Scores of a file of ranks are NaN.
     """
 
-    bounded: bool | None = None
+    has_bound: bool | None = None
 
     def __init__(self, source: str, policy: Policy) -> None:
         """Raise DataError for bad records, and for a query whose lines are not consecutive."""

@@ -32,7 +32,7 @@ class Chip:
     rates: dict[str, float]  # Peak FLOP/s by precision (`PRECISIONS`)
     devices: int = 1  # Devices that JAX sees of one chip; all numbers above are of one of them
     host: int = 8  # Most chips of one host
-    compiled: bool = True  # Whether its compiler has been given its description and tried; if not, plans are without it
+    has_compiler: bool = True  # Whether its compiler was tried with its description; if not, plans are without it
 
     @property
     def is_gpu(self) -> bool:
@@ -67,7 +67,8 @@ def _gpu(name: str, memory: float, bandwidth: float, link: float, teraflops: tup
     """
     rates = dict(zip(PRECISIONS, (rate * 1e12 for rate in teraflops), strict=True))
     platform = "rocm" if name.startswith("mi") else "cuda"
-    return Chip(name, platform, int(memory * 1e9 * GPU_FRACTION), bandwidth * 1e9, link * 1e9, rates, compiled=False)
+    usable = int(memory * 1e9 * GPU_FRACTION)
+    return Chip(name, platform, usable, bandwidth * 1e9, link * 1e9, rates, has_compiler=False)
 
 
 def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
@@ -89,7 +90,7 @@ CHIPS = {
         _tpu("v6e", 31.25, 918.0, 1640.0, 3200.0),
         # Each of a chip's two dies is a device: half of 192 GiB, 2,307 teraflops, 7,380 GB/s, and of links 1,200 GB/s
         # in both directions together. No rate of int8 is published.
-        replace(_tpu("v7", 96.0, 1153.5, 3690.0, 2400.0, int8=1.0), devices=2, host=4, compiled=False),
+        replace(_tpu("v7", 96.0, 1153.5, 3690.0, 2400.0, int8=1.0), devices=2, host=4, has_compiler=False),
         _gpu("a100", 80.0, 2039.0, 300.0, (624.0, 312.0, 156.0, 19.5)),
         _gpu("a100-40gb", 40.0, 1555.0, 300.0, (624.0, 312.0, 156.0, 19.5)),
         _gpu("l4", 24.0, 300.0, 32.0, (242.5, 121.0, 60.0, 30.3)),  # PCIe alone, as L40S

@@ -57,12 +57,12 @@ class CompiledProgram:
     @property
     def sent(self) -> float:
         """Lower bound of the bytes that the device sends."""
-        return sum((c.times * c.sent for c in self.collectives), 0.0)
+        return sum((c.times * c.sent_bytes for c in self.collectives), 0.0)
 
     @property
     def overlapped(self) -> float:
         """Share of `sent` that moves while the device computes products, in XLA's schedule."""
-        return sum((c.times * c.sent for c in self.collectives if c.overlapped), 0.0) / max(self.sent, 1.0)
+        return sum((c.times * c.sent_bytes for c in self.collectives if c.overlaps), 0.0) / max(self.sent, 1.0)
 
 
 class CompileError(RuntimeError):
@@ -71,7 +71,7 @@ class CompileError(RuntimeError):
 
 def missing_compiler(topology: Topology) -> str:
     """Return a sentence on the compiler to install for these chips, or that none exists; "" if it is installed."""
-    if not topology.chip.compiled:
+    if not topology.chip.has_compiler:
         return f"{topology} was not compiled for: memory on the way of a step, and communication, are not in this plan"
     compilers = COMPILERS[topology.chip.platform]
     if any(importlib.util.find_spec(module) is not None for module in compilers):

@@ -250,7 +250,7 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
         job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, old_steps))}")
     log_changes(job)
     if any(key in job.changes for key in SCHEDULE):
-        rate = float(optimization.learning_rate(step - int(state.skipped or 0)))
+        rate = float(optimization.learning_rate(step - int(state.skip_count or 0)))
         job.log(f"the learning rate is planned again over {length.planned_steps} steps: it continues at {rate:.3g}")
     any_process(False)  # a barrier: no process reads the old config any more
     if jax.process_index() == 0:
@@ -346,9 +346,9 @@ class Trainer:
     def rate(self, state: TrainState, step: int) -> dict[str, float]:
         """Return the learning rate of the last update, and the number of skipped ones if any may be. The schedule does
         not count those: they leave its state unchanged."""
-        if state.skipped is None:
+        if state.skip_count is None:
             return {"learning_rate": float(self.optimization.learning_rate(step - 1))}
-        skip_count = int(state.skipped)
+        skip_count = int(state.skip_count)
         rate = float(self.optimization.learning_rate(max(step - skip_count - 1, 0)))
         return {"learning_rate": rate, "skipped_steps": skip_count}
 

@@ -62,9 +62,9 @@ class Inspector:
         )
 
     def _skipping(self, state: TrainState) -> str:
-        if state.skipped is None or not self.rule.skip_nonfinite:
+        if state.skip_count is None or not self.rule.skip_nonfinite:
             return ", and train.skip_nonfinite=N goes on without up to N such steps"
-        return f"; {int(state.skipped)} step(s) were skipped before, as many as train.skip_nonfinite allows"
+        return f"; {int(state.skip_count)} step(s) were skipped before, as many as train.skip_nonfinite allows"
 
 
 @dataclass(frozen=True)

@@ -121,10 +121,10 @@ def make_train_step(
 
 def unchanged_state(state: TrainState, rule: UpdateRule) -> TrainState:
     """Return the state after an update that is not made: skipped and counted; or, if none may be skipped, unhealthy."""
-    if state.skipped is None:
+    if state.skip_count is None:
         return replace(state, healthy=jnp.array(False))
-    skips = state.healthy & (state.skipped < rule.skip_nonfinite)
-    return replace(state, step=state.step + skips, skipped=state.skipped + skips, healthy=skips)
+    skips = state.healthy & (state.skip_count < rule.skip_nonfinite)
+    return replace(state, step=state.step + skips, skip_count=state.skip_count + skips, healthy=skips)
 
 
 def make_eval_step(objective: Objective[ModelT, BatchT], params: Params) -> Program:

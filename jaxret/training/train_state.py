@@ -32,7 +32,7 @@ class TrainState:
     step: jax.Array  # int32 [], updates made or skipped
     healthy: jax.Array  # bool []
     ema: Params | None = None  # the moving average of params; None: there is none
-    skipped: jax.Array | None = None  # int32 [], updates skipped; None: none may be, and none was
+    skip_count: jax.Array | None = None  # int32 [], updates skipped; None: none may be, and none was
     teacher: Params | None = None  # parameters of another run, in no checkpoint of this one; None: the loss reads none
     frozen: Params = struct.field(default_factory=dict)  # the model's other parameters
 
@@ -118,8 +118,8 @@ def checkpoint_trees(state: TrainState, rule: UpdateRule = PLAIN_RULE) -> tuple[
     progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
     if state.ema is not None:
         progress["trained"] = state.params
-    if state.skipped is not None:
-        progress["skipped"] = state.skipped
+    if state.skip_count is not None:
+        progress["skipped"] = state.skip_count
     return divide_parameters(state.weights, rule.base)[0], progress
 
 

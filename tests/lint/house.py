@@ -4,7 +4,7 @@ Rules, each with what it prints:
 
   duplicate   a public function or class of the package has a name that another module uses too
   name        a variable, parameter, field or function is called by a participle that says nothing (BANNED), or a
-              variable or parameter of the package by any other one that is not in TERMS
+              variable, parameter or field of the package by any other one that is not in TERMS or FIELDS
   docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four
               parameters, or does not say that a public function of the package raises an error
   parameters  a function has more than seven parameters
@@ -32,7 +32,16 @@ TERMS = re.compile(
     r"tied|trusted|unpooled|unrolled|won"
 )
 PARTICIPLE = re.compile(r"[a-z]{2,}ed")
-NOUNS = {"embed", "feed", "need", "seed", "speed", "shed"}
+NOUNS = {"embed", "feed", "need", "seed", "speed", "shed", "ragged"}
+# Fields whose names are keys elsewhere.
+FIELDS = {
+    "FalseNegativeSettings.masked": "key of the config, loss.false_negatives.masked",
+    "MlrHead.chosen": "key of the config, head.mlr.chosen",
+    "Truncation.estimated": "in the manifests of token stores",
+    "Truncation.lost": "in the manifests of token stores",
+    "Workload.packed": "in the JSON of `jaxret plan`",
+    "Workload.padded": "in the JSON of `jaxret plan`",
+}
 IRREGULAR = re.compile(
     r"begun|broken|built|caught|chosen|dealt|done|drawn|felt|frozen|gone|held|hidden|kept|laid|lost|made|meant|met|paid|said|seen|"
     r"sent|shown|sold|sought|spent|stolen|taken|taught|thought|torn|understood|won|worn|written"
@@ -49,7 +58,7 @@ EVERY_CLI, EVERY_CONFIG = {"main"}, {"get_config", "stages"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def parameters(function: Function) -> list[str]:
+def parameters(function: Function | ast.Lambda) -> list[str]:
     """The names of a function's parameters, without self and cls."""
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
@@ -89,16 +98,24 @@ def bound(scope: ast.AST) -> set[str]:
     return names
 
 
-def variables(function: Function) -> set[str]:
-    """The variables that a function binds itself, and its parameters."""
-    names = set(parameters(function))
-    todo: list[ast.AST] = list(function.body)
+def variables(scope: ast.Module | ast.ClassDef | Function) -> set[str]:
+    """The variables or fields that a scope binds itself, its parameters, and those of lambdas in it."""
+    names = set(parameters(scope)) if isinstance(scope, Function) else set()
+    todo: list[ast.AST] = list(scope.body)
     while todo:
         node = todo.pop()
-        if isinstance(node, Function | ast.ClassDef):
+        if isinstance(node, Function):
+            defaults = [*node.args.defaults, *(default for default in node.args.kw_defaults if default is not None)]
+            todo.extend([*node.decorator_list, *defaults])
+            continue
+        if isinstance(node, ast.ClassDef):
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
+        elif isinstance(node, ast.Lambda):
+            names.update(parameters(node))
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
         todo.extend(ast.iter_child_nodes(node))
     return names
 
@@ -148,9 +165,10 @@ def check_file(path: Path) -> Iterator[str]:
         where = f"{name} {scope}".strip()
         for word in sorted(bound(node) & BANNED):
             yield f"name {where}: {word}"
-        if name.startswith("jaxret/") and isinstance(node, Function):
+        if name.startswith("jaxret/") and isinstance(node, ast.Module | ast.ClassDef | Function):
             for word in sorted(filter(is_participle, variables(node))):
-                yield f"name {where}: {word}"
+                if f"{scope}.{word}" not in FIELDS:
+                    yield f"name {where}: {word}"
         document = (
             ast.get_docstring(node, clean=False) if isinstance(node, ast.Module | ast.ClassDef | Function) else None
         )

@@ -374,11 +374,11 @@ def test_a_stopped_run_continues_with_skip_nonfinite(skips: tuple[Path, int], od
     assert train(config_of(odd, **changes), workdir, progress=False).resumed_from == bad - 1
     resumed, expected = (state_at(folder, config_of(odd, **SKIPS)) for folder in (workdir, whole))
     assert int(resumed.step) == STEPS
-    assert resumed.skipped == 1
+    assert resumed.skip_count == 1
     assert relative_error(resumed.params, expected.params) <= 1e-4  # another program made its first steps
     without = config_of(odd, **changes | {"train__skip_nonfinite": 0})
     assert train(without, workdir, progress=False).resumed_from == STEPS
-    assert state_at(workdir, without).skipped == 1
+    assert state_at(workdir, without).skip_count == 1
 
 
 @pytest.mark.exhaustive

@@ -113,22 +113,22 @@ def test_packed_texts_equal_padded_ones(case: str) -> None:
 
 def leaking(layout: TokenLayout) -> jax.Array:
     """Tokens see all that are in their row."""
-    assert layout.packed is not None
-    text = layout.packed.text
+    assert layout.packing is not None
+    text = layout.packing.text
     return jnp.broadcast_to((text >= 0)[:, None, :], (*text.shape, text.shape[1]))
 
 
 def unplaced(layout: TokenLayout, of_tokens: jax.Array) -> jax.Array:
     """The first text's numbers, whatever text is there."""
-    assert layout.packed is not None
-    return jnp.broadcast_to(of_tokens, layout.mask.shape)[0, layout.packed.token]
+    assert layout.packing is not None
+    return jnp.broadcast_to(of_tokens, layout.mask.shape)[0, layout.packing.token]
 
 
 def behind(layout: TokenLayout, hidden: jax.Array, count: int | None) -> Any:
     """A state too far to the right of each."""
-    assert layout.packed is not None
-    packed = dataclasses.replace(layout.packed, starts=layout.packed.starts + 1)
-    return TEXTS(dataclasses.replace(layout, packed=packed), hidden, count)
+    assert layout.packing is not None
+    packed = dataclasses.replace(layout.packing, starts=layout.packing.starts + 1)
+    return TEXTS(dataclasses.replace(layout, packing=packed), hidden, count)
 
 
 TEXTS = TokenLayout.by_text

@@ -263,7 +263,7 @@ def test_a_skipped_step_changes_only_the_count() -> None:
         state, metrics = trainer.step(state, trainer.batch(0))
         after = host(state)
         assert not np.isfinite(float(metrics["loss"]))
-        assert (int(after.skipped), int(after.step), bool(after.healthy)) == (skipped, step, healthy)
+        assert (int(after.skip_count), int(after.step), bool(after.healthy)) == (skipped, step, healthy)
         for name in ("params", "opt_state", "ema"):
             jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
 
@@ -273,7 +273,7 @@ def test_finite_steps_are_not_affected_by_the_rule() -> None:
     trainer = Trainer("dual_encoder", "8x1", UpdateRule(skip_nonfinite=2))
     (_, _, plain), history = trained("dual_encoder", "8x1"), trainer.run(STEPS)
     state, expected = history[-1][0], plain[-1][0]
-    assert state.skipped == 0
+    assert state.skip_count == 0
     assert (int(state.step), bool(state.healthy)) == (STEPS, True)
     for tree, other in ((state.params, expected.params), (state.opt_state, expected.opt_state)):
         assert relative_error(tree, other) <= TOLERANCE

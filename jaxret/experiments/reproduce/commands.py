@@ -110,11 +110,11 @@ def _training_data(case: Case, places: Places) -> tuple[list[list[str]], Path]:
     data set share its file; a recipe whose first stage mines needs none."""
     source, row = case.source, resolved(case.row)
     data = _inside(places, source, source.train)
-    if not source.mined or (row.verb == "recipe" and "mine" in load_stages(case.config)[0]):
+    if not source.mining or (row.verb == "recipe" and "mine" in load_stages(case.config)[0]):
         return [], data
     out = places.workdir / f"bm25-negatives-{source.name}.jsonl"
     mine = ["mine", f"--data={data}", f"--corpus={_corpus(places, source)}", "--pool=bm25"]
-    return [[*mine, *(f"--{key}={value}" for key, value in source.mined.items()), f"--out={out}"]], out
+    return [[*mine, *(f"--{key}={value}" for key, value in source.mining.items()), f"--out={out}"]], out
 
 
 def _chunks(case: Case, places: Places, path: Path, on_error: str = "") -> tuple[list[list[str]], Path]:

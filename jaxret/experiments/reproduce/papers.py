@@ -29,7 +29,7 @@ class PaperData:
     train: str = ""
     dev: str = ""
     # settings of `jaxret mine` for BM25's negatives, where the training data has none
-    mined: Mapping[str, int] = field(default_factory=dict)
+    mining: Mapping[str, int] = field(default_factory=dict)
     on_error: str = ""  # value of data.on_error, where training records lack a positive passage
     trained_on: str = ""  # the data set whose model is measured on this one, if it has no training data
     folder: str = ""

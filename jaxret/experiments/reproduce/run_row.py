@@ -101,7 +101,7 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
 
 
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
-    flags, values = _flags(command), dict[str, Any](case.source.mined)
+    flags, values = _flags(command), dict[str, Any](case.source.mining)
     settings = MiningSettings(**values)
     return MiningJob(
         flags["data"], (flags["pool"],), flags["out"], corpus=Corpus.open(flags["corpus"]), settings=settings

@@ -250,7 +250,7 @@ class Dropout(nn.Module):
             return x
         keep, keys = 1 - self.rate, self.keys()
         whole = (*x.shape[:-1], x.shape[-1] * self.parts)
-        if self.layout.packed is None:
+        if self.layout.packing is None:
             keep_mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep, whole[1:]))(keys)
         else:
             keep_mask = packed_bernoulli(keys, self.layout, keep, whole)
@@ -279,9 +279,9 @@ def packed_bernoulli(
       probability: of True.
       shape: of states [R,W,H], or of attention weights [R,heads,W,W].
     """
-    assert layout.packed is not None
-    words = jax.random.key_data(keys)[layout.packed.text]  # [R,W,2]
-    token, length = layout.packed.token.astype(jnp.uint32), layout.mask.shape[1]
+    assert layout.packing is not None
+    words = jax.random.key_data(keys)[layout.packing.text]  # [R,W,2]
+    token, length = layout.packing.token.astype(jnp.uint32), layout.mask.shape[1]
     if len(shape) == 3:
         words = words[:, :, None]
         index = token[:, :, None] * shape[2] + jnp.arange(shape[2], dtype=jnp.uint32)

@@ -32,7 +32,7 @@ class TokenLayout:
 
     mask: Bool[jax.Array, "N T"]  # real tokens, prefix tokens included
     batch_rows: Int[jax.Array, " N"] | None = None  # rows in the whole batch, for dropout; None: nothing is dropped
-    packed: PackedPositions | None = None  # None: a text per row
+    packing: PackedPositions | None = None  # None: a text per row
     # Packed: tokens of a text whose attention weights are drawn, the others are not read; None: all T.
     queries: int | None = struct.field(pytree_node=False, default=None)
     mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that a mean is over; None: all real ones
@@ -51,21 +51,21 @@ class TokenLayout:
         token = position - starts[text]
         real = (text >= 0) & (token < jnp.sum(mask, axis=1)[text])
         text, token = jnp.where(real, text, -1), jnp.where(real, token, 0)
-        return layout.replace(packed=PackedPositions(starts, text.reshape(shape), token.reshape(shape)))  # type: ignore[attr-defined]
+        return layout.replace(packing=PackedPositions(starts, text.reshape(shape), token.reshape(shape)))  # type: ignore[attr-defined]
 
     @property
     def attention_mask(self) -> Bool[jax.Array, "N T"] | Bool[jax.Array, "R W W"]:
         """Keys that may be attended to: the real tokens of a text; if packed, for each token those of its text."""
-        if self.packed is None:
+        if self.packing is None:
             return self.mask
-        text = self.packed.text
+        text = self.packing.text
         return (text[:, :, None] == text[:, None, :]) & (text >= 0)[:, None, :]
 
     def arrange(self, values: Int[jax.Array, "*N T"]) -> Int[jax.Array, "*R W"]:
         """Move a number per token of each text (or of all texts) to the positions of the layers."""
-        if self.packed is None:
+        if self.packing is None:
             return values
-        return jnp.broadcast_to(values, self.mask.shape)[self.packed.text, self.packed.token]
+        return jnp.broadcast_to(values, self.mask.shape)[self.packing.text, self.packing.token]
 
     def embed(self, table: Any, ids: Int[jax.Array, "N words"], prefix: jax.Array | None) -> Float[jax.Array, "R W H"]:
         """Return word embeddings at the positions of the layers, float32.
@@ -82,11 +82,11 @@ class TokenLayout:
         if prefix is None:
             return look_up(self.arrange(ids))
         prefix_vectors = look_up(prefix) if prefix.ndim == 1 else prefix
-        if self.packed is None:
+        if self.packing is None:
             prefix_vectors = jnp.broadcast_to(prefix_vectors[None], (len(ids), *prefix_vectors.shape))
             return jnp.concatenate([prefix_vectors, look_up(ids)[:, 1:]], axis=1)
         words = look_up(self.arrange(repeat_first(ids, len(prefix_vectors))))
-        token = self.packed.token
+        token = self.packing.token
         return jnp.where(
             (token < len(prefix_vectors))[..., None], prefix_vectors[jnp.minimum(token, len(prefix_vectors) - 1)], words
         )
@@ -98,7 +98,7 @@ class TokenLayout:
 
         Packed rows are computed whole, because texts begin everywhere in them.
         """
-        if self.packed is None or first is None:
+        if self.packing is None or first is None:
             return hidden[:, :first], self
         return hidden, self.replace(queries=first)  # type: ignore[attr-defined]
 
@@ -108,10 +108,10 @@ class TokenLayout:
         """Return the first `count` states of each text (None: all) and a mask of the real ones; packed texts have 0
         for the others."""
         mask = self.mask[:, :count]
-        if self.packed is None:
+        if self.packing is None:
             return hidden[:, :count], mask
         flat = hidden.reshape(-1, hidden.shape[-1])
-        positions = jnp.where(mask, self.packed.starts[:, None] + jnp.arange(mask.shape[1]), len(flat))
+        positions = jnp.where(mask, self.packing.starts[:, None] + jnp.arange(mask.shape[1]), len(flat))
         return flat.at[positions].get(mode="fill", fill_value=0), mask
 
 

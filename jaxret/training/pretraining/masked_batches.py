@@ -29,19 +29,19 @@ class MaskedBatches:
     rate: float  # of tokens to hide
     data_seed: int  # draws the examples
     mask_seed: int  # draws the hidden tokens
-    paired: bool = False  # whether an example is a document with two of its spans side by side; else it is a span
+    in_pairs: bool = False  # whether an example is a document with two of its spans side by side; else it is a span
     decoder: tuple[float, int] | None = None  # (rate, masks) of RetroMAE's decoder; None: the method has none
 
     packer: None = None  # every row is a text
 
     def __len__(self) -> int:
         """Return the examples of an epoch."""
-        return len(self.spans.paired) if self.paired else len(self.spans)
+        return len(self.spans.paired) if self.in_pairs else len(self.spans)
 
     @property
     def batch_size(self) -> int:
         """Spans of a batch."""
-        return self.size * (2 if self.paired else 1)
+        return self.size * (2 if self.in_pairs else 1)
 
     @property
     def padded_size(self) -> int:
@@ -50,7 +50,7 @@ class MaskedBatches:
     def spans_of(self, number: int) -> np.ndarray:
         """Return the spans of a batch [rows]; -1 is an empty row. Two spans of a document are drawn in each epoch."""
         examples = shuffled_rows(self.data_seed, number, self.size, len(self))
-        if self.paired:
+        if self.in_pairs:
             first = self.spans.first
             documents = self.spans.paired[examples]
             random = np.random.default_rng(

@@ -34,7 +34,7 @@ class PretrainingCorpus:
 
     documents: Documents
     spans: Spans
-    paired: bool
+    in_pairs: bool
     pad_id: int
 
     @property
@@ -43,7 +43,7 @@ class PretrainingCorpus:
         return {"documents": len(self.documents), "spans": len(self.spans), "sha256": self.documents.sha256}
 
     def __len__(self) -> int:
-        return len(self.spans.paired) if self.paired else len(self.spans)
+        return len(self.spans.paired) if self.in_pairs else len(self.spans)
 
 
 PretrainingJob: TypeAlias = TrainingJob[PretrainingModel, PretrainingCorpus, MaskedTexts]
@@ -133,7 +133,7 @@ def describe_corpus(corpus: PretrainingCorpus) -> str:
     """Return a line on the size of a corpus."""
     documents, spans = corpus.documents, corpus.spans
     tokens = len(documents.tokens.flat)
-    pairs = f"; {len(corpus):,} documents have two or more" if corpus.paired else ""
+    pairs = f"; {len(corpus):,} documents have two or more" if corpus.in_pairs else ""
     return (
         f"train: {len(documents):,} documents, {len(spans):,} spans of at most {spans.longest + 2} tokens{pairs}; "
         f"{spans.left_out:,} of {tokens:,} tokens are in spans too short to learn from"
@@ -159,7 +159,7 @@ def make_masked_batches(
         rate=c.mask_rate,
         data_seed=config.seed.data,
         mask_seed=c.seed,
-        paired=corpus.paired,
+        in_pairs=corpus.in_pairs,
         decoder=decoder if make_method(config).decodes else None,
     )
 

@@ -40,7 +40,7 @@ def make_batch(method: PretrainingMethod, number: int = 0) -> MaskedTexts:
     half = (0.5, 4) if method.decodes else None
     sizes: dict[str, Any] = {"size": 6 if method.pairs else 13, "devices": 8, "length": 12, "rate": 0.3}
     batches = MaskedBatches(
-        spans, VOCABULARY, (1, 2), 0, data_seed=1, mask_seed=2, paired=method.pairs, decoder=half, **sizes
+        spans, VOCABULARY, (1, 2), 0, data_seed=1, mask_seed=2, in_pairs=method.pairs, decoder=half, **sizes
     )
     batch = batches(number)
     assert batch.size == 16

@@ -122,11 +122,11 @@ def test_documents_are_cut_into_few_equal_spans() -> None:
     assert np.diff(two.first).tolist() == [0, 0, 2, 2, 2, 2, 3]
 
 
-def make(paired: bool = False, decoder: bool = False, **more: int) -> MaskedBatches:
-    spans = cut_spans(documents(), longest=10, shortest=4, least=2 if paired else 1)
+def make(in_pairs: bool = False, decoder: bool = False, **more: int) -> MaskedBatches:
+    spans = cut_spans(documents(), longest=10, shortest=4, least=2 if in_pairs else 1)
     settings: dict[str, Any] = {"size": 5, "devices": 4, "data_seed": 1, "mask_seed": 1} | more
     half = (0.5, 256) if decoder else None
-    return MaskedBatches(spans, VOCABULARY, (1, 2), 0, length=12, rate=0.3, paired=paired, decoder=half, **settings)
+    return MaskedBatches(spans, VOCABULARY, (1, 2), 0, length=12, rate=0.3, in_pairs=in_pairs, decoder=half, **settings)
 
 
 def leaves(batch: MaskedTexts) -> list[bytes]:
@@ -183,7 +183,7 @@ def test_labels_are_the_hidden_tokens() -> None:
 
 
 def test_pairs_are_two_spans_of_one_document() -> None:
-    batches = make(paired=True)
+    batches = make(in_pairs=True)
     assert len(batches) == 5
     drawn = set()
     for number in range(30):

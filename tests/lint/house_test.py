@@ -1,0 +1,101 @@
+"""The rules of house.py: each on a source that breaks it, and on one that does not."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.lint import house
+
+ARGS = '"""Return the sum.\n\n    Args:\n        a: First.\n    """'
+RAISE = 'def check(a):\n    """Return it{}"""\n    raise {}("no")\n'
+MATCH = 'with pytest.raises(ValueError, match="{}"):\n    pass\n'
+
+
+def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the violations of sources by path, as if they were the project's."""
+    for name, text in sources.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setattr(house, "ROOT", folder)
+    return house.violations([folder])
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "violation"),
+    [
+        ("given = 1", "value = 1", "name jaxret/m.py: given"),
+        ("def f(told): ...", "def f(text): ...", "name jaxret/m.py f: told"),
+        ("def f(encoded): ...", "def f(vectors): ...", "name jaxret/m.py f: encoded"),
+        ("def f():\n    written = 1", "def f():\n    hidden = 1", "name jaxret/m.py f: written"),
+        ("def f():\n    return lambda sorted: 1", "def f():\n    return lambda seed: 1", "name jaxret/m.py f: sorted"),
+        ("x = lambda read, *chosen: 1", "x = lambda read, *rest: 1", "name jaxret/m.py: chosen"),
+        ("@f(lambda taken: 1)\ndef g(): ...", "@f(lambda one: 1)\ndef g(): ...", "name jaxret/m.py: taken"),
+        ("def g(x=lambda taken: 1): ...", "def g(x=lambda one: 1): ...", "name jaxret/m.py: taken"),
+        (
+            "try:\n    f()\nexcept OSError as raised:\n    pass",
+            "try:\n    f()\nexcept OSError as error:\n    pass",
+            "name jaxret/m.py: raised",
+        ),
+        ("for _encoded in x: ...", "for _ in x: ...", "name jaxret/m.py: _encoded"),
+        ("class A:\n    sent: int = 0", "class A:\n    seed: int = 0", "name jaxret/m.py A: sent"),
+        ("class A:\n    class B:\n        sent: int", "class MlrHead:\n    chosen: int", "name jaxret/m.py A.B: sent"),
+        ("class A:\n    chosen: int", "class A:\n    choice: int", "name jaxret/m.py A: chosen"),
+        ('"""What it is."""', '"""Whatever it is."""', "docstring jaxret/m.py: begins with What"),
+        (
+            'def f(a, b, c, d):\n    """Return the sum."""',
+            f"def f(a, b, c, d):\n    {ARGS}",
+            "docstring jaxret/m.py f: 4 parameters and no Args:",
+        ),
+        (
+            RAISE.format(".", "ValueError"),
+            RAISE.format("; raises an error.", "ValueError"),
+            "docstring jaxret/m.py check: raises ValueError",
+        ),
+        (
+            RAISE.format(".", "KeyError"),
+            RAISE.format(".", "AssertionError"),
+            "docstring jaxret/m.py check: raises KeyError",
+        ),
+        (
+            "def f(a, b, c, d, e, g, h, i): ...",
+            "def f(a, b, c, d, e, g, h): ...",
+            "parameters jaxret/m.py f: 8",
+        ),
+    ],
+)
+def test_each_rule(bad: str, good: str, violation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert violation in violations(tmp_path / "bad", {"jaxret/m.py": bad}, monkeypatch)
+    assert violations(tmp_path / "good", {"jaxret/m.py": good}, monkeypatch) == []
+
+
+def test_a_pattern_has_few_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = MATCH.format("one of them must have its own"), MATCH.format("k is -1; .* at least 1")
+    (line,) = violations(tmp_path, {"tests/bad_test.py": bad, "tests/good_test.py": good}, monkeypatch)
+    assert line.startswith("message tests/bad_test.py:1: 7 words")
+
+
+def test_a_public_name_has_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {"jaxret/a.py": "def f(): ...\ndef _g(): ...", "jaxret/b.py": "class f: ...\ndef _g(): ..."}
+    verbs = {f"jaxret/cli/{name}.py": "def main(): ..." for name in "cd"}
+    assert violations(tmp_path, sources | verbs, monkeypatch) == ["duplicate f: jaxret/a.py, jaxret/b.py"]
+
+
+def test_names_of_tests_are_free_but_for_those_that_mean_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = violations(tmp_path, {"tests/a_test.py": "encoded = 1\nfound = 2"}, monkeypatch)
+    assert lines == ["name tests/a_test.py: found"]
+
+
+def test_every_exception_is_a_field_of_the_package() -> None:
+    fields = {
+        f"{name}.{word}"
+        for path in house.ROOT.glob("jaxret/**/*.py")
+        for name, node in house.scopes(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for word in house.variables(node)
+    }
+    assert set(house.FIELDS) <= fields
