@@ -38,8 +38,8 @@ class GeneratedQueries:
     def passages(self) -> Iterator[tuple[Passage, list[str]]]:
         """Yield each passage with its queries. Raises ValueError for queries that are not those of the corpus's
         passage."""
-        corpus = self.corpus.read(Policy(self.on_error), self.scan)
-        for passage, (key, texts) in zip(corpus, self.read(), strict=True):
+        passages = self.corpus.read(Policy(self.on_error), self.scan)
+        for passage, (key, texts) in zip(passages, self.read(), strict=True):
             if passage.id != key:
                 raise ValueError(f"queries of passage {key!r} are where those of {passage.id!r} should be")
             yield passage, texts
@@ -65,10 +65,10 @@ def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: 
         yield QRELS_HEADER
         yield from (f"{query}\t{key}\t1" for query, _, key in queries())
 
-    corpus = (
+    passages = (
         _line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated_queries.passages()
     )
-    _write_lines(training / "corpus.jsonl", work, corpus)
+    _write_lines(training / "corpus.jsonl", work, passages)
     _write_lines(training / "queries.jsonl", work, (_line(_id=query, text=text) for query, text, _ in queries()))
     _write_lines(training / "qrels" / "train.tsv", work, judgements())
     return [training]

@@ -20,9 +20,10 @@ KEYS = {"factory", "training", "corpus", "vectors", "dimension", "largest_norm",
 BUILD = "build it again with jaxret index"
 
 
-def index_folder(corpus: Path, name: str) -> Path:
-    """Return the folder of an index of an encoded corpus. Raises ValueError for a name that is not a plain name."""
-    return corpus / "indexes" / require_plain_name("the name of an index", name)
+def index_folder(folder: Path, name: str) -> Path:
+    """Return the folder of an index of the encoded corpus in `folder`. Raises ValueError for a name that is not a plain
+    name."""
+    return folder / "indexes" / require_plain_name("the name of an index", name)
 
 
 def identity_of(encoded_corpus: EncodedCorpus) -> dict[str, Any]:
@@ -58,9 +59,9 @@ def check_index_file(folder: Path, manifest: Mapping[str, Any]) -> None:
         raise ShardError(f"{path}: damaged (its SHA-256 is not the one that was written); {BUILD}")
 
 
-def indexes(corpus: Path) -> Sequence[str]:
-    """Return the names of the indexes of an encoded corpus, sorted."""
-    return sorted(path.parent.name for path in corpus.glob("indexes/*/manifest.json"))
+def indexes(folder: Path) -> Sequence[str]:
+    """Return the names of the indexes of the encoded corpus in `folder`, sorted."""
+    return sorted(path.parent.name for path in folder.glob("indexes/*/manifest.json"))
 
 
 def index_entry(path: Path) -> dict[str, Any]:
