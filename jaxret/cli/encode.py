@@ -48,7 +48,7 @@ def main() -> None:
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.processes import require_platform
     from jaxret.parallel.progress import print_line
-    from jaxret.runs.run import open_run
+    from jaxret.runs.run import open_run, stored_config
     from jaxret.runs.workdir import Workdir
     from jaxret.search.searcher import corpus_folder
 
@@ -74,6 +74,7 @@ def main() -> None:
     together.join()
     if not engine.engine:  # its workers have the devices
         require_platform(_PLATFORM.value, "--platform")
+    stored_config(Workdir(_WORKDIR.value))  # no run is an error before no corpus
     # Where there is nothing at the path, it is the name of an encoded corpus, whose vectors are cut.
     is_name = bool(options.dimension) and not _APPEND.value and not source_exists(_CORPUS.value)
     corpus = None if is_name else Corpus.open(_CORPUS.value)

@@ -161,7 +161,7 @@ def test_a_path_is_refused_as_a_name(
     monkeypatch.chdir(tmp_path)
     assert len(Index.build(retriever, "first", "by-name", options, progress=False))
     Path("first").mkdir()
-    with pytest.raises(DataError, match=r"first: .*folder"):
+    with pytest.raises(DataError, match=r"first/corpus\.jsonl: .*exist"):
         Index.build(retriever, "first", "by-name", options, progress=False)
     with pytest.raises(DataError, match=r"second: .*exist"):
         Index.build(retriever, "second", "by-name", options, progress=False)
