@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.storage.atomic import sha256_json
+from jaxret.storage.bucket_folder import COPYING
 from tests.pipeline import (
     REPOSITORY,
     contents,
@@ -138,6 +140,23 @@ def test_damaged_objects_are_named_and_a_copy_repairs_them(gcs: Server, tmp_path
     assert jaxret(gcs[1], "copy", run, str(tmp_path / "back")).returncode == 0
     ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "back")
     assert {name: text for name, text in ours.items() if name in theirs} == theirs
+
+
+@pytest.mark.parametrize("mark", ["leases/shard", COPYING])
+def test_unused_objects_stay_while_a_job_writes(mark: str, gcs: Server) -> None:
+    """They may be those of a file that it has not named yet. Those that no job writes are deleted."""
+    folder = "gs://bucket/run"
+    unused = f"data/{'1' * 16}-{'2' * 64}"
+    files = {"files": {}, "sha256": sha256_json({})}
+    for name, body in {"files.json": json.dumps(files).encode(), unused: b"1", mark: b"{}"}.items():
+        gcs[0].objects["bucket", f"run/{name}"] = 1, body
+    refused = jaxret(gcs[1], "verify", folder, "--delete_unused")
+    assert refused.returncode == 1
+    assert f"a job writes to {folder}" in refused.stderr
+    assert ("bucket", f"run/{unused}") in gcs[0].objects
+    del gcs[0].objects["bucket", f"run/{mark}"]
+    jaxret(gcs[1], "verify", folder, "--delete_unused")
+    assert [name for _, name in gcs[0].objects] == ["run/files.json"]
 
 
 @pytest.mark.slow
