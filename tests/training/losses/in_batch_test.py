@@ -447,9 +447,13 @@ def test_unscored_passages_have_no_effect() -> None:
 
 
 def test_binary_loss_equals_pytorch() -> None:
-    """torch's BCEWithLogitsLoss, labels 1 0 0 0, without and with pos_weight 3."""
+    """torch's BCEWithLogitsLoss, labels 1 0 0 0, without and with pos_weight 3; and the gradient of its formula."""
     assert float(taught(only(binary=BinarySettings(1.0))).terms["binary"]) == pytest.approx(1.238682, rel=1e-6)
-    assert float(taught(only(binary=BinarySettings(1.0, 3.0))).terms["binary"]) == pytest.approx(1.443700, rel=1e-6)
+    weighted = taught(only(binary=BinarySettings(1.0, 3.0)))
+    assert float(weighted.terms["binary"]) == pytest.approx(1.443700, rel=1e-6)
+    expected = 1 / (1 + np.exp(-STUDENT))
+    expected[:, 0] = 3 * (expected[:, 0] - 1)
+    np.testing.assert_allclose(np.asarray(weighted.rank), expected / STUDENT.size, rtol=1e-5)
 
 
 def test_distillation_terms_are_off_without_a_teacher() -> None:
