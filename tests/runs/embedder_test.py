@@ -21,6 +21,7 @@ from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.run import make_embedder
 from jaxret.types import Ragged, Tokens
 from tests.pipeline import TINY_BERT, tiny_config
+from tests.tiny import SPLADE, WITHOUT_DROPOUT, make_params, make_retriever
 
 PAD, LIMIT = 0, 30
 
@@ -112,6 +113,22 @@ def test_vectors_equal_those_of_single_texts(model: tuple[RetrieverModel, Params
     assert actual.dtype == np.float32
     assert actual.shape == (45, retriever.vectors_per_passage if side == "passage" else 1, 32)
     assert np.abs(actual[1:] - actual[:-1]).max(axis=(1, 2)).min() > 1e-3  # control: the texts differ
+
+
+def test_weights_of_words_are_in_the_order_of_the_texts() -> None:
+    """Although texts are encoded by length, in several batches."""
+    retriever, limit = make_retriever(SPLADE, WITHOUT_DROPOUT), 12
+    params, random = make_params(retriever), np.random.default_rng(0)
+    lengths = random.permutation([4, 5, 6, 7, 9, 10, 11, 12] * 3)
+    texts = Ragged.from_lists([random.integers(4, 40, length).tolist() for length in lengths])
+    limits: dict[Side, int] = {"query": limit, "passage": limit}
+    ours = Embedder(retriever, params, make_mesh(devices=jax.devices()[:1]), PAD, limits, tokens_per_batch=96)
+    actual = ours(texts, "passage").stacked()[:, 0]
+    assert ours.counts.padded_tokens > 2 * 96, "several batches"
+    ids, mask = texts.padded(np.arange(len(texts)), limit)
+    expected = jax.jit(lambda tokens: retriever.encode(params, tokens, "passage").vectors)(Tokens(ids, mask))[:, 0]
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert np.abs(actual[1:] - actual[:-1]).max(axis=1).min() > 1e-2, "control: the texts differ"
 
 
 def test_a_second_pass_compiles_nothing_and_is_the_same(model: tuple[RetrieverModel, Params]) -> None:

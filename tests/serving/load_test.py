@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxret.search.search_options import SearchOptions
+from jaxret.serving import served as served_module
 from jaxret.serving.counters import Counters
 from jaxret.serving.device import DeviceThread
 from jaxret.serving.gateway import Gateway
@@ -74,6 +78,33 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
         return [second, third, await first, await ask("POST")]
 
     assert asyncio.run(run()) == [429, 200, 200, 200]
+
+
+def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four, each of which holds its own vectors."""
+    opened = []
+
+    def open_filter(rows: np.ndarray) -> int:
+        opened.append(int(rows[0]))
+        return opened[-1]
+
+    base = SimpleNamespace(filters=(), shards=None, among=open_filter)
+    monkeypatch.setattr(served_module, "matching_rows", lambda shards, filters: np.array([int(filters[0][-1])]))
+    served = object.__new__(ServedRetriever)
+    vars(served).update(fields={"number": []}, _filter_searchers=OrderedDict())
+    monkeypatch.setattr(ServedRetriever, "_searcher", lambda self: base)
+
+    def use(number: int) -> None:
+        assert served.filtered({"number": str(number)}) == (f"number:{number}",)
+
+    for number in (1, 2, 3, 4, 1, 5):
+        use(number)
+    assert opened == [1, 2, 3, 4, 5]
+    for number in (5, 1, 4, 3):
+        use(number)
+    assert opened == [1, 2, 3, 4, 5], "these stayed"
+    use(2)
+    assert opened == [1, 2, 3, 4, 5, 2], "control: this one did not"
 
 
 @pytest.mark.exhaustive
