@@ -25,7 +25,6 @@ def encode(overrides: dict[str, Any], tokens: Tokens, side: Any) -> tuple[np.nda
     return np.asarray(embeddings.vectors), np.asarray(embeddings.mask)
 
 
-@pytest.mark.slow
 def test_skipped_tokens_are_encoded_and_have_no_vectors() -> None:
     tokens = tiny.make_tokens(4, 6)
     ids, mask = np.array(tokens.ids), np.asarray(tokens.mask)
@@ -48,7 +47,6 @@ def test_skipped_tokens_are_encoded_and_have_no_vectors() -> None:
     np.testing.assert_allclose(query, encode(tiny.LATE_INTERACTION, tokens, "query")[0])
 
 
-@pytest.mark.slow
 def test_query_expansion_masks_attend_but_are_not_attended() -> None:
     ids = np.array([[2, 9, MASK, 5, MASK, MASK], [2, 11, 12, 13, 14, 5]], np.int32)  # the first [MASK] is the text's
     seen = np.array([[1, 1, 1, 1, 0, 0], [1] * 6], bool)
