@@ -90,7 +90,7 @@ ANSWERS = 5  # questions whose answers are printed
 class DemoData:
     """The files written and what is in them."""
 
-    corpus: Corpus  # of a BEIR folder: every docstring, the questions, qrels/test.tsv
+    python_docs: Path  # BEIR folder: every docstring, the questions, qrels/test.tsv
     pairs: Path  # BEIR folder: training and dev pairs
     passages: list[Passage]
     questions: list[Query]
@@ -107,12 +107,13 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
     workdir = Path(workdir)
     data = write_data(workdir / "data", max_passages)
     print_plan(data)
+    corpus = Corpus.open(data.python_docs)
     table: dict[str, Evaluation] = {BASELINE: evaluate_bm25(data, workdir)}
     changes: list[str] = []
     for system in SYSTEMS:
         print(f"\n== {system.title}")
         config = demo_config(system.config, data.pairs, overrides or {})
-        table[system.title] = run_system(config, workdir / system.config, data.corpus, "test", MEASURES)
+        table[system.title] = run_system(config, workdir / system.config, corpus, "test", MEASURES)
         changes.append(system.change.format(steps=config.train.steps, pairs=config.train.batch_size))
     print_results(workdir, data, table, changes)
     write_demo_report(workdir, data)
@@ -124,7 +125,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
 
 def write_demo_report(workdir: Path, data: DemoData) -> None:
     """Count which vectors win, and write the report of the four trained and untrained runs."""
-    report_diversity(open_run(workdir / "mlr"), data.corpus.source, "test")
+    report_diversity(open_run(workdir / "mlr"), data.python_docs, "test")
     runs = [str(workdir / system.config) for system in SYSTEMS]
     write_report(runs, workdir / REPORT, ReportOptions(title="Questions about Python"))
 
@@ -159,7 +160,7 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
     )
     counts = f"{len(sides['train']):,} training and {len(sides['dev']):,} dev pairs, {len(questions)} questions"
     print(f"Documentation of Python 3.11: {len(passages):,} docstrings, {counts}")
-    return DemoData(Corpus.open(folder / "python-docs"), folder / "pairs", passages, questions, judgements)
+    return DemoData(folder / "python-docs", folder / "pairs", passages, questions, judgements)
 
 
 def print_plan(data: DemoData) -> None:
@@ -251,7 +252,7 @@ The report, which a browser opens: {workdir / REPORT}""")
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:
     """Print the top three from the run file that the search wrote."""
-    ranking = read_run(Workdir(run_folder).rankings(result_name(str(data.corpus), str(data.corpus), "test")))
+    ranking = read_run(Workdir(run_folder).rankings(result_name(str(data.python_docs), str(data.python_docs), "test")))
     by_id = {passage.id: passage for passage in data.passages}
     for question in questions:
         print(f"\n{question.text}")

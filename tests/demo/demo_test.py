@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxret.data.formats import Corpus, write_beir, write_run
+from jaxret.data.formats import write_run
 from jaxret.data.records import Passage, Query
 from jaxret.demo.demo import MEASURE, SYSTEMS, DemoData, change_table, demo_config, show_answers
 from jaxret.evaluation.metrics import Evaluation
@@ -65,9 +65,9 @@ def test_answers_are_from_the_demos_own_search(tmp_path: Path, capsys: pytest.Ca
     """Other searches of the run do not change them."""
     passages = [Passage("a", "a text"), Passage("b", "another text")]
     question = Query("q", "which text?")
-    write_beir(tmp_path / "python-docs", passages, [question], {})
+    (tmp_path / "python-docs").mkdir()
     for name, answer in (("python-docs.test", "b"), ("mine", "a")):
         write_run(tmp_path / "runs" / f"{name}.trec", {"q": [(answer, 0.5)]}, tag="test")
-    data = DemoData(Corpus.open(tmp_path / "python-docs"), tmp_path, passages, [question], [])
+    data = DemoData(tmp_path / "python-docs", tmp_path, passages, [question], [])
     show_answers(tmp_path, data, [question])
     assert "another text" in capsys.readouterr().out
