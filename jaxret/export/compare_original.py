@@ -22,15 +22,15 @@ from jaxret.runs.run import Run
 _SOURCES = (random, statistics, textwrap, inspect)
 
 
-def sample_texts(count: int = 64) -> list[str]:
-    """Return English texts of a line to a page: docstrings of Python's standard library."""
+def sample_texts() -> list[str]:
+    """Return 64 English texts of a line to a page: docstrings of Python's standard library."""
     docstrings = [
         inspect.getdoc(value) or ""
         for module in _SOURCES
         for _, value in sorted(vars(module).items())
         if getattr(value, "__module__", "") == module.__name__
     ]
-    return [" ".join(text.split()) for text in dict.fromkeys(docstrings) if text][:count]
+    return [" ".join(text.split()) for text in dict.fromkeys(docstrings) if text][:64]
 
 
 def compare_with_original(run: Run, directory: Path) -> str:

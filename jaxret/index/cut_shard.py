@@ -21,12 +21,8 @@ class CutShard(RowSubset):
     def __len__(self) -> int:
         return len(self._shard)
 
-    def __getitem__(self, key: Any) -> np.ndarray:
-        row_key, *others = key if isinstance(key, tuple) else (key,)
-        rows = cut_vectors(np.asarray(self._shard[row_key]), self._size, self._normalize)
-        if not others:
-            return rows
-        return rows[tuple(others)] if isinstance(row_key, (int, np.integer)) else rows[(slice(None), *others)]
+    def _read(self, key: Any) -> np.ndarray:
+        return cut_vectors(np.asarray(self._shard[key]), self._size, self._normalize)
 
     def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
         return cut_vectors(self._shard.take(rows, axis=axis, mode=mode), self._size, self._normalize)

@@ -22,10 +22,13 @@ class RowSubset:
     def __getitem__(self, key: Any) -> np.ndarray:
         """Return `shard[key]` of the chosen rows: rows, or (rows, vectors, ...), as of an array."""
         row_key, *others = key if isinstance(key, tuple) else (key,)
-        rows = self._shard[self._rows[row_key]]
+        rows = self._read(row_key)
         if not others:
             return rows
         return rows[tuple(others)] if isinstance(row_key, (int, np.integer)) else rows[(slice(None), *others)]
+
+    def _read(self, key: Any) -> np.ndarray:
+        return self._shard[self._rows[key]]
 
     def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
         """Return some of the rows, like numpy's `take`."""

@@ -40,7 +40,6 @@ from jaxret.mining.negative_selection import MiningTally, NegativeSelector
 from jaxret.mining.pools import BM25_NAME, BM25Pool, NegativePool, RankingFilePool, RunPool, is_run_folder
 from jaxret.mining.training_queries import (
     TrainingQueries,
-    query_blocks,
     read_concatenated,
     read_training_queries,
     split_by_target,
@@ -287,7 +286,8 @@ def select_examples(
     """
     settings = chooser.settings
     with Progress("mine", len(questions.queries), "query", shown=progress) as bar:
-        for block in query_blocks(questions.queries, RANK_BLOCK):
+        for first in range(0, len(questions.queries), RANK_BLOCK):
+            block = questions.queries[first : first + RANK_BLOCK]
             queries = [one.query for one in block]
             ids = [[passage.id for passage in one.positives] for one in block]
             results = list(zip(*(pool.rank(queries, ids, settings.depth) for pool in pools), strict=True))

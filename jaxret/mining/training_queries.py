@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -136,8 +136,3 @@ def split_by_target(examples: Iterable[Example], every_positive: bool, file_ever
     """
     for example in examples:
         yield from examples_by_target(example) if every_positive and not file_every_positive else [example]
-
-
-def query_blocks(queries: Sequence[TrainingQuery], size: int) -> Iterator[Sequence[TrainingQuery]]:
-    for start in range(0, len(queries), size):
-        yield queries[start : start + size]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxret.search.proof import BlockSearch
+from jaxret.search.vector_corpus import VectorCorpus
 from jaxret.types import Ragged
 
 IDS = 65_536  # that are held as texts while they are packed
@@ -23,18 +24,10 @@ class LoadedBlock(NamedTuple):
 
 
 @runtime_checkable
-class StoredCorpus(Protocol):
+class StoredCorpus(VectorCorpus, Protocol):
     """An encoded corpus as it is on disk; an EncodedCorpus is one."""
 
-    @property
-    def total_rows(self) -> int: ...
-    @property
-    def dimension(self) -> int: ...
-    @property
-    def ragged(self) -> bool: ...
-    def describe(self, row: int) -> str: ...
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]: ...
-    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
 
 
 class PackedIds:

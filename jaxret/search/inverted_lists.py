@@ -9,7 +9,7 @@ lowest rows among the others, which score 0, follow them, as the tie rule says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from jaxret.search.proof import (
 )
 from jaxret.search.rounding import LONGEST, UNIT, rounding_error
 from jaxret.search.single_vector import of_one_query
+from jaxret.search.vector_corpus import NamedRows
 from jaxret.types import SparseRows
 
 BLOCK = 65_536  # passages of a block at most
@@ -40,18 +41,6 @@ BLOCK_WORDS = 2**26
 POSTING = 12  # bytes of a word of a passage in memory: a row and a float64
 
 SparseBlockSearch: TypeAlias = Callable[[SparseRows, int], BlockHits]  # queries and k; absent passages score -inf
-
-
-@runtime_checkable
-class SparseCorpus(Protocol):
-    """Weights of words in shards; an EncodedCorpus of a sparse head is one."""
-
-    @property
-    def total_rows(self) -> int: ...
-    @property
-    def dimension(self) -> int: ...
-    def describe(self, row: int) -> str: ...
-    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
 
 
 @runtime_checkable
@@ -157,7 +146,7 @@ class SearchableBlock(NamedTuple):
 class InvertedLists:
     """A sparse corpus, ready for searches. hold: keep the lists in memory, if they are few enough (MEMORY_BYTES)."""
 
-    def __init__(self, corpus: SparseCorpus, hold: bool = False, backend: SparseBackend | None = None) -> None:
+    def __init__(self, corpus: NamedRows, hold: bool = False, backend: SparseBackend | None = None) -> None:
         self.corpus, self.backend = corpus, backend or sparse_backend()
         postings = sum(len(shard.words) for _, shard in corpus) if hold else 0
         self.blocks_in_memory = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
@@ -182,11 +171,7 @@ class InvertedLists:
         """
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
-        if queries.dimension != self.corpus.dimension:
-            raise ValueError(
-                f"queries have weights of {queries.dimension} words, the passages of {self.corpus.dimension}: "
-                "were both encoded with the same checkpoint?"
-            )
+        require_same_vocabulary(queries, self.corpus.dimension)
         total, width = self.corpus.total_rows, min(k, self.corpus.total_rows)
         every = SparseQueries(queries)
         if not np.isfinite(every.norms).all():
@@ -220,6 +205,15 @@ class InvertedLists:
                 bar.update(block.rows)
         candidates.rows[candidates.scores == -np.inf] = -1
         return candidates, largest_norm
+
+
+def require_same_vocabulary(queries: SparseRows, words: int) -> None:
+    """Raise ValueError for queries of another vocabulary than that of passages."""
+    if queries.dimension != words:
+        raise ValueError(
+            f"queries have weights of {queries.dimension} words, the passages of {words}: "
+            "were both encoded with the same checkpoint?"
+        )
 
 
 def sparse_norms(rows: SparseRows) -> np.ndarray:

@@ -17,28 +17,29 @@ class ShardedRows(Protocol):
 
     @property
     def total_rows(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[int, Any]]: ...
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, rows) of each shard."""
+        ...
 
 
 @runtime_checkable
-class VectorCorpus(Protocol):
-    """Vectors in shards; an EncodedCorpus is one."""
+class NamedRows(ShardedRows, Protocol):
+    """Rows of vectors, or of weights of words, in shards."""
 
-    @property
-    def total_rows(self) -> int: ...
     @property
     def dimension(self) -> int: ...
-    @property
-    def ragged(self) -> bool:
-        """Whether every row has its own number of vectors."""
-        ...
-
     def describe(self, row: int) -> str:
         """Return the name of a row for messages."""
         ...
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, vectors [rows,V,D] or Ragged) of each shard."""
+
+@runtime_checkable
+class VectorCorpus(NamedRows, Protocol):
+    """Vectors in shards, [rows,V,D] or Ragged; an EncodedCorpus is one."""
+
+    @property
+    def ragged(self) -> bool:
+        """Whether every row has its own number of vectors."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +84,8 @@ def _to_disk(
             origin.folder.write(absent, destination)
         for name, file in absent.items():
             if not origin.folder:
-                _copy_file(origin.path / name, destination / name)
+                with open(origin.path / name, "rb") as old, atomic_write(destination / name, "wb") as new:
+                    shutil.copyfileobj(old, new, 1 << 20)
             if not _has(destination / name, file):
                 raise BucketError(f"{destination / name} is not what {source}/{name} was; copy again")
         for file in batch.values():
@@ -262,12 +264,6 @@ def _announced(body: bytes) -> Contents:
     content = json.loads(body)
     digests, lines = content["digests"], content["first_lines"]
     return Contents(frozenset(content["names"]), digests.__getitem__, lambda name: lines[name].encode())
-
-
-def _copy_file(source: Path, path: Path) -> None:
-    with open(source, "rb") as old, atomic_write(path, "wb") as new:
-        while block := old.read(1 << 20):
-            new.write(block)
 
 
 def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,6 @@ def tokenize_examples(
     tokenizer: TextTokenizer,
     progress: bool = False,
     pseudo_queries: Mapping[str, str] | None = None,
-    imagine_queries: bool = False,
     write_column: Callable[[str, Iterator[Ragged]], Ragged] = lambda _, blocks: concatenate_blocks(blocks),
 ) -> TrainingSet:
     """Return the examples as a TrainingSet, in their order.
@@ -90,7 +89,6 @@ def tokenize_examples(
         examples: At least one; ValueError if there is none.
         tokenizer: Tokenizer with the length limits.
         pseudo_queries: Pseudo-query of each passage id; passages without one get an empty text. None: not used.
-        imagine_queries: Whether the training query serves as the pseudo-query of its positive.
         write_column: Called with a column's name and its blocks of ids; writes the blocks and returns the column to
             read. Default: keeps it in memory.
     """
@@ -131,7 +129,6 @@ def tokenize_examples(
         marker_ids=tokenizer.marker_ids,
         digest=sha256_json_lists(text),
         pseudo_queries=pseudo_query_tokens,
-        imagine_queries=imagine_queries,
         truncations=cut,
         teacher=TeacherScores.from_examples(examples),
     )

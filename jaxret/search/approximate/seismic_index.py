@@ -18,7 +18,7 @@ from jaxret.search.approximate.faiss_index import MappedCorpus
 from jaxret.search.approximate.index_files import BUILD, check_index_file, open_index_manifest
 from jaxret.search.approximate.measured_index import FACTOR, MeasuredIndex
 from jaxret.search.exact import score_candidates
-from jaxret.search.inverted_lists import SparseQueries
+from jaxret.search.inverted_lists import SparseQueries, require_same_vocabulary
 from jaxret.search.proof import SearchResult
 from jaxret.types import SparseRows
 
@@ -91,11 +91,7 @@ class SeismicIndex(MeasuredIndex):
 
         Raises ValueError for queries of another vocabulary, ShardError where a mapped file was written to.
         """
-        if queries.dimension != corpus.dimension:
-            raise ValueError(
-                f"queries have weights of {queries.dimension} words, the passages of {corpus.dimension}: "
-                "were both encoded with the same checkpoint?"
-            )
+        require_same_vocabulary(queries, corpus.dimension)
         count = min(k, corpus.total_rows)
         rows = self._rows(queries, count, corpus.total_rows)
         corpus.require_unwritten(rows[rows >= 0])

@@ -207,7 +207,7 @@ def test_pseudo_queries_of_a_file_belong_to_their_passages(tmp_path: Path) -> No
 
 def test_the_training_query_is_the_pseudo_query_of_its_positive_only(tmp_path: Path) -> None:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path), 10, 16)
-    data = tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, imagine_queries=True)
+    data = replace(tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer), imagine_queries=True)
     plan = replace(PLAN, pseudo_length=6)
     examples = np.array([4, 1, -1, 7, 2, 0, 3, 5])
     batch = plan.batch(data, examples, None)

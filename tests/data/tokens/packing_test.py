@@ -140,7 +140,7 @@ def test_bins_of_few_texts_are_filled(bins: int, most: float) -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingSet:
     tokenizer = TextTokenizer.load(write_encoder(tmp_path_factory.mktemp("encoder")), 10, 16)
-    return tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer, imagine_queries=True)
+    return replace(tokenize_examples([example(i) for i in range(EXAMPLES)], tokenizer), imagine_queries=True)
 
 
 @pytest.mark.parametrize("bins", [1, 4])
