@@ -91,6 +91,11 @@ def test_late_interaction_is_a_sum_of_maxima(arrays: tuple[np.ndarray, ...]) -> 
     best = np.where(mask, products, -np.inf).max(axis=-1)  # [Q,U,N]
     np.testing.assert_allclose(scores, np.where(exists[..., None], best, 0).sum(axis=1), rtol=0, atol=1e-5)
     assert np.abs(np.asarray(scores) - best.sum(axis=1)).max() > 0.1, "control: query padding counted"
+    winners = (np.where(mask, products, -np.inf) == best[..., None]) & exists[:, :, None, None]
+    masks = jnp.asarray(exists), jnp.asarray(mask)
+    gradients = jax.grad(lambda q, d: late_interaction(q, masks[0], d, masks[1]).sum(), (0, 1))(queries, documents)
+    np.testing.assert_allclose(gradients[0], np.einsum("qunv,nvd->qud", winners, documents), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(gradients[1], np.einsum("qunv,qud->nvd", winners, queries), rtol=0, atol=1e-5)
     one = late_interaction(*map(jnp.asarray, (queries[:, :1], exists[:, :1], documents, mask)))
     np.testing.assert_allclose(one, score(*map(jnp.asarray, (queries[:, 0], documents, mask))), atol=1e-6)
 

@@ -234,6 +234,18 @@ def test_a_nonfinite_step_changes_nothing(mesh: str, value: float) -> None:
         np.testing.assert_array_equal(kept, was)
 
 
+def test_an_update_that_is_not_finite_is_not_made() -> None:
+    """Loss and gradient are, and a moment is not."""
+    trainer, _, _ = trained("dual_encoder", "1")
+    state = jax.tree.map(lambda x: x.copy(), trainer.state)
+    moments = jax.tree.map(lambda x: x * np.inf if x.dtype == jnp.float32 else x, state.opt_state)
+    before = host(state)
+    after, metrics = trainer.step(replace(state, opt_state=moments), trainer.batch(0))
+    assert np.isfinite([float(metrics[name]) for name in ("loss", "gradient_norm")]).all()
+    assert not after.healthy
+    jax.tree.map(np.testing.assert_array_equal, host(after.params), before.params)
+
+
 def test_an_unhealthy_state_stays_unchanged() -> None:
     trainer, _, _ = trained("dual_encoder", "1")
     copy = jax.tree.map(lambda x: x.copy(), trainer.state)
