@@ -118,21 +118,28 @@ class GivenVectors(RetrievalObjective):
         return params["query"], params["passage"]
 
 
-@pytest.mark.slow
-def test_gradients_equal_pytorch() -> None:
+def test_the_loss_and_its_gradients_equal_pytorch() -> None:
     """With respect to the vectors, through cutting and scaling."""
-    batch = make_batch(2)
-    objective, _, (q, d) = encoded(tiny.DUAL_ENCODER | MATRYOSHKA, batch)
+    batch, random = make_batch(2), np.random.default_rng(0)
+    objective = tiny.make_objective(
+        tiny.DUAL_ENCODER | MATRYOSHKA, make_mesh(1, jax.devices()[:1]), tiny.WITHOUT_DROPOUT
+    )
+    q, d = (
+        Embeddings(jnp.asarray(random.normal(size=(texts, 1, 16)), jnp.float32), jnp.ones((texts, 1), bool))
+        for texts in (4, 8)
+    )
     objective_of_vectors = GivenVectors(model=objective.model, mesh=objective.mesh, settings=objective.settings)
 
     def loss(vectors: Any) -> jax.Array:
         scaled = [replace(side, vectors=unit_length(numbers)) for side, numbers in zip((q, d), vectors)]
         return objective_of_vectors(dict(zip(("query", "passage"), scaled)), batch, jax.random.key(0)).loss
 
-    ours = jax.grad(loss)((q.vectors, d.vectors))
+    value, ours = jax.jit(jax.value_and_grad(loss))((q.vectors, d.vectors))
     theirs = [tensor.requires_grad_() for tensor in tensors(q.vectors, d.vectors)]
     losses = [weight * contrastive(theirs, batch, size, first=False)[0] for size, weight in zip(SIZES, WEIGHTS)]
-    torch.stack(losses).sum().backward()
+    total = torch.stack(losses).sum()
+    total.backward()
+    assert float(value) == pytest.approx(total.item(), rel=2e-5)
     for mine, tensor in zip(ours, theirs, strict=True):
         assert np.abs(np.asarray(mine) - tensor.grad.numpy()).max() < 1e-5 * float(tensor.grad.abs().max())
 
