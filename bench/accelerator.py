@@ -176,14 +176,14 @@ def config_of(size: Size) -> Any:
 
 def concrete(abstract: Any, vocabulary: int) -> Any:
     """Return arrays for abstract ones, on their devices, the same in every job: random parameters and token ids,
-    moments of zero, every token real, and every query's positive its first document."""
+    moments of zero, every token real, and every query's positive its first passage."""
     import jax
     import jax.numpy as jnp
 
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
     shapes = [leaf.shape for _, leaf in leaves]
-    group = next((shape[0] for name, shape in zip(names, shapes) if "document_ids" in name), 1) // max(
+    group = next((shape[0] for name, shape in zip(names, shapes) if "passage_ids" in name), 1) // max(
         next((shape[0] for name, shape in zip(names, shapes) if "positives" in name), 1), 1
     )
 
@@ -194,7 +194,7 @@ def concrete(abstract: Any, vocabulary: int) -> Any:
             return jnp.ones(leaf.shape, leaf.dtype)
         if "positives" in name:
             return jnp.broadcast_to((group * jnp.arange(leaf.shape[0])).reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
-        if "document_ids" in name:
+        if "passage_ids" in name:
             return jnp.arange(leaf.shape[0])
         if ".ids" in name:
             return jax.random.randint(key, leaf.shape, 5, vocabulary)
@@ -374,20 +374,20 @@ def run_search(size: Size) -> Iterator[Row]:
 
     dimension, k = 768, 100
     random = np.random.default_rng(0)
-    documents = random.standard_normal((size.passages, dimension), dtype=np.float32)
-    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    passages = random.standard_normal((size.passages, dimension), dtype=np.float32)
+    passages /= np.linalg.norm(passages, axis=1, keepdims=True)
     queries = random.standard_normal((size.queries, dimension), dtype=np.float32)
     sample = queries[:8].astype(np.float64)
-    blocks = (documents[start : start + 100_000].astype(np.float64) for start in range(0, len(documents), 100_000))
+    blocks = (passages[start : start + 100_000].astype(np.float64) for start in range(0, len(passages), 100_000))
     best = -np.sort(-np.concatenate([sample @ block.T for block in blocks], axis=1), axis=1)[:, :k]
     beside = ""
     if importlib.util.find_spec("faiss"):
-        index = peer(documents)
+        index = peer(passages)
         beside = f", FAISS {seconds_of(lambda: index.search(queries, k), 1.0) * 1e3:.1f} ms"
     for precision in ("float32", "bfloat16", "int8"):
         arguments = (f"--passages={size.passages}", f"--queries={size.queries}", f"--k={k}", f"--precision={precision}")
         planned = plan(size, "search", *arguments)
-        search = ours(f"xla:{precision}", documents)
+        search = ours(f"xla:{precision}", passages)
         error = float(np.abs(search(queries, k).scores[:8] - best).max() / np.abs(best).max())
         seconds = seconds_of(partial(search, queries, k), 1.0)
         said = f"at least {planned['search_seconds'] * 1e3:.1f} ms" if planned else "rates of this device are not known"

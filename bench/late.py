@@ -37,15 +37,15 @@ def best(scores: np.ndarray, k: int) -> Ranking:
     return np.take_along_axis(scores, rows, axis=1), rows
 
 
-def numpy_peer(documents: Any) -> System:
-    """A tile of documents x all query vectors, the maxima over each document, the sums over each query."""
-    starts = np.searchsorted(documents.offsets, np.arange(0, len(documents.flat) + TILE, TILE))
-    bounds = np.unique(np.minimum(starts, len(documents)))
+def numpy_peer(passages: Any) -> System:
+    """A tile of passages x all query vectors, the maxima over each passage, the sums over each query."""
+    starts = np.searchsorted(passages.offsets, np.arange(0, len(passages.flat) + TILE, TILE))
+    bounds = np.unique(np.minimum(starts, len(passages)))
 
     def run(queries: Any, k: int) -> Ranking:
-        scores = np.empty((len(queries), len(documents)), np.float32)
+        scores = np.empty((len(queries), len(passages)), np.float32)
         for start, stop in pairwise(bounds):
-            part = documents.part(start, stop)
+            part = passages.part(start, stop)
             maxima = np.maximum.reduceat(queries.flat @ part.flat.T, part.offsets[:-1], axis=1)
             scores[:, start:stop] = np.add.reduceat(maxima, queries.offsets[:-1], axis=0)
         return best(scores, k)
@@ -53,18 +53,18 @@ def numpy_peer(documents: Any) -> System:
     return run
 
 
-def torch_peer(documents: Any) -> System:
-    """Like `numpy_peer`, with documents padded in order of their lengths, a block at a time."""
+def torch_peer(passages: Any) -> System:
+    """Like `numpy_peer`, with passages padded in order of their lengths, a block at a time."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    order = np.argsort(documents.lengths, kind="stable")
+    order = np.argsort(passages.lengths, kind="stable")
     blocks, start = [], 0
     while start < len(order):
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * documents.lengths[order[stop]] <= BLOCK:
+        while stop < len(order) and (stop + 1 - start) * passages.lengths[order[stop]] <= BLOCK:
             stop += 1
-        vectors, mask = documents.padded(order[start:stop], int(documents.lengths[order[stop - 1]]))
+        vectors, mask = passages.padded(order[start:stop], int(passages.lengths[order[stop - 1]]))
         blocks.append((torch.from_numpy(vectors).to(device), torch.from_numpy(~mask).to(device)))
         start = stop
 
@@ -85,8 +85,8 @@ def torch_peer(documents: Any) -> System:
     return run
 
 
-def ours(name: str, documents: Any) -> System:
-    """xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the documents in memory, as an Index has them."""
+def ours(name: str, passages: Any) -> System:
+    """xla, xla:PRECISION, or candidates (mean:N, muvera:N), with the passages in memory, as an Index has them."""
     from jaxret.search.approximate.candidates import CandidateGenerator
     from jaxret.search.backends.select import select_backend
     from jaxret.search.exact import search
@@ -99,7 +99,7 @@ def ours(name: str, documents: Any) -> System:
         def ids(self, indices: Any) -> list[str]:
             return [str(row) for row in indices]
 
-    kept = InMemoryCorpus(Named([documents]), documents)
+    kept = InMemoryCorpus(Named([passages]), passages)
     if not name.startswith("xla"):
         proposer = CandidateGenerator.open(kept, parse_candidates(name), select_backend("auto"), many=True)
         return lambda queries, k: proposer(queries, kept, k)
@@ -131,13 +131,13 @@ def stored_lists(folder: str) -> Any:
     return next(iter(kept))[1]
 
 
-def near(documents: Any, count: int, length: int, random: np.random.Generator) -> Any:
-    """Queries: some vectors of a document each, moved a little."""
+def near(passages: Any, count: int, length: int, random: np.random.Generator) -> Any:
+    """Queries: some vectors of a passage each, moved a little."""
     from jaxret.types import Ragged
 
-    rows = random.integers(0, len(documents), count)
-    vectors = [documents[row][random.integers(0, len(documents[row]), length)] for row in rows]
-    flat = np.concatenate(vectors) + 0.05 * random.standard_normal((count * length, documents.flat.shape[1]))
+    rows = random.integers(0, len(passages), count)
+    vectors = [passages[row][random.integers(0, len(passages[row]), length)] for row in rows]
+    flat = np.concatenate(vectors) + 0.05 * random.standard_normal((count * length, passages.flat.shape[1]))
     return Ragged(flat.astype(np.float32), np.arange(count + 1) * length)
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=4000)
     parser.add_argument("--embeddings", help="folder of an encoded corpus of lists of vectors, for random ones")
-    parser.add_argument("--vectors", type=int, default=100, help="of a document at most; a third of that at least")
+    parser.add_argument("--vectors", type=int, default=100, help="of a passage at most; a third of that at least")
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--queries", default="1,64", help="how many at a time")
     parser.add_argument("--query_vectors", type=int, default=32)
@@ -161,20 +161,20 @@ def main() -> None:
     keep_freed_memory()
     random = np.random.default_rng(0)
     if arguments.embeddings:
-        documents = stored_lists(arguments.embeddings)
+        passages = stored_lists(arguments.embeddings)
     else:
         vectors = arguments.vectors
-        documents = random_lists(arguments.documents, vectors // 3, vectors, arguments.dimension, random)
-    peers = {"numpy": numpy_peer(documents)}
+        passages = random_lists(arguments.documents, vectors // 3, vectors, arguments.dimension, random)
+    peers = {"numpy": numpy_peer(passages)}
     if can_import("torch"):
-        peers["torch"] = torch_peer(documents)
-    systems = {name: ours(name, documents) for name in arguments.systems.split(",")}
-    print(f"{len(documents):,} documents of {documents.lengths.mean():.0f} x {documents.flat.shape[1]}")
+        peers["torch"] = torch_peer(passages)
+    systems = {name: ours(name, passages) for name in arguments.systems.split(",")}
+    print(f"{len(passages):,} passages of {passages.lengths.mean():.0f} x {passages.flat.shape[1]}")
     for count in map(int, arguments.queries.split(",")):
-        queries = near(documents, count, arguments.query_vectors, random)
+        queries = near(passages, count, arguments.query_vectors, random)
         seconds = compare(peers, systems, queries, arguments.k, arguments.rounds, results)
         of_peers = {name: seconds.pop(name) for name in peers}
-        shape = f"{len(documents)} lists of {documents.lengths.mean():.0f} x {documents.flat.shape[1]}"
+        shape = f"{len(passages)} lists of {passages.lengths.mean():.0f} x {passages.flat.shape[1]}"
         results.add(f"{count} queries of {arguments.query_vectors}, {shape}, k={arguments.k}", seconds, of_peers)
     results.write()
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of host memory")

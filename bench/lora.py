@@ -117,7 +117,7 @@ def make_theirs(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run
         return torch.nn.functional.normalize(states.mean(1), dim=-1)
 
     def loss_of(batch: Any) -> torch.Tensor:
-        scores = embed(batch.queries) @ embed(batch.documents).T / TEMPERATURE
+        scores = embed(batch.queries) @ embed(batch.passages).T / TEMPERATURE
         return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores)))
 
     def forward(batch: Any) -> float:

@@ -140,8 +140,8 @@ def searching(folder: Path) -> Callable[[], Any]:
     from bench.search import ours
 
     random = np.random.default_rng(0)
-    documents, queries = (random.standard_normal((count, 384), dtype=np.float32) for count in (200_000, 128))
-    search = ours("auto", documents)
+    passages, queries = (random.standard_normal((count, 384), dtype=np.float32) for count in (200_000, 128))
+    search = ours("auto", passages)
     return lambda: search(queries, 1000)
 
 

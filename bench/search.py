@@ -22,20 +22,20 @@ sys.path.insert(0, str(REPOSITORY))
 from bench.rounds import Results, add_json_flag, timed  # noqa: E402
 
 
-def peer(documents: Any) -> Any:
+def peer(passages: Any) -> Any:
     """FAISS's flat index, with everything at its default but where it leaves BLAS: at that, it is at its best."""
     import faiss
 
     faiss.cvar.distance_compute_blas_threshold = 20
-    index: Any = faiss.IndexFlatIP(documents.shape[1])
+    index: Any = faiss.IndexFlatIP(passages.shape[1])
     if getattr(faiss, "get_num_gpus", int)():
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-    index.add(documents)
+    index.add(passages)
     return index
 
 
-def ours(name: str, documents: Any) -> Callable[[Any, int], Any]:
-    """A backend, or backend:precision, with the documents in memory, as an Index has them."""
+def ours(name: str, passages: Any) -> Callable[[Any, int], Any]:
+    """A backend, or backend:precision, with the passages in memory, as an Index has them."""
     from jaxret.search.backends.select import select_backend
     from jaxret.search.exact import search
     from jaxret.search.in_memory import InMemoryCorpus
@@ -49,7 +49,7 @@ def ours(name: str, documents: Any) -> Callable[[Any, int], Any]:
     where, _, precision = name.partition(":")
     backend = select_backend(where, precision=precision or "float32", many=True)
     self_check(backend)
-    vectors = documents[:, None]
+    vectors = passages[:, None]
     kept = InMemoryCorpus(Named([vectors]), vectors)
     print(f"{name}: {backend.description}", flush=True)
     return lambda queries, k: search(queries, kept, k, backend)
@@ -104,11 +104,11 @@ def main() -> None:
     keep_freed_memory()
     sizes = [int(rows) for rows in arguments.rows.split(",")]
     random = np.random.default_rng(0)
-    documents = random.standard_normal((max(sizes), arguments.dimension), dtype=np.float32)
-    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    passages = random.standard_normal((max(sizes), arguments.dimension), dtype=np.float32)
+    passages /= np.linalg.norm(passages, axis=1, keepdims=True)
     queries = random.standard_normal((arguments.queries, arguments.dimension), dtype=np.float32)
     names = arguments.backends.split(",")
-    corpora = {rows: (peer(documents[:rows]), {name: ours(name, documents[:rows]) for name in names}) for rows in sizes}
+    corpora = {rows: (peer(passages[:rows]), {name: ours(name, passages[:rows]) for name in names}) for rows in sizes}
     print(f"{arguments.queries} queries on {arguments.rows} x {arguments.dimension}, {arguments.rounds} rounds")
     for k in map(int, arguments.k.split(",")):
         seconds: Seconds = {}

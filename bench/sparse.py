@@ -69,11 +69,11 @@ def peer(passages: SparseRows) -> Callable[[SparseRows, int], np.ndarray]:
 def seismic(passages: SparseRows) -> SeismicIndex:
     """Return an index of Seismic with its own settings."""
     library = seismic_library()
-    documents = library.SeismicDataset(dim=VOCABULARY)
+    data = library.SeismicDataset(dim=VOCABULARY)
     ids = [str(row) for row in range(len(passages))]
-    documents.add_documents_by_id(ids, passages.words.astype(np.int64), passages.weights, passages.offsets)
+    data.add_documents_by_id(ids, passages.words.astype(np.int64), passages.weights, passages.offsets)
     with quiet_output():
-        index = library.SeismicIndex.build_from_dataset(documents)
+        index = library.SeismicIndex.build_from_dataset(data)
     return SeismicIndex(index, "seismic", float(sparse_norms(passages).max()))
 
 

@@ -30,7 +30,7 @@ QUERY_LENGTH, PASSAGE_LENGTH, BLOCK = 32, 128, 1 << 16
 
 
 def make_config(folder: Path) -> Any:
-    """The run that is begun: ten steps of 32 queries with 8 documents each, on one shape."""
+    """The run that is begun: ten steps of 32 queries with 8 passages each, on one shape."""
     import jax
 
     from jaxret.configs.minilm import get_config

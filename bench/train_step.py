@@ -139,7 +139,7 @@ def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     from transformers import AutoModel
 
     from jaxret.parallel.chips import find_chip
-    from jaxret.training.losses.in_batch import competing_documents
+    from jaxret.training.losses.in_batch import competing_passages
 
     torch.set_num_threads(arguments.threads)
     config, device = work.config, arguments.device
@@ -162,8 +162,8 @@ def make_theirs(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
         return torch.nn.functional.normalize(mean, dim=-1)
 
     def step(batch: Any) -> float:
-        scores = embed(batch.queries) @ embed(batch.documents).T / config.loss.temperature
-        scores = scores.masked_fill(~tensor(competing_documents(batch)), -torch.inf)
+        scores = embed(batch.queries) @ embed(batch.passages).T / config.loss.temperature
+        scores = scores.masked_fill(~tensor(competing_passages(batch)), -torch.inf)
         loss = torch.nn.functional.cross_entropy(scores, tensor(batch.positives).long())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), c.clip_norm)

@@ -1,6 +1,6 @@
 """Data structures that all layers share: Tokens, HiddenStates, Embeddings and batches on devices, Ragged on the host.
 
-Axes have one letter everywhere: B queries (or texts), G documents per query, N = B * G documents in a step, T tokens,
+Axes have one letter everywhere: B queries (or texts), G passages per query, N = B * G passages in a step, T tokens,
 L layers, H hidden size, K positions, V vectors per text, D vector size, P known positives per query, U tokens of a
 pseudo-query, M masked tokens per text, R rows of a flat array.
 """
@@ -83,26 +83,26 @@ class Embeddings:
 
 @struct.dataclass
 class Batch:
-    """Input of one training step. Document i * G is the positive of query i; its hard negatives follow.
+    """Input of one training step. Passage i * G is the positive of query i; its hard negatives follow.
 
-    Documents have ids (their row among the training passages) instead of a mask: -1 marks an empty slot, and a document
+    Passages have ids (their row among the training passages) instead of a mask: -1 marks an empty slot, and a passage
     that is a known positive of a query is never a negative of that query.
     """
 
     queries: Tokens  # Tokens [B, Tq]
-    documents: Tokens  # Tokens [N, Td]
-    positives: Int[Array, " B"]  # Index of each query's positive among the N documents [B]; -1: no query
-    document_ids: Int[Array, " N"]  # Passage row of each document [N]; -1: empty slot
-    # Ids of the documents that are known to be relevant to each query [B, P], padded with -1
+    passages: Tokens  # Tokens [N, Tp]
+    positives: Int[Array, " B"]  # Index of each query's positive among the N passages [B]; -1: no query
+    passage_ids: Int[Array, " N"]  # Passage row of each passage [N]; -1: empty slot
+    # Ids of the passages that are known to be relevant to each query [B, P], padded with -1
     known_positives: Int[Array, "B P"]
-    # Token ids of each document's pseudo-query [N, U], padded with -1. None: not used.
+    # Token ids of each passage's pseudo-query [N, U], padded with -1. None: not used.
     pseudo_queries: Int[Array, "N U"] | None = None
-    # Teacher's score of each query with each of its documents [B, G]; NaN: no score. None: no teacher.
+    # Teacher's score of each query with each of its passages [B, G]; NaN: no score. None: no teacher.
     teacher_scores: Float[Array, "B G"] | None = None
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        return self.queries, self.documents
+        return self.queries, self.passages
 
     @property
     def size(self) -> int:
@@ -116,7 +116,7 @@ class PairBatch:
 
     pairs: Tokens  # Tokens [N, T]; an empty slot has no tokens
     positives: Int[Array, " B"]  # Index of each query's positive pair among the N pairs [B]; -1: no query
-    document_ids: Int[Array, "B G"]  # Passage row of each pair's document [B, G]; -1: empty slot
+    passage_ids: Int[Array, "B G"]  # Passage row of each pair's passage [B, G]; -1: empty slot
     # Teacher's score of each pair [B, G]; NaN: no score. None: no teacher.
     teacher_scores: Float[Array, "B G"] | None = None
 

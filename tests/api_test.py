@@ -78,13 +78,13 @@ def test_hits_equal_a_numpy_search(family: str, root: Path, retriever: jaxret.Re
     index = jaxret.Index.build(retriever, root / "data", progress=False)
     passages = list(read_corpus(root / "data"))
     assert len(index) == len(passages)
-    queries, documents = retriever.encode_queries(QUESTIONS), retriever.encode_passages(passages)
+    queries, passage_vectors = retriever.encode_queries(QUESTIONS), retriever.encode_passages(passages)
     if family == "one vector":
         assert isinstance(queries, np.ndarray)
         assert queries.dtype == np.float32
     for query, hits in zip(queries, index.search(QUESTIONS, k=5), strict=True):
         vectors = np.atleast_2d(query).astype(np.float64)  # [U,D]
-        products = [document.astype(np.float64) @ vectors.T for document in documents]  # [V,U]
+        products = [passage.astype(np.float64) @ vectors.T for passage in passage_vectors]  # [V,U]
         scores = np.array([product.max(axis=0).sum() for product in products])
         best = np.argsort(-scores, kind="stable")[:5]
         assert [hit.id for hit in hits] == [passages[i].id for i in best]

@@ -19,15 +19,15 @@ def texts_of(tokens: Tokens) -> Ragged:
 
 def pack(batch: Batch, bins: int, head: Any) -> Batch:
     """The texts of a batch, dealt out to `bins` and laid in rows with room for the slots of `head`."""
-    texts = [texts_of(tokens) for tokens in (batch.queries, batch.documents)]
-    lengths = [tokens.ids.shape[1] for tokens in (batch.queries, batch.documents)]
+    texts = [texts_of(tokens) for tokens in (batch.queries, batch.passages)]
+    lengths = [tokens.ids.shape[1] for tokens in (batch.queries, batch.passages)]
     slots = head.prefix_length("query"), head.prefix_length("passage")
     sides = [choose_row_shape([t.lengths], n, s, bins, head.hidden_size) for t, n, s in zip(texts, lengths, slots)]
     packer = Packer(bins, *sides)
     places = packer(*(t.lengths for t in texts))
-    queries, documents = (
+    queries, passages = (
         packed_tokens(t, np.arange(len(t)), slice(None), side, placed, 0)
         for t, side, placed in zip(texts, sides, places)
     )
     labels = None if batch.pseudo_queries is None else batch.pseudo_queries[places[1].order]
-    return dataclasses.replace(batch, queries=queries, documents=documents, pseudo_queries=labels)
+    return dataclasses.replace(batch, queries=queries, passages=passages, pseudo_queries=labels)

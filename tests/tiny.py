@@ -168,19 +168,19 @@ def ranking(embedder: Embedder) -> Any:
 
 def make_batch(queries: int, group: int = 2, seed: int = 0, pseudo_queries: bool = False) -> Batch:
     """Host arrays: every query with its positive and group - 1 hard negatives. The last query's negative is an empty
-    slot, and the second query's positive is also relevant to the first. Every third document has no pseudo-query."""
-    documents = queries * group
-    ids = np.arange(100, 100 + documents, dtype=np.int32)
+    slot, and the second query's positive is also relevant to the first. Every third passage has no pseudo-query."""
+    passages = queries * group
+    ids = np.arange(100, 100 + passages, dtype=np.int32)
     if group > 1:
         ids[-1] = -1
-    positives = np.arange(0, documents, group, dtype=np.int32)
+    positives = np.arange(0, passages, group, dtype=np.int32)
     known_positives = np.stack([ids[positives], np.full(queries, -1, np.int32)], axis=1)
     if queries > 1:
         known_positives[0, 1] = ids[positives[1]]
-    tokens = jax.tree.map(np.asarray, (make_tokens(queries, 4, seed), make_tokens(documents, 6, seed + 1)))
+    tokens = jax.tree.map(np.asarray, (make_tokens(queries, 4, seed), make_tokens(passages, 6, seed + 1)))
     labels = None
     if pseudo_queries:
-        labels = np.random.default_rng(seed).integers(4, BERT.vocab_size, (documents, 4), np.int32)
+        labels = np.random.default_rng(seed).integers(4, BERT.vocab_size, (passages, 4), np.int32)
         labels[::3] = labels[:, 3] = -1
     return Batch(*tokens, positives, ids, known_positives, labels)  # type: ignore[call-arg]
 
@@ -197,8 +197,8 @@ def filled(batch: Batch, places: int) -> Batch:
         return Tokens(more(side.ids, 0), more(side.mask, False))  # type: ignore[call-arg]
 
     labels = None if batch.pseudo_queries is None else more(batch.pseudo_queries, -1)
-    rest = (more(array, -1) for array in (batch.positives, batch.document_ids, batch.known_positives))
-    return Batch(tokens(batch.queries), tokens(batch.documents), *rest, labels)  # type: ignore[call-arg]
+    rest = (more(array, -1) for array in (batch.positives, batch.passage_ids, batch.known_positives))
+    return Batch(tokens(batch.queries), tokens(batch.passages), *rest, labels)  # type: ignore[call-arg]
 
 
 def distance(actual: Any, expected: Any) -> float:

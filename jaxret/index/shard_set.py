@@ -96,7 +96,7 @@ class ShardSet:
 
     def describe(self, row: int) -> str:
         """Return the name of a row for messages: its number and its passage."""
-        return f"document row {row} (passage {self.ids([row])[0]!r} in {self.folder})"
+        return f"passage row {row} ({self.ids([row])[0]!r} in {self.folder})"
 
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return those of the ids that no row has. Reads one id file at a time."""

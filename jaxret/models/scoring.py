@@ -1,4 +1,4 @@
-"""Scores of queries and documents in float32: dot products, then the maximum over vectors."""
+"""Scores of queries and passages in float32: dot products, then the maximum over vectors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def unit_length(vectors: Float[jax.Array, "*rows D"]) -> Float[jax.Array, "*rows
 
 
 def similarities(
-    queries: Float[jax.Array, "Q D"], documents: Float[jax.Array, "N V D"], mask: Bool[jax.Array, "N V"]
+    queries: Float[jax.Array, "Q D"], passages: Float[jax.Array, "N V D"], mask: Bool[jax.Array, "N V"]
 ) -> Float[jax.Array, "Q N V"]:
     """Return S[i,j,k] = q_i . v[j,k] in float32; MASKED_SCORE for vectors that do not exist."""
     product = jnp.einsum(
         "qd,nvd->qnv",
         queries.astype(jnp.float32),
-        documents.astype(jnp.float32),
+        passages.astype(jnp.float32),
         precision=jax.lax.Precision.HIGHEST,
     )
     return jnp.where(mask[None], product, MASKED_SCORE)
@@ -33,7 +33,7 @@ def similarities(
 def late_interaction(
     queries: Float[jax.Array, "Q U D"],
     query_mask: Bool[jax.Array, "Q U"],
-    documents: Float[jax.Array, "N V D"],
+    passages: Float[jax.Array, "N V D"],
     mask: Bool[jax.Array, "N V"],
 ) -> Float[jax.Array, "Q N"]:
     """Return score[i,j] = sum_u max_k q[i,u] . v[j,k] over query vectors that exist (ColBERT eq. 3).
@@ -43,16 +43,16 @@ def late_interaction(
     Args:
       queries: q.
       query_mask: query vectors that exist.
-      documents: v.
-      mask: document vectors that exist.
+      passages: v.
+      mask: passage vectors that exist.
     """
 
     @jax.checkpoint
     def add(total: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         vectors, exists = inputs
-        best = jnp.max(similarities(vectors, documents, mask), axis=-1)
+        best = jnp.max(similarities(vectors, passages, mask), axis=-1)
         return total + jnp.where(exists[:, None], best, 0.0), None
 
-    start = jnp.zeros((len(queries), len(documents)))
+    start = jnp.zeros((len(queries), len(passages)))
     total, _ = jax.lax.scan(add, start, (jnp.moveaxis(queries, 1, 0), jnp.moveaxis(query_mask, 1, 0)))
     return total

@@ -29,7 +29,7 @@ from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.from_sentence_transformers import apply_settings
 from jaxret.search.backends.accelerators import ROWS as CELLS
 from jaxret.search.backends.accelerators import plan_cells, platform_of, search_cells
-from jaxret.search.backends.late_interaction import documents_at_once, search_lists
+from jaxret.search.backends.late_interaction import passages_at_once, search_lists
 from jaxret.search.backends.precision import Compressed, find_precision
 from jaxret.search.backends.top_k import power_of_two, rounded_size
 from jaxret.search.backends.xla_backend import SCORES_BYTES
@@ -263,7 +263,7 @@ def list_search_program(
     owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
     lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
-    at_once = documents_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
+    at_once = passages_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
     return AbstractProgram(StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), at_once)), lists, {})
 
 
@@ -326,9 +326,9 @@ def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batc
 
     return Batch(
         queries=abstract_tokens(shapes.queries, shapes.query_length, where, leading_axes, shapes.packed_queries),
-        documents=abstract_tokens(shapes.documents, shapes.passage_length, where, leading_axes, shapes.packed_passages),
+        passages=abstract_tokens(shapes.documents, shapes.passage_length, where, leading_axes, shapes.packed_passages),
         positives=ids(shapes.queries),
-        document_ids=ids(shapes.documents),
+        passage_ids=ids(shapes.documents),
         known_positives=ids(shapes.queries, shapes.positives),
         pseudo_queries=ids(shapes.documents, shapes.pseudo) if shapes.pseudo else None,
     )

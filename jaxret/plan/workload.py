@@ -199,7 +199,7 @@ def measure_batches(
 
 
 def _texts(batch: Batch) -> tuple[Any, Any]:
-    return batch.queries, batch.documents
+    return batch.queries, batch.passages
 
 
 def _steps(config: ConfigDict, data: Sized | None) -> int | None:

@@ -36,7 +36,7 @@ from jaxret.search.proof import (
 )
 from jaxret.search.query_vectors import QueryVectors, ScoredQueries
 from jaxret.search.rounding import WIDE_UNIT, exact_score
-from jaxret.search.single_vector import SingleVectors, block_documents
+from jaxret.search.single_vector import SingleVectors, block_passages
 from jaxret.search.streaming import exceeds_devices, stream_blocks
 from jaxret.search.vector_corpus import BlockCorpus, ShardedRows, VectorCorpus
 from jaxret.types import Ragged, SparseRows, TextVectors
@@ -68,11 +68,11 @@ def search(
         ValueError: a NaN, an infinity, or vectors of another dimension; it names the row.
         RuntimeError: the backend loses passages.
     """
-    documents = BlockCorpus(corpus) if isinstance(corpus, Sequence) else corpus
+    vector_corpus = BlockCorpus(corpus) if isinstance(corpus, Sequence) else corpus
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
-    vectors = query_vectors(queries, documents)
-    if documents.ragged and not backend.lists:
+    vectors = query_vectors(queries, vector_corpus)
+    if vector_corpus.ragged and not backend.lists:
         raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
 
     norm = 0.0  # of any vector of the corpus
@@ -80,17 +80,17 @@ def search(
     def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
         nonlocal norm
         part_vectors = vectors.take(part)
-        candidates, norm = find_candidates(part_vectors, documents, depth, backend, progress)
-        error = part_vectors.errors(norm, backend.precision.unit(documents.dimension))
-        count = score_exactly(candidates, part_vectors, norm, documents, k, error)
+        candidates, norm = find_candidates(part_vectors, vector_corpus, depth, backend, progress)
+        error = part_vectors.errors(norm, backend.precision.unit(vector_corpus.dimension))
+        count = score_exactly(candidates, part_vectors, norm, vector_corpus, k, error)
         return candidates, error, count
 
     def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
-        return scan_all(vectors.take(part), documents, scores, rows, norm)
+        return scan_all(vectors.take(part), vector_corpus, scores, rows, norm)
 
-    least = LISTS_MARGIN if documents.ragged and backend.precision != FLOAT32 else MARGIN
+    least = LISTS_MARGIN if vector_corpus.ragged and backend.precision != FLOAT32 else MARGIN
     depth = first_depth(k, backend.precision.more, least)
-    return search_until_proven(find, len(vectors), documents.total_rows, k, backend.description, depth, settle)
+    return search_until_proven(find, len(vectors), vector_corpus.total_rows, k, backend.description, depth, settle)
 
 
 def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> QueryVectors:
@@ -148,7 +148,7 @@ def _blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Ba
     size = 0
     if backend.max_rows is not None:
         _, shard = next(iter(corpus))
-        size = block_documents(corpus.total_rows, shard.shape[1], depth, backend)
+        size = block_passages(corpus.total_rows, shard.shape[1], depth, backend)
     if size not in corpus.blocks:
         blocks = _loaded(queries, corpus, depth, backend)
         if exceeds_devices(corpus, backend):

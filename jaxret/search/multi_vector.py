@@ -18,7 +18,7 @@ from jaxret.search.rounding import LONGEST, sum_error, upper_norms
 from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, of_one_query
 from jaxret.types import Ragged
 
-DOCUMENTS = 512  # scored again at a time for one query: their vectors are held as float64
+PASSAGES = 512  # scored again at a time for one query: their vectors are held as float64
 # Multiplications of a product of OpenBLAS that starts no threads. Its threads would wait for those of XLA, which spin
 # after a search: ten milliseconds for a product of one.
 ONE_THREAD = 2**18
@@ -74,17 +74,17 @@ class VectorLists:
         result = np.empty(len(rows))
         for begin, end in of_one_query(queries):
             query = self[queries[begin]]
-            for start in range(begin, end, DOCUMENTS):
-                some = slice(start, min(start + DOCUMENTS, end))
-                documents = shard.take(rows[some])
-                products = _small_products(query, documents.flat)  # [U, vectors]: maxima over what lies together
-                result[some] = np.maximum.reduceat(products, documents.offsets[:-1], axis=1).sum(axis=0)
+            for start in range(begin, end, PASSAGES):
+                some = slice(start, min(start + PASSAGES, end))
+                passages = shard.take(rows[some])
+                products = _small_products(query, passages.flat)  # [U, vectors]: maxima over what lies together
+                result[some] = np.maximum.reduceat(products, passages.offsets[:-1], axis=1).sum(axis=0)
         return result
 
     def every_score(self, shard: Ragged | RaggedRowSubset, start: int, stop: int) -> np.ndarray:
-        documents = shard.take(np.arange(start, stop))
-        products = self.vectors.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
-        maxima = np.maximum.reduceat(products, documents.offsets[:-1], axis=1)  # [vectors of all queries, rows]
+        passages = shard.take(np.arange(start, stop))
+        products = self.vectors.flat.astype(np.float64) @ passages.flat.astype(np.float64).T
+        maxima = np.maximum.reduceat(products, passages.offsets[:-1], axis=1)  # [vectors of all queries, rows]
         return np.stack([own.sum(axis=0) for own in Ragged(maxima, self.vectors.offsets)])
 
 

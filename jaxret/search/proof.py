@@ -27,7 +27,7 @@ class SearchResult:
     rows: np.ndarray  # [Q,k] int64, global rows
     backend: str  # its description
     rounds: tuple[int, ...]  # queries searched in each round; the second and later ones had too many near ties
-    scored_pairs: int = 0  # (query, document) pairs that were scored exactly
+    scored_pairs: int = 0  # (query, passage) pairs that were scored exactly
 
 
 def no_result(queries: int, backend: str) -> SearchResult:
@@ -48,7 +48,7 @@ class BlockHits(NamedTuple):
 
     scores: np.ndarray  # [Q,k] float32, descending
     rows: np.ndarray  # [Q,k] int64, within the block
-    bound: np.ndarray  # [Q] float32: no document left out scores higher; -inf where none was left out
+    bound: np.ndarray  # [Q] float32: no passage left out scores higher; -inf where none was left out
 
 
 BlockSearch = Callable[[Any, int], BlockHits]  # queries [Q,D], or Ragged where the block holds lists; and k
@@ -77,7 +77,7 @@ class Candidates(NamedTuple):
 
     scores: np.ndarray  # [Q,depth] float32, -inf where still empty
     rows: np.ndarray  # [Q,depth] int64, -1 where still empty
-    bound: np.ndarray  # [Q] float32: no document that is not here scores higher
+    bound: np.ndarray  # [Q] float32: no passage that is not here scores higher
 
     def add(self, part: slice, hits: BlockHits, first_row: int) -> None:
         """Merge the hits of queries `part` in the block that starts at global row `first_row`."""

@@ -18,7 +18,7 @@ class ScoredQueries(Protocol):
     """Queries of one kind, and how passages of that kind are scored exactly."""
 
     norms: np.ndarray  # upper bounds of the norms of all their vectors, query by query
-    pairs_a_thread: int  # (query, document) pairs to give to `scores`, at least
+    pairs_a_thread: int  # (query, passage) pairs to give to `scores`, at least
 
     def __len__(self) -> int: ...
     def __getitem__(self, i: int | np.integer) -> np.ndarray:

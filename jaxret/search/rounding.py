@@ -51,9 +51,9 @@ def upper_norms(vectors: np.ndarray) -> np.ndarray:
     return np.sqrt(squares * (1 + 2 * dimension * UNIT) + dimension * TINY)
 
 
-def exact_score(query: np.ndarray, document: np.ndarray) -> np.float32:
+def exact_score(query: np.ndarray, passage: np.ndarray) -> np.float32:
     """Return sum_u max_v q_u . d_v of float64 arrays [U,D] and [V,D] that hold float32 numbers.
 
     Products of float32 numbers are exact in float64, and `math.fsum` rounds their sum once.
     """
-    return np.float32(math.fsum(max(math.fsum(products) for products in document * vector) for vector in query))
+    return np.float32(math.fsum(max(math.fsum(products) for products in passage * vector) for vector in query))

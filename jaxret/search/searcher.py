@@ -423,10 +423,10 @@ class Searcher:
     def scores(self, vectors: TextVectors, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the scores of each query, as vectors, with the passages in some rows, float64 rounded to float32."""
         every = sorted({row for ranking in rows for row in ranking})
-        documents = dict(zip(every, vectors_of(self._corpus, np.array(every, np.int64)), strict=True))
+        vectors_of_row = dict(zip(every, vectors_of(self._corpus, np.array(every, np.int64)), strict=True))
 
         def score(query: np.ndarray, row: int) -> float:
-            products = documents[row].astype(np.float64) @ query.T.astype(np.float64)  # [V,U]
+            products = vectors_of_row[row].astype(np.float64) @ query.T.astype(np.float64)  # [V,U]
             return float(np.float32(products.max(axis=0).sum()))
 
         return [[score(query, row) for row in ranking] for query, ranking in zip(vectors, rows, strict=True)]

@@ -35,7 +35,7 @@ def _check_vectors(backend: Backend, random: np.random.Generator) -> None:
     ):
         queries = random.standard_normal((n_queries, dimension), dtype=np.float32)
         vectors = random.standard_normal((n, n_vectors, dimension), dtype=np.float32)
-        vectors[n // 2 :] = vectors[: n - n // 2]  # every document twice
+        vectors[n // 2 :] = vectors[: n - n // 2]  # every passage twice
         vectors[7], queries[0] = 1 + 2.0**-12, 1 + 2.0**-12
         exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
         flat = vectors.reshape(-1, dimension)
@@ -43,7 +43,7 @@ def _check_vectors(backend: Backend, random: np.random.Generator) -> None:
         error *= backend.precision.unit(dimension) / UNIT
         loss = losses(compress(queries, backend.precision), compress(flat, backend.precision))
         loss = 2 * loss.reshape(n_queries, n, n_vectors).max(axis=-1)
-        case = f"{n_queries} queries, {n} documents of {n_vectors} x {dimension}, k = {k}"
+        case = f"{n_queries} queries, {n} passages of {n_vectors} x {dimension}, k = {k}"
         _compare(backend, backend.load(vectors)(queries, k), exact, error, loss, k, case)
 
 
@@ -52,19 +52,19 @@ def _check_lists(backend: Backend, random: np.random.Generator) -> None:
         numbers = random.standard_normal((n_queries * users + n * n_vectors, dimension), dtype=np.float32)
         numbers[[0, -1]] = 1 + 2.0**-12
         queries = Ragged(numbers[: n_queries * users], np.arange(n_queries + 1) * users)
-        documents = Ragged(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
+        passages = Ragged(numbers[n_queries * users :], np.arange(n + 1) * n_vectors)
         rows = np.append(np.arange(n), np.full(64 - n, -1))  # padding in every direction
-        block = PaddedLists(*documents.padded(rows, n_vectors + 1), n)
+        block = PaddedLists(*passages.padded(rows, n_vectors + 1), n)
         hits = backend.load(block)(queries, n)
-        products = queries.flat.astype(np.float64) @ documents.flat.astype(np.float64).T
+        products = queries.flat.astype(np.float64) @ passages.flat.astype(np.float64).T
         shape = (n_queries, users, n, n_vectors)
         exact = products.reshape(shape).max(axis=-1).sum(axis=1)
-        short = [compress(lists.flat, backend.precision) for lists in (queries, documents)]
+        short = [compress(lists.flat, backend.precision) for lists in (queries, passages)]
         loss = 2 * losses(*short).reshape(shape).max(axis=-1).sum(axis=1)
-        largest = float(upper_norms(documents.flat).max())
+        largest = float(upper_norms(passages.flat).max())
         norms = upper_norms(queries.flat).reshape(n_queries, users)
         error = np.array([sum_error(dimension, row, largest, backend.precision.unit(dimension)) for row in norms])
-        case = f"{n_queries} x {users} query vectors, {n} documents of {n_vectors} x {dimension}"
+        case = f"{n_queries} x {users} query vectors, {n} passages of {n_vectors} x {dimension}"
         _compare(backend, hits, exact, error, loss, n, case)
 
 
@@ -78,9 +78,9 @@ def _compare(
     high = exact + error[:, None] + loss
     wrong = ""
     if hits.rows.shape != (n_queries, k) or hits.rows.min() < 0 or hits.rows.max() >= n:
-        wrong = f"returned documents of shape {hits.rows.shape} outside 0 to {n - 1}"
+        wrong = f"returned passages of shape {hits.rows.shape} outside 0 to {n - 1}"
     elif any(len(set(row)) != k for row in hits.rows.tolist()):
-        wrong = "returned a document twice"
+        wrong = "returned a passage twice"
     elif (np.diff(hits.scores, axis=1) > 0).any():
         wrong = "returned scores that are not descending"
     elif not all(
@@ -92,6 +92,6 @@ def _compare(
         left_out = exact.copy()
         np.put_along_axis(left_out, hits.rows, -np.inf, axis=1)
         if (left_out.max(axis=1) > hits.bound.astype(np.float64) + error).any():
-            wrong = "left out a document that scores above its bound"
+            wrong = "left out a passage that scores above its bound"
     if wrong:
         raise RuntimeError(f"search backend {backend.description} {wrong} ({case}): choose another backend")

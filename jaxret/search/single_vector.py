@@ -47,7 +47,7 @@ class SingleVectors:
         self, shard: np.ndarray | RowSubset, total_rows: int, depth: int, backend: Backend
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         n_vectors, dimension = shard.shape[1:]
-        size = block_documents(total_rows, n_vectors, depth, backend)
+        size = block_passages(total_rows, n_vectors, depth, backend)
         if backend.max_rows is None and n_vectors == 1 and _is_usable_in_place(shard):
             size = max(size, WHOLE_BYTES // (4 * dimension))
         for start in range(0, len(shard), size):
@@ -93,7 +93,7 @@ def _is_usable_in_place(shard: np.ndarray | RowSubset) -> bool:
     return isinstance(shard, np.ndarray) and shard.dtype == np.float32 and shard.flags.c_contiguous
 
 
-def block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
+def block_passages(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
     """Return how many passages the backend gets at a time: few enough that the hits of all blocks add up to depth.
 
     Args:
@@ -108,7 +108,7 @@ def block_documents(total_rows: int, n_vectors: int, depth: int, backend: Backen
     if backend.max_rows is not None:
         if n_vectors > backend.max_rows:
             raise ValueError(
-                f"{n_vectors} vectors a document are more than the {backend.max_rows} that {backend.name} can return: "
+                f"{n_vectors} vectors a passage are more than the {backend.max_rows} that {backend.name} can return: "
                 "choose faiss-cpu or xla"
             )
         rows = min(rows, total_rows * n_vectors)  # so that all depths which need no smaller block have the same

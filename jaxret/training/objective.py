@@ -40,7 +40,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     model: ModelT  # shapes and computation
     mesh: Mesh
-    chunk_size: int = 0  # rows encoded at a time, a query with its documents; 0: all
+    chunk_size: int = 0  # rows encoded at a time, a query with its passages; 0: all
     reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
     from_copies: bool = False  # whether parameters are those that `copies` returns
     # parameters of a teacher, which the loss reads and no gradient is taken of; None: it reads none

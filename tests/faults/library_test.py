@@ -215,12 +215,12 @@ def test_vectors_of_which_thousands_are_equal(monkeypatch: pytest.MonkeyPatch, t
         chosen = random.Random(trial)
         count, k = chosen.choice([1_000, 3_000, 10_000]), chosen.choice([1, 10, 100])
         backend = select_backend("xla" if trial % 2 else "faiss-cpu", precision="float32", lists=trial % 4 == 1)
-        documents = gaussian(count, 1, 16, seed=trial)
+        passages = gaussian(count, 1, 16, seed=trial)
         equal = chosen.sample(range(count), chosen.choice([count, count // 2, count - 3]))
-        documents[equal] = documents[equal[0]]
+        passages[equal] = passages[equal[0]]
         queries = gaussian(4, 16, seed=trial)
         taken: dict[str, list[int]] = {}
-        for name, each in {"equal": documents, "random": gaussian(count, 1, 16, seed=trial + 1000)}.items():
+        for name, each in {"equal": passages, "random": gaussian(count, 1, 16, seed=trial + 1000)}.items():
             depths.clear()
             shards = [Ragged.from_stacked(b) for b in blocks(each, 1000)] if trial % 4 == 1 else blocks(each, 1000)
             result = search(queries, shards, k, backend)

@@ -33,7 +33,7 @@ DELETED = {"none": [], "some": [0, 5, 19, 76, 80, 114, 147], "a shard and a part
 
 
 def vectors(layout: str, width: int) -> tuple[Any, Any]:
-    """(queries, documents) of small whole numbers, so that there are many ties."""
+    """(queries, passages) of small whole numbers, so that there are many ties."""
     random = np.random.default_rng(1)
     if layout == "fixed":
         return tuple(random.integers(-2, 3, shape).astype(np.float32) for shape in ((4, 8), (TOTAL, width, 8)))  # type: ignore[return-value]
@@ -43,12 +43,12 @@ def vectors(layout: str, width: int) -> tuple[Any, Any]:
     return queries, Ragged(flat, np.concatenate([[0], np.cumsum(counts)]))
 
 
-def rows_of(documents: Any, rows: np.ndarray) -> Any:
-    return documents.take(rows) if isinstance(documents, Ragged) else documents[rows]
+def rows_of(passages: Any, rows: np.ndarray) -> Any:
+    return passages.take(rows) if isinstance(passages, Ragged) else passages[rows]
 
 
-def written(folder: Path, documents: Any, deleted: list[int]) -> Path:
-    """The documents as three parts of shards."""
+def written(folder: Path, passages: Any, deleted: list[int]) -> Path:
+    """The passages as three parts of shards."""
     parts, first = [], 0
     for number, (size, rows) in enumerate(zip(SIZES, SHARDS, strict=True)):
         sha256 = f"{number}" * 64
@@ -56,7 +56,7 @@ def written(folder: Path, documents: Any, deleted: list[int]) -> Path:
         writer = ShardWriter(folder / name, size, rows, {"corpus": {"sha256": sha256, "passages": size}})
         for shard in writer.pending():
             candidate_rows = np.arange(first + shard.start, first + shard.stop)
-            writer.write(shard, rows_of(documents, candidate_rows), [f"d{row}" for row in candidate_rows])
+            writer.write(shard, rows_of(passages, candidate_rows), [f"d{row}" for row in candidate_rows])
         writer.finish()
         own = [row - first for row in deleted if first <= row < first + size]
         parts.append(CorpusPart(name, sha256, size).with_deleted(own))
@@ -71,15 +71,15 @@ def written(folder: Path, documents: Any, deleted: list[int]) -> Path:
 def test_a_search_covers_only_remaining_passages(
     layout: str, width: int, backend: str, deleted: list[int], tmp_path: Path
 ) -> None:
-    queries, documents = vectors(layout, width)
+    queries, passages = vectors(layout, width)
     chosen = select_backend(backend)
-    best = search(queries, [documents], 3, chosen).rows
+    best = search(queries, [passages], 3, chosen).rows
     deleted = sorted({*deleted, *(best.ravel().tolist() if deleted else [])})  # those that would come first, too
-    encoded_corpus = open_encoded(written(tmp_path, documents, deleted))
+    encoded_corpus = open_encoded(written(tmp_path, passages, deleted))
     left = np.setdiff1d(np.arange(TOTAL), deleted)
     for kept, actual in ((left, encoded_corpus), (left[3::2], encoded_corpus.select(np.arange(TOTAL)[left[3::2]]))):
         for k in (1, 10, len(kept), TOTAL + 5):
-            expected = search(queries, [rows_of(documents, kept)], k, chosen)
+            expected = search(queries, [rows_of(passages, kept)], k, chosen)
             result = search(queries, actual, k, chosen)
             np.testing.assert_array_equal(result.rows, expected.rows)
             np.testing.assert_array_equal(result.scores.view(np.int32), expected.scores.view(np.int32))
@@ -90,11 +90,11 @@ def test_a_search_covers_only_remaining_passages(
 
 
 def test_control_deleted_passages_would_be_retrieved(tmp_path: Path) -> None:
-    queries, documents = vectors("fixed", 1)
-    best = search(queries, [documents], 3, select_backend("xla")).rows.ravel().tolist()
-    folder = written(tmp_path, documents, best)
+    queries, passages = vectors("fixed", 1)
+    best = search(queries, [passages], 3, select_backend("xla")).rows.ravel().tolist()
+    folder = written(tmp_path, passages, best)
     result = search(queries, open_encoded(folder), 3, select_backend("xla"))
-    whole = search(queries, open_encoded(written(tmp_path / "whole", documents, [])), 3, select_backend("xla"))
+    whole = search(queries, open_encoded(written(tmp_path / "whole", passages, [])), 3, select_backend("xla"))
     assert (result.scores < whole.scores).any()
 
 
@@ -120,8 +120,8 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
 
 
 def test_digests_depend_on_parts_and_deletions(tmp_path: Path) -> None:
-    _, documents = vectors("fixed", 1)
-    result = [open_encoded(written(tmp_path / str(n), documents, gone)).corpus for n, gone in enumerate(([], [1], [2]))]
+    _, passages = vectors("fixed", 1)
+    result = [open_encoded(written(tmp_path / str(n), passages, gone)).corpus for n, gone in enumerate(([], [1], [2]))]
     assert len({one["sha256"] for one in result}) == 3
     assert [one["passages"] for one in result] == [TOTAL, TOTAL - 1, TOTAL - 1]
     (tmp_path / "0" / "parts.json").unlink()
@@ -161,8 +161,8 @@ def test_invalid_lists_of_parts_are_refused(parts: Any, tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    _, documents = vectors("fixed", 1)
-    folder = written(tmp_path, documents, [1])
+    _, passages = vectors("fixed", 1)
+    folder = written(tmp_path, passages, [1])
     path = folder / "parts.json"
     good = path.read_bytes()
     path.write_bytes(good.replace(b"1,", b"2,", 1))

@@ -89,10 +89,10 @@ def test_packed_rows_exclude_the_same_tokens(encoder: Any) -> None:
         return float(program(jax.tree.map(jnp.asarray, batch)))
 
     def marked(batch: Batch, count: int) -> Batch:
-        ids = np.array(batch.documents.ids)
-        of_prompt = np.arange(ids.shape[1]) < np.minimum(count, batch.documents.mask.sum(1, keepdims=True) - 1)
+        ids = np.array(batch.passages.ids)
+        of_prompt = np.arange(ids.shape[1]) < np.minimum(count, batch.passages.mask.sum(1, keepdims=True) - 1)
         ids[of_prompt] = ~ids[of_prompt]
-        return replace(batch, documents=replace(batch.documents, ids=ids))
+        return replace(batch, passages=replace(batch.passages, ids=ids))
 
     padded = loss(marked(batch, 2))
     packed = pack(marked(batch, 2), 1, objective.model.module.head)
@@ -146,7 +146,7 @@ def test_include_prompt_of_sentence_transformers_round_trips(tmp_path: Path, mod
     import_model(str(model), tmp_path / "run", token="mean", normalize=True, title_separator=" ")
     export(tmp_path / "run", "sentence-transformers", tmp_path / "out")
     settings, pooling = tmp_path / "out" / "config_sentence_transformers.json", tmp_path / "out/1_Pooling/config.json"
-    prompts = {"query": "Instruct: go\nQuery:", "document": "of "}
+    prompts = {"query": "Instruct: go\nQuery:", "passage": "of "}
     write_json(settings, read_json(settings) | {"prompts": prompts})
     write_json(pooling, read_json(pooling) | {"include_prompt": False})
     said = import_model(str(tmp_path / "out"), tmp_path / "again")

@@ -170,7 +170,7 @@ def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
     real = np.minimum(lengths["queries"], 16).sum() + np.minimum(lengths["passages"], 64).sum()
     assert workload.real == pytest.approx(2 * real / 6)  # each text twice, over six batches
     batches = [plan.training_batch(data, step) for step in range(6)]
-    padded = [batch.queries.ids.size + batch.documents.ids.size for batch in batches]
+    padded = [batch.queries.ids.size + batch.passages.ids.size for batch in batches]
     assert workload.padded == pytest.approx(np.mean(padded))
     assert workload.packed is not None
     assert workload.padded > workload.real
@@ -188,7 +188,7 @@ def test_tokens_of_a_plan_equal_those_of_the_batches() -> None:
     packed = measure_workload(config, retriever, PlanTexts(data, data), devices=2)
     packer = plan.with_packer(data, 2, (1, 1), 768).packer
     assert packer is not None
-    rows = [packer(*(tokens.mask.sum(axis=1) for tokens in (b.queries, b.documents))) for b in batches]
+    rows = [packer(*(tokens.mask.sum(axis=1) for tokens in (b.queries, b.passages))) for b in batches]
     assert packed.packed is not None
     assert packed.packed == pytest.approx(np.mean([2 * (q.rows * q.width + p.rows * p.width) for q, p in rows]))
     assert packed.packed == workload.packed
@@ -240,7 +240,7 @@ def test_a_packed_program_counts_its_rows() -> None:
     for shapes in (padded, packed):
         planned = programs.training_program(config, directory, shapes, jax.devices()[:1])
         flops.append(sum(kind["flops"] for kind in program_work(planned) if kind["part"] in ("queries", "passages")))
-    assert planned.arguments[1].documents.packing.rows == 12
+    assert planned.arguments[1].passages.packing.rows == 12
     assert flops[1] / flops[0] == pytest.approx(packed.computed(1) / padded.computed(1), rel=0.03)
 
 

@@ -39,21 +39,21 @@ def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def small_integers(*shape: int, seed: int = 0) -> np.ndarray:
-    """Vectors of -1, 0 and 1: many documents have exactly the same score."""
+    """Vectors of -1, 0 and 1: many passages have exactly the same score."""
     return np.random.default_rng(seed).integers(-1, 2, shape).astype(np.float32)
 
 
-def brute_force(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def brute_force(queries: np.ndarray, passages: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The definition: float32 of the exactly summed product, the highest of V, ties to the lower row."""
-    products = queries[:, None, None].astype(np.float64) * documents[None].astype(np.float64)  # exact
+    products = queries[:, None, None].astype(np.float64) * passages[None].astype(np.float64)  # exact
     sums = np.array([math.fsum(p) for p in products.reshape(-1, products.shape[-1])])
     scores = sums.reshape(products.shape[:-1]).max(axis=-1).astype(np.float32)  # [Q,N]
     rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, rows, axis=1), rows
 
 
-def blocks(documents: np.ndarray, size: int) -> list[np.ndarray]:
-    return [documents[start : start + size] for start in range(0, len(documents), size)]
+def blocks(passages: np.ndarray, size: int) -> list[np.ndarray]:
+    return [passages[start : start + size] for start in range(0, len(passages), size)]
 
 
 def record_depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -136,22 +136,22 @@ MAKERS: dict[str, Callable[[], Backend]] = {
 
 
 def data(name: str, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
-    """7 queries and 80 documents; the tests make them shards of 30, 30 and 20."""
-    queries, documents = gaussian(7, 12, seed=1), gaussian(80, n_vectors, 12, seed=2)
+    """7 queries and 80 passages; the tests make them shards of 30, 30 and 20."""
+    queries, passages = gaussian(7, 12, seed=1), gaussian(80, n_vectors, 12, seed=2)
     if name == "ties":
         return small_integers(7, 12, seed=1), small_integers(80, n_vectors, 12, seed=2)
     if name == "duplicates":
-        documents[60:] = documents[:20]
-        documents[35:45] = documents[3]
+        passages[60:] = passages[:20]
+        passages[35:45] = passages[3]
     if name == "all equal":
-        documents[:] = documents[0, 0]
+        passages[:] = passages[0, 0]
     if name == "negative":
-        return -np.abs(queries), np.abs(documents)
+        return -np.abs(queries), np.abs(passages)
     if name == "zeros":
-        documents[::2] = 0.0
+        passages[::2] = 0.0
     if name == "tiny":
-        return queries * np.float32(1e-19), documents * np.float32(1e-26)  # scores of a few 1e-45, many of them -0
-    return queries, documents
+        return queries * np.float32(1e-19), passages * np.float32(1e-26)  # scores of a few 1e-45, many of them -0
+    return queries, passages
 
 
 CASES = [
@@ -175,26 +175,26 @@ def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch
         "exact.MARGIN": 2,
     }.items():
         monkeypatch.setattr(f"jaxret.search.{constant}", value)
-    queries, documents = data(name, n_vectors)
-    scores, rows = brute_force(queries, documents, len(documents))
+    queries, passages = data(name, n_vectors)
+    scores, rows = brute_force(queries, passages, len(passages))
     for k in (1, 10, 80, 500):
-        result = search(queries, blocks(documents, 30), k, MAKERS[backend]())
+        result = search(queries, blocks(passages, 30), k, MAKERS[backend]())
         assert_same_bits(result, (scores[:, :k], rows[:, :k]))
         assert result.rounds[0] == len(queries)
 
 
 def test_a_backend_that_returns_few_rows_still_returns_everything() -> None:
-    queries, documents = data("random", 2)
+    queries, passages = data("random", 2)
     backend = Limited(select_backend("faiss-cpu"), max_rows=16)
-    assert_same_bits(search(queries, [documents], 80, backend), brute_force(queries, documents, 80))
+    assert_same_bits(search(queries, [passages], 80, backend), brute_force(queries, passages, 80))
 
 
 def test_a_backend_that_loses_passages_is_an_error() -> None:
-    queries, documents = data("random", 1)
+    queries, passages = data("random", 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(single_vector, "block_documents", lambda *_: 80)  # more than the backend can return
+        patch.setattr(single_vector, "block_passages", lambda *_: 80)  # more than the backend can return
         with pytest.raises(RuntimeError, match=r"limited .*80 passages"):
-            search(queries, [documents], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
+            search(queries, [passages], 80, Limited(select_backend("faiss-cpu"), max_rows=16))
 
 
 @pytest.mark.parametrize("claimed", ["right", "none"])
@@ -212,30 +212,30 @@ def test_empty_slots_of_a_backend_are_ignored(claimed: str) -> None:
 
             return top
 
-    documents = gaussian(60, 1, 8)
-    documents[-1] = 9
+    passages = gaussian(60, 1, 8)
+    passages[-1] = 9
     with pytest.raises(RuntimeError, match="did not return all 60 passages"):
-        search(np.ones((2, 8), np.float32), [documents], 30, Lossy(select_backend("xla")))
+        search(np.ones((2, 8), np.float32), [passages], 30, Lossy(select_backend("xla")))
 
 
 @pytest.mark.parametrize("n_vectors", [1, 3])
 def test_backends_and_shard_sizes_agree_at_a_realistic_size(n_vectors: int) -> None:
-    queries, documents = gaussian(70, 96), gaussian(3000, n_vectors, 96, seed=1)
-    first = search(queries, [documents], 100, select_backend("faiss-cpu"))
+    queries, passages = gaussian(70, 96), gaussian(3000, n_vectors, 96, seed=1)
+    first = search(queries, [passages], 100, select_backend("faiss-cpu"))
     for name, size in (("xla", 3000), ("xla", 700), ("faiss-cpu", 999)):
-        other = search(queries, blocks(documents, size), 100, select_backend(name))
+        other = search(queries, blocks(passages, size), 100, select_backend(name))
         np.testing.assert_array_equal(first.rows, other.rows)
         np.testing.assert_array_equal(first.scores.view(np.int32), other.scores.view(np.int32))
     assert first.rounds == (70,)
     assert_same_bits(
-        replace(first, scores=first.scores[:3], rows=first.rows[:3]), brute_force(queries[:3], documents, 100)
+        replace(first, scores=first.scores[:3], rows=first.rows[:3]), brute_force(queries[:3], passages, 100)
     )
 
 
 def test_control_one_float32_faiss_call_breaks_the_tie_rule() -> None:
-    queries, documents = data("duplicates", 1)
-    scores, rows = faiss.knn(queries, documents[:, 0], 10, metric=faiss.METRIC_INNER_PRODUCT)
-    expected_scores, expected_rows = brute_force(queries, documents, 10)
+    queries, passages = data("duplicates", 1)
+    scores, rows = faiss.knn(queries, passages[:, 0], 10, metric=faiss.METRIC_INNER_PRODUCT)
+    expected_scores, expected_rows = brute_force(queries, passages, 10)
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
     assert (rows != expected_rows).any()
 
@@ -243,16 +243,16 @@ def test_control_one_float32_faiss_call_breaks_the_tie_rule() -> None:
 def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an error bound of minus infinity every query counts as proven after one round."""
     monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
-    queries, documents = data("all equal", 1)
-    expected = brute_force(queries, documents, 5)
-    assert_same_bits(search(queries, [documents], 5, MAKERS["noisy"]()), expected)
+    queries, passages = data("all equal", 1)
+    expected = brute_force(queries, passages, 5)
+    assert_same_bits(search(queries, [passages], 5, MAKERS["noisy"]()), expected)
     monkeypatch.setattr(single_vector, "rounding_error", lambda *_: np.full(len(queries), -np.inf))
-    assert (search(queries, [documents], 5, MAKERS["noisy"]()).rows != expected[1]).any()
+    assert (search(queries, [passages], 5, MAKERS["noisy"]()).rows != expected[1]).any()
 
 
 def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
-    """All documents tie; the backend puts those with low rows one whole rounding error below the others."""
-    documents, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
+    """All passages tie; the backend puts those with low rows one whole rounding error below the others."""
+    passages, queries = np.ones((20, 1, 1), np.float32), np.ones((1, 1), np.float32)
     norm = float(rounding.upper_norms(queries)[0])
     low = np.float32(1 - rounding.rounding_error(1, np.array([norm]), norm)[0])
 
@@ -270,11 +270,11 @@ def test_a_bound_equal_to_the_last_score_is_no_proof() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxret.search.exact.MARGIN", 0)
-        result = search(queries, [documents], 5, Edge(select_backend("xla")))
+        result = search(queries, [passages], 5, Edge(select_backend("xla")))
     assert result.rows.tolist() == [[0, 1, 2, 3, 4]]
 
 
-def test_the_bound_covers_every_document_that_was_not_kept() -> None:
+def test_the_bound_covers_every_passage_that_was_not_kept() -> None:
     """Blocks smaller than the depth first, then lower, higher, and again lower ones; some blocks were cut."""
     random = np.random.default_rng(0)
     for _ in range(50):
@@ -287,9 +287,9 @@ def test_the_bound_covers_every_document_that_was_not_kept() -> None:
             size, shift, share = (int(random.integers(low, high)) for low, high in ((1, 8), (-5, 5), (1, 3)))
             scores = -np.sort(-random.standard_normal((3, 2 * size), dtype=np.float32) - np.float32(shift), axis=1)
             kept = min(share * size, 10)
-            documents = np.broadcast_to(np.arange(kept), (3, kept))
+            passages = np.broadcast_to(np.arange(kept), (3, kept))
             bound = scores[:, kept] if kept < 2 * size else np.full(3, -np.inf, np.float32)
-            candidates.add(slice(0, 3), BlockHits(scores[:, :kept], documents, bound), everything.shape[1])
+            candidates.add(slice(0, 3), BlockHits(scores[:, :kept], passages, bound), everything.shape[1])
             everything = np.concatenate([everything, scores], axis=1)
         for row in range(3):
             rest = np.delete(everything[row], candidates.rows[row][candidates.rows[row] >= 0])
@@ -298,26 +298,26 @@ def test_the_bound_covers_every_document_that_was_not_kept() -> None:
 
 @pytest.mark.parametrize("backend", sorted(MAKERS))
 def test_near_ties_within_rounding_are_ranked_exactly(backend: str) -> None:
-    """Documents that differ in the last bit: float32 sums cannot rank them, a float64 sum can."""
-    documents: np.ndarray = np.repeat(gaussian(1, 1, 64), 200, axis=0)
+    """Passages that differ in the last bit: float32 sums cannot rank them, a float64 sum can."""
+    passages: np.ndarray = np.repeat(gaussian(1, 1, 64), 200, axis=0)
     steps = np.random.default_rng(3).integers(0, 64, 200)
-    documents[np.arange(200), 0, steps] = np.nextafter(documents[np.arange(200), 0, steps], np.float32(9))
+    passages[np.arange(200), 0, steps] = np.nextafter(passages[np.arange(200), 0, steps], np.float32(9))
     queries = gaussian(4, 64, seed=5)
-    assert_same_bits(search(queries, blocks(documents, 90), 10, MAKERS[backend]()), brute_force(queries, documents, 10))
+    assert_same_bits(search(queries, blocks(passages, 90), 10, MAKERS[backend]()), brute_force(queries, passages, 10))
 
 
 def test_only_queries_with_near_ties_take_a_second_round() -> None:
-    documents: np.ndarray = gaussian(1000, 1, 8)
-    documents[:, :, 0] = 0
-    documents[:200] = 0
-    documents[:200, :, 0] = 1  # the first query sees 200 documents with the same score
+    passages: np.ndarray = gaussian(1000, 1, 8)
+    passages[:, :, 0] = 0
+    passages[:200] = 0
+    passages[:200, :, 0] = 1  # the first query sees 200 passages with the same score
     queries = gaussian(3, 8, seed=1)
     queries[:, 0] = 0
     queries[0] = 0
     queries[0, 0] = 1
-    result = search(queries, [documents], 10, select_backend("faiss-cpu"))
+    result = search(queries, [passages], 10, select_backend("faiss-cpu"))
     assert result.rounds == (3, 1)  # its 42 candidates tie: all passages are scored, not 84, 168, 336 candidates
-    assert_same_bits(result, brute_force(queries, documents, 10))
+    assert_same_bits(result, brute_force(queries, passages, 10))
 
 
 MANY = [*((name, "float32") for name in sorted(MAKERS)), ("xla", "int8"), ("xla", "bfloat16"), ("xla", "float16")]
@@ -334,11 +334,11 @@ def test_equal_vectors_need_no_further_rounds(
     backend = select_backend(name, precision=precision, lists=ragged) if name in BACKENDS else MAKERS[name]()
     depths = record_depths(monkeypatch)
     count = 1200
-    documents: np.ndarray = np.repeat(gaussian(1, 1, 32), count, axis=0)
-    documents[[700, 1199]] *= 2  # for some queries the best, for the others the worst
+    passages: np.ndarray = np.repeat(gaussian(1, 1, 32), count, axis=0)
+    passages[[700, 1199]] *= 2  # for some queries the best, for the others the worst
     queries = gaussian(9, 32, seed=1)
-    expected = brute_force(queries, documents, 10)
-    shards = [Ragged.from_stacked(block) for block in blocks(documents, 500)] if ragged else blocks(documents, 500)
+    expected = brute_force(queries, passages, 10)
+    shards = [Ragged.from_stacked(block) for block in blocks(passages, 500)] if ragged else blocks(passages, 500)
     result = search(queries, shards, 10, backend)
     assert_same_bits(result, expected)
     assert {0, 700} <= {int(row) for row in expected[1][:, 0]}, "control: both kinds of queries"
@@ -359,56 +359,56 @@ def test_near_ties_of_all_passages(whole: int, name: str, n_vectors: int, monkey
     monkeypatch.setattr("jaxret.search.proof.WHOLE", whole)
     monkeypatch.setattr("jaxret.search.full_scan.NUMBERS", 500)
     monkeypatch.setattr("jaxret.search.full_scan.QUERIES", 2)
-    documents: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
+    passages: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
     places = np.random.default_rng(3).integers(0, 16, 700)
-    documents[np.arange(700), 0, places] = np.nextafter(documents[np.arange(700), 0, places], np.float32(9))
-    documents[::7] = 0  # their sum may be off by the error of the others: it is summed exactly
+    passages[np.arange(700), 0, places] = np.nextafter(passages[np.arange(700), 0, places], np.float32(9))
+    passages[::7] = 0  # their sum may be off by the error of the others: it is summed exactly
     queries = gaussian(5, 16, seed=5)
     queries[0] = 0
-    result = search(queries, blocks(documents, 90), 10, select_backend(name))
-    assert_same_bits(result, brute_force(queries, documents, 10))
+    result = search(queries, blocks(passages, 90), 10, select_backend(name))
+    assert_same_bits(result, brute_force(queries, passages, 10))
     depth = 42 * 2 ** (len(result.rounds) - 1)
     assert depth < 400 if whole else depth > 42  # how deep depends on which of the near ties a backend puts last
 
 
 def test_equal_passages_are_summed_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros beside long vectors: float64 leaves open whether they score 0 or a little more."""
-    documents = np.zeros((3000, 1, 8), np.float32)
-    documents[-1] = 1e9
+    passages = np.zeros((3000, 1, 8), np.float32)
+    passages[-1] = 1e9
     queries = -np.abs(gaussian(3, 8))
     sums, score = [], full_scan.exact_score
     monkeypatch.setattr(full_scan, "exact_score", lambda *a: (sums.append(1), score(*a))[1])  # type: ignore[func-returns-value]
-    result = search(queries, [documents], 10, select_backend("faiss-cpu"))
+    result = search(queries, [passages], 10, select_backend("faiss-cpu"))
     assert result.rows.tolist() == [list(range(10))] * 3
     assert len(sums) == 3
 
 
 def test_a_score_between_two_float32_numbers_is_summed_exactly() -> None:
     """1 + 2^-24 is halfway between two float32 numbers; twice 2^-53 decides, and a float64 sum loses both."""
-    documents = np.array([[[1.0, 2.0**-24, 2.0**-53, 2.0**-53]]], np.float32)
+    passages = np.array([[[1.0, 2.0**-24, 2.0**-53, 2.0**-53]]], np.float32)
     queries = np.ones((1, 4), np.float32)
-    assert np.float32(documents.astype(np.float64).sum()) == 1, "control"
-    result = search(queries, [documents], 1, select_backend("faiss-cpu"))
+    assert np.float32(passages.astype(np.float64).sum()) == 1, "control"
+    result = search(queries, [passages], 1, select_backend("faiss-cpu"))
     assert result.scores.item() == 1 + 2.0**-23
-    assert_same_bits(result, brute_force(queries, documents, 1))
+    assert_same_bits(result, brute_force(queries, passages, 1))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_streamed_from_disk_equals_in_memory(name: str, dtype: type, tmp_path: Path) -> None:
     queries = gaussian(5, 16)
-    documents: np.ndarray = gaussian(110, 2, 16, seed=1).astype(dtype)
-    documents[60:70] = documents[:10]
+    passages: np.ndarray = gaussian(110, 2, 16, seed=1).astype(dtype)
+    passages[60:70] = passages[:10]
     writer = ShardWriter(tmp_path, 110, 40, {})
     for shard in writer.pending():
-        writer.write(shard, documents[shard.start : shard.stop], [f"d{i}" for i in range(shard.start, shard.stop)])
+        writer.write(shard, passages[shard.start : shard.stop], [f"d{i}" for i in range(shard.start, shard.stop)])
     writer.finish()
     backend = select_backend(name)
     streamed = search(queries, open_shards(tmp_path), 20, backend)
-    in_memory = search(queries, [documents], 20, backend)
+    in_memory = search(queries, [passages], 20, backend)
     np.testing.assert_array_equal(streamed.rows, in_memory.rows)
     np.testing.assert_array_equal(streamed.scores, in_memory.scores)
-    assert_same_bits(streamed, brute_force(queries, documents.astype(np.float32), 20))
+    assert_same_bits(streamed, brute_force(queries, passages.astype(np.float32), 20))
 
 
 def test_no_queries_give_no_rows() -> None:
@@ -419,27 +419,27 @@ def test_no_queries_give_no_rows() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e19])
 def test_bad_numbers_are_errors_that_name_the_row(value: float) -> None:
     backend = select_backend("faiss-cpu")
-    queries, documents = gaussian(5, 8), gaussian(30, 2, 8, seed=1)
-    broken = documents.copy()
+    queries, passages = gaussian(5, 8), gaussian(30, 2, 8, seed=1)
+    broken = passages.copy()
     broken[17, 1, 3] = value
     with pytest.raises(ValueError, match=r"passage row 17 .*encode again"):
         search(queries, blocks(broken, 10), 3, backend)
     queries[2, 0] = value
     with pytest.raises(ValueError, match="query 2 "):
-        search(queries, [documents], 3, backend)
+        search(queries, [passages], 3, backend)
 
 
 def test_wrong_shapes_are_errors() -> None:
     backend = select_backend("faiss-cpu")
-    documents = gaussian(30, 1, 8)
+    passages = gaussian(30, 1, 8)
     with pytest.raises(ValueError, match=r"float32 \[5, 9\].*need float32 \[Q,8\].*same checkpoint"):
-        search(gaussian(5, 9), [documents], 3, backend)
+        search(gaussian(5, 9), [passages], 3, backend)
     with pytest.raises(ValueError, match="float64"):
-        search(gaussian(5, 8).astype(np.float64), [documents], 3, backend)
+        search(gaussian(5, 8).astype(np.float64), [passages], 3, backend)
     with pytest.raises(ValueError, match="k is 0"):
-        search(gaussian(5, 8), [documents], 0, backend)
+        search(gaussian(5, 8), [passages], 0, backend)
     with pytest.raises(ValueError, match="one V and D"):
-        search(gaussian(5, 8), [documents, gaussian(3, 2, 8)], 3, backend)
+        search(gaussian(5, 8), [passages, gaussian(3, 2, 8)], 3, backend)
     for shape in [(3, 0, 8), (3, 1, 0)]:
         with pytest.raises(ValueError, match="one V and D"):
             search(gaussian(5, shape[2]), [np.ones(shape, np.float32)], 3, backend)
@@ -447,15 +447,15 @@ def test_wrong_shapes_are_errors() -> None:
         search(gaussian(5, 8), [np.ones((3, 1, 8))], 3, backend)
     with pytest.raises(ValueError, match="at least a row"):
         search(gaussian(5, 8), [], 3, backend)
-    with pytest.raises(ValueError, match=r"40 .*document .*16"):
+    with pytest.raises(ValueError, match=r"40 .*passage .*16"):
         search(gaussian(5, 8), [gaussian(3, 40, 8)], 3, Limited(backend, max_rows=16))
 
 
 @pytest.mark.parametrize("k", [1, 5, 80])
 def test_hopeless_candidates_are_not_scored_exactly(k: int) -> None:
     """Gaussian scores are far apart: of 37 candidates the 5 best are scored, but for those within the error."""
-    queries, documents = data("random", 1)
-    result = search(queries, [documents], k, select_backend("faiss-cpu"))
+    queries, passages = data("random", 1)
+    result = search(queries, [passages], k, select_backend("faiss-cpu"))
     assert result.scored_pairs == len(queries) * k
-    queries, documents = data("all equal", 1)
-    assert search(queries, [documents], k, select_backend("faiss-cpu")).scored_pairs > len(queries) * k or k == 80
+    queries, passages = data("all equal", 1)
+    assert search(queries, [passages], k, select_backend("faiss-cpu")).scored_pairs > len(queries) * k or k == 80

@@ -96,7 +96,7 @@ def test_ids_are_read_once_wherever_vectors_are(tmp_path: Path, monkeypatch: pyt
 def test_blocks_of_a_limited_backend_are_kept_by_their_size(tmp_path: Path) -> None:
     """Not by the depth of a search, of which there are many."""
     held, queries = hold_in_memory(shards(tmp_path, "three")), np.ones((1, DIMENSION), np.float32)
-    for most, sizes in ((120, {50}), (90, {45, 44, 42})):  # of 150 vectors, of which 33 to 35 documents are looked for
+    for most, sizes in ((120, {50}), (90, {45, 44, 42})):  # of 150 vectors, of which 33 to 35 passages are looked for
         backend = Counting(Xla.open("test"))
         backend.max_rows = most
         assert isinstance(held, InMemoryCorpus)
@@ -112,7 +112,7 @@ def test_a_nan_vector_is_an_error_at_every_search(tmp_path: Path) -> None:
     assert isinstance(held, InMemoryCorpus)
     held.vectors[33] = np.nan  # type: ignore[index]
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"document row 33 .passage .p33. in .* has a NaN"):
+        with pytest.raises(ValueError, match=r"passage row 33 .passage .p33. in .* has a NaN"):
             search(np.ones((1, DIMENSION), np.float32), held, 3, Xla.open("test"))
 
 
@@ -121,9 +121,9 @@ def test_few_and_many_queries_give_equal_results() -> None:
         pytest.skip(str(FaissCpu.available()))
     random = np.random.default_rng(0)
     queries = random.standard_normal((FEW_QUERIES + 1, DIMENSION), dtype=np.float32)
-    documents = random.standard_normal((60, 2, DIMENSION), dtype=np.float32)
-    documents[30:] = documents[:30]
-    top = FaissCpu.open("test").load(documents)
+    passages = random.standard_normal((60, 2, DIMENSION), dtype=np.float32)
+    passages[30:] = passages[:30]
+    top = FaissCpu.open("test").load(passages)
     many, few = top(queries, 9), [top(queries[i : i + 1], 9) for i in range(len(queries))]
     for name in ("scores", "bound"):
         one_by_one = np.concatenate([getattr(result, name) for result in few])

@@ -14,7 +14,7 @@ from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardWriter
 from jaxret.search import multi_vector
 from jaxret.search.backends import late_interaction as lists_module
-from jaxret.search.backends.late_interaction import documents_at_once
+from jaxret.search.backends.late_interaction import passages_at_once
 from jaxret.search.backends.precision import PRECISIONS, Compressed
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
@@ -36,13 +36,13 @@ def lists(counts: list[int] | np.ndarray, seed: int, integers: bool = False) -> 
     return Ragged(flat.astype(np.float32), offsets)
 
 
-def brute_force(queries: Ragged, documents: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+def brute_force(queries: Ragged, passages: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
     """By `math.fsum` over all pairs; score descending, then row ascending."""
     scores = np.array(
         [
             [
-                np.float32(math.fsum(max(math.fsum(q * v) for v in document) for q in query))
-                for document in (documents[j].astype(np.float64) for j in range(len(documents)))
+                np.float32(math.fsum(max(math.fsum(q * v) for v in passage) for q in query))
+                for passage in (passages[j].astype(np.float64) for j in range(len(passages)))
             ]
             for query in (queries[i].astype(np.float64) for i in range(len(queries)))
         ]
@@ -51,9 +51,9 @@ def brute_force(queries: Ragged, documents: Ragged, k: int) -> tuple[np.ndarray,
     return np.take_along_axis(scores, rows, axis=1).astype(np.float32) + np.float32(0), rows
 
 
-def blocks(documents: Ragged, size: int) -> list[Ragged]:
-    parts = [np.arange(start, min(start + size, len(documents))) for start in range(0, len(documents), size)]
-    return [documents.take(part) for part in parts]
+def blocks(passages: Ragged, size: int) -> list[Ragged]:
+    parts = [np.arange(start, min(start + size, len(passages))) for start in range(0, len(passages), size)]
+    return [passages.take(part) for part in parts]
 
 
 def search_lists(
@@ -70,9 +70,9 @@ def counts(number: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("query_counts", [[1] * 5, [3, 1, 6, 2, 4]], ids=["one vector", "late interaction"])
 @pytest.mark.parametrize(("size", "precision"), [(300, "float32"), (37, "float32"), (300, "int8"), (300, "bfloat16")])
 def test_equals_brute_force(integers: bool, query_counts: list[int], size: int, precision: str) -> None:
-    queries, documents = lists(query_counts, 1, integers), lists(counts(150), 2, integers)
-    expected_scores, expected_rows = brute_force(queries, documents, K)
-    result = search_lists(queries, blocks(documents, size), K, precision)
+    queries, passages = lists(query_counts, 1, integers), lists(counts(150), 2, integers)
+    expected_scores, expected_rows = brute_force(queries, passages, K)
+    result = search_lists(queries, blocks(passages, size), K, precision)
     np.testing.assert_array_equal(result.rows, expected_rows)
     assert result.scores.tobytes() == expected_scores.tobytes()
     if integers:
@@ -81,66 +81,66 @@ def test_equals_brute_force(integers: bool, query_counts: list[int], size: int, 
 
 def test_padding_never_exceeds_a_vector() -> None:
     """Where every product is negative a padded 0 would look best; the proof would still mend it, in a second round."""
-    queries, documents = lists([2, 3], 1), lists(counts(150), 2)
+    queries, passages = lists([2, 3], 1), lists(counts(150), 2)
     np.abs(queries.flat, out=queries.flat)
-    np.negative(np.abs(documents.flat), out=documents.flat)
-    result = search_lists(queries, blocks(documents, 150), K)
-    np.testing.assert_array_equal(result.rows, brute_force(queries, documents, K)[1])
+    np.negative(np.abs(passages.flat), out=passages.flat)
+    result = search_lists(queries, blocks(passages, 150), K)
+    np.testing.assert_array_equal(result.rows, brute_force(queries, passages, K)[1])
     assert len(result.rounds) == 1
 
 
 def test_k_above_the_corpus_size_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_vector, "QUERY_ROWS", 8)  # several passes over a block
-    monkeypatch.setattr(multi_vector, "DOCUMENTS", 4)  # and a query's documents scored again in two parts
-    queries, documents = lists([2] * 11, 3), lists(counts(6), 4)
-    result = search_lists(queries, blocks(documents, 4), 50)
-    expected_scores, expected_rows = brute_force(queries, documents, 50)
+    monkeypatch.setattr(multi_vector, "PASSAGES", 4)  # and a query's passages scored again in two parts
+    queries, passages = lists([2] * 11, 3), lists(counts(6), 4)
+    result = search_lists(queries, blocks(passages, 4), 50)
+    expected_scores, expected_rows = brute_force(queries, passages, 50)
     np.testing.assert_array_equal(result.rows, expected_rows)
     assert result.scores.tobytes() == expected_scores.tobytes()
 
 
 def test_duplicated_passages_are_searched_deeper() -> None:
-    """More equal documents than the margin: the first rows win."""
+    """More equal passages than the margin: the first rows win."""
     one = lists([5], 5)
-    documents = Ragged(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
-    result = search_lists(lists([3], 6), blocks(documents, 50), K)
+    passages = Ragged(np.tile(one.flat, (120, 1)), np.arange(121) * 5)
+    result = search_lists(lists([3], 6), blocks(passages, 50), K)
     assert result.rows.tolist() == [list(range(K))]
     assert len(result.rounds) > 1
 
 
 def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = lists([5], 5)
-    documents = Ragged(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
-    documents.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
+    passages = Ragged(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
+    passages.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
     queries = lists([3], 7)
-    expected = brute_force(queries, documents, K)
-    result = search_lists(queries, blocks(documents, 400), K)
+    expected = brute_force(queries, passages, K)
+    result = search_lists(queries, blocks(passages, 400), K)
     np.testing.assert_array_equal(result.rows, expected[1])
     assert len(result.rounds) > 1
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sum_of_maxima_that_may_overflow_is_refused(sign: int) -> None:
-    """Each product is a float32 number, their sum is none: all scores were infinite, or no document was found."""
+    """Each product is a float32 number, their sum is none: all scores were infinite, or no passage was found."""
     queries = Ragged(np.full((9, 4), sign * 4e18, np.float32), np.array([0, 1, 9]))
-    documents = Ragged(np.full((12, 4), 4e18, np.float32), np.arange(13))
+    passages = Ragged(np.full((12, 4), 4e18, np.float32), np.arange(13))
     with pytest.raises(ValueError, match=r"1 .*NaN, .*infinity"):
-        search_lists(queries, blocks(documents, 5), K)
-    assert np.isfinite(search_lists(queries.part(0, 1), blocks(documents, 5), K).scores).all()
+        search_lists(queries, blocks(passages, 5), K)
+    assert np.isfinite(search_lists(queries.part(0, 1), blocks(passages, 5), K).scores).all()
 
 
 def test_a_list_of_no_vectors_is_refused() -> None:
-    documents = Ragged(np.ones((5, D), np.float32), np.array([0, 1, 3, 3, 5]))
+    passages = Ragged(np.ones((5, D), np.float32), np.array([0, 1, 3, 3, 5]))
     with pytest.raises(ValueError, match="passage row 5 has no vector"):
-        search_lists(lists([3], 1), [lists([2] * 3, 2), documents], K)
+        search_lists(lists([3], 1), [lists([2] * 3, 2), passages], K)
 
 
 def test_from_disk_equals_in_memory(tmp_path: Path) -> None:
-    documents = lists(counts(40), 8)
+    passages = lists(counts(40), 8)
     for dtype in (np.float32, np.float16):
         folder = tmp_path / np.dtype(dtype).name
         writer = ShardWriter(folder, 40, 15, {"made": "here"})
-        rounded = documents.astype(dtype)
+        rounded = passages.astype(dtype)
         for shard in writer.pending():
             rows = np.arange(shard.start, shard.stop)
             writer.write(shard, rounded.take(rows), [f"p{i}" for i in rows])
@@ -167,10 +167,10 @@ def test_the_exact_score_depends_only_on_the_vectors() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_bad_numbers_name_the_row(value: float) -> None:
-    queries, documents = lists([2, 2], 1), lists([3, 4, 2], 2)
-    documents.flat[5, 1] = value
+    queries, passages = lists([2, 2], 1), lists([3, 4, 2], 2)
+    passages.flat[5, 1] = value
     with pytest.raises(ValueError, match=r"passage row 1 has a NaN"):
-        search_lists(queries, blocks(documents, 2), K)
+        search_lists(queries, blocks(passages, 2), K)
     queries.flat[3, 0] = value
     with pytest.raises(ValueError, match=r"query 1 has a NaN"):
         search_lists(queries, blocks(lists([3], 2), 2), K)
@@ -190,39 +190,39 @@ def test_the_self_check_passes_and_notices_bfloat16(monkeypatch: pytest.MonkeyPa
 
 
 def test_wrong_shapes_are_errors() -> None:
-    documents = blocks(lists([3], 1), 2)
+    passages = blocks(lists([3], 1), 2)
     with pytest.raises(ValueError, match=r"k is 0"):
-        search_lists(lists([1], 1), documents, 0)
+        search_lists(lists([1], 1), passages, 0)
     narrow = Ragged(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
     with pytest.raises(ValueError, match=r"queries are float32 \[1, 7\]; the passages need float32 \[Q,8\]"):
-        search_lists(narrow, documents, 1)
+        search_lists(narrow, passages, 1)
     with pytest.raises(ValueError, match=r"float64 \[1, 8\]"):
-        search_lists(lists([1], 1).astype(np.float64), documents, 1)
+        search_lists(lists([1], 1).astype(np.float64), passages, 1)
 
 
 def test_tiles_cover_a_block_within_the_memory_limit() -> None:
-    assert documents_at_once(64, 2**21, "cpu") == 1
-    assert documents_at_once(64, 2**19, "cpu") == 4
-    assert documents_at_once(64, 2**19 + 1, "cpu") == 2, "no numbers beyond a tile"
-    assert documents_at_once(64, 8, "cpu") == 64
-    assert documents_at_once(64, 2**30, "gpu") == 64
+    assert passages_at_once(64, 2**21, "cpu") == 1
+    assert passages_at_once(64, 2**19, "cpu") == 4
+    assert passages_at_once(64, 2**19 + 1, "cpu") == 2, "no numbers beyond a tile"
+    assert passages_at_once(64, 8, "cpu") == 64
+    assert passages_at_once(64, 2**30, "gpu") == 64
 
 
 @pytest.mark.parametrize("tile", [1, 2**20])
 def test_results_do_not_depend_on_tiles(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lists_module, "TILE", tile)
-    queries, documents = lists([3, 1, 6], 1), lists(counts(40), 2)
-    result = search_lists(queries, blocks(documents, 40), K)
-    np.testing.assert_array_equal(result.rows, brute_force(queries, documents, K)[1])
+    queries, passages = lists([3, 1, 6], 1), lists(counts(40), 2)
+    result = search_lists(queries, blocks(passages, 40), K)
+    np.testing.assert_array_equal(result.rows, brute_force(queries, passages, K)[1])
 
 
 def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses add up over a query's vectors, so more candidates are looked at, though few are scored."""
-    queries, documents = lists([8] * 4, 1), lists(counts(300), 2)
-    result = search_lists(queries, [documents], K, "int8")
+    queries, passages = lists([8] * 4, 1), lists(counts(300), 2)
+    result = search_lists(queries, [passages], K, "int8")
     assert result.rounds == (4,)
     monkeypatch.setattr("jaxret.search.exact.LISTS_MARGIN", 1)
-    control = search_lists(queries, [documents], K, "int8")
+    control = search_lists(queries, [passages], K, "int8")
     assert len(control.rounds) > 1
     np.testing.assert_array_equal(control.rows, result.rows)
     assert result.scored_pairs < 4 * (K + 128)
@@ -231,19 +231,19 @@ def test_int8_candidates_are_proven_in_one_round(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["int8", "bfloat16"])
 def test_scores_in_fewer_bits_are_upper_bounds(name: str) -> None:
     """Every score that the proof sees is an upper bound, and no higher than what was lost explains."""
-    queries, documents = lists([3, 5], 1), lists(counts(30), 2)
+    queries, passages = lists([3, 5], 1), lists(counts(30), 2)
     rows = np.append(np.arange(30), [-1, -1])
-    held = lists_module.put_lists_on_device(lists_module.PaddedLists(*documents.padded(rows, 20), 30), PRECISIONS[name])
+    held = lists_module.put_lists_on_device(lists_module.PaddedLists(*passages.padded(rows, 20), 30), PRECISIONS[name])
     result = held(queries, 30)
     exact = np.array(
         [
-            [(queries[i].astype(np.float64) @ documents[j].astype(np.float64).T).max(axis=1).sum() for j in range(30)]
+            [(queries[i].astype(np.float64) @ passages[j].astype(np.float64).T).max(axis=1).sum() for j in range(30)]
             for i in range(2)
         ]
     )
     over = result.scores - np.take_along_axis(exact, result.rows, axis=1)
     norms = np.array([np.linalg.norm(queries[i], axis=1).sum() for i in range(2)])
-    largest = np.linalg.norm(documents.flat, axis=1).max()
+    largest = np.linalg.norm(passages.flat, axis=1).max()
     assert (over > 0).all()
     assert (over < (norms * largest)[:, None] * (0.06 if name == "int8" else 0.02)).all()
     control = held.vectors._replace(error=jnp.zeros_like(held.vectors.error), norm=jnp.zeros_like(held.vectors.norm))

@@ -12,7 +12,7 @@ import pytest
 
 from jaxret.models.scoring import similarities
 from jaxret.parallel.mesh import make_mesh, replicated_sharding, row_sharding, shardings
-from jaxret.training.losses.in_batch import Scores, competing_documents, contrastive_term, local_term
+from jaxret.training.losses.in_batch import Scores, competing_passages, contrastive_term, local_term
 from jaxret.types import Batch
 from tests import tiny
 
@@ -108,12 +108,12 @@ def by_hand(family: str, step: int) -> tuple[dict[str, float], Any]:
     @jax.jit
     def compute(params: Any, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         q = retriever.encode(params, batch.queries, "query", True, key)
-        d = retriever.encode(params, batch.documents, "passage", True, key, batch.pseudo_queries)
+        d = retriever.encode(params, batch.passages, "passage", True, key, batch.pseudo_queries)
 
         def contrast(start: int, stop: int | None) -> jax.Array:
             S = similarities(q.vectors[:, 0, start:stop], d.vectors[..., start:stop], d.mask)
             annealing = max(0.3, math.exp(-settings.annealing_rate * step)) if settings.annealing_rate else 1.0
-            scores = Scores(S, batch.positives, competing_documents(batch), settings, annealing)
+            scores = Scores(S, batch.positives, competing_passages(batch), settings, annealing)
             local = local_term(scores)
             return contrastive_term(scores).value + (settings.local_weight * local.value if local else 0.0)
 

@@ -63,12 +63,12 @@ def test_a_text_of_a_packed_batch_is_named() -> None:
     objective = make_objective(DUAL_ENCODER, mesh, DEEP)
     params, batch = make_params(objective.model), make_batch(16)
     huge = 39  # a word whose vector is finite, but too long for a layer norm
-    ids = np.where(batch.documents.ids == huge, 1, batch.documents.ids)
+    ids = np.where(batch.passages.ids == huge, 1, batch.passages.ids)
     change(params, "passage_encoder/embeddings/word/embedding", lambda x: x.at[huge].set(3e38))
     for text in (0, 30):
         changed = ids.copy()
-        changed[text, int(batch.documents.mask[text].sum()) - 1] = huge
-        odd = dataclasses.replace(batch, documents=dataclasses.replace(batch.documents, ids=changed))
+        changed[text, int(batch.passages.mask[text].sum()) - 1] = huge
+        odd = dataclasses.replace(batch, passages=dataclasses.replace(batch.passages, ids=changed))
         packed = jax.device_put(pack(odd, mesh.size, objective.model.module.head), row_sharding(mesh))
         message = diagnose(objective, params, packed, jax.random.key(0))
         assert message == "the embedding layer of the passage encoder is not finite", text

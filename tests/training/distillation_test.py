@@ -1,4 +1,4 @@
-"""A teacher's scores from records to gradients: which document each goes with, and that devices, chunks, packing and
+"""A teacher's scores from records to gradients: which passage each goes with, and that devices, chunks, packing and
 empty places change nothing."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_scores_belong_to_the_drawn_passages(tokenizer: TextTokenizer, step: int
     }
     for example, pool in zip(examples, data.negatives):
         scores_by_id |= dict(zip(pool, example.negative_scores or [np.nan] * len(pool)))
-    expected = [scores_by_id.get(row, np.nan) if row >= 0 else np.nan for row in np.asarray(batch.document_ids)]
+    expected = [scores_by_id.get(row, np.nan) if row >= 0 else np.nan for row in np.asarray(batch.passage_ids)]
     np.testing.assert_array_equal(np.asarray(batch.teacher_scores).reshape(-1), np.array(expected, np.float32))
     assert np.isfinite(expected).any()
     halves: list[Any] = [plan.batch(data, rows, step, part=(part, 2)).teacher_scores for part in (0, 1)]
@@ -219,13 +219,13 @@ def test_distillation_terms_by_hand(alone: tuple[Any, Any]) -> None:
     terms, batch = alone[0], make_batch()
     objective = tiny.make_objective(OVERRIDES, make_mesh(devices=jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     params = tiny.make_params(objective.model)
-    sides = {"query": batch.queries, "passage": batch.documents}
+    sides = {"query": batch.queries, "passage": batch.passages}
     q, d = (
         np.asarray(objective.model.encode(params, jax.tree.map(jnp.asarray, t), side).vectors, np.float64)[:, 0]  # type: ignore[arg-type]
         for side, t in sides.items()
     )
     s = np.einsum("bd,bgd->bg", q, d.reshape(QUERIES, GROUP, -1))
-    t = np.where(np.asarray(batch.document_ids).reshape(QUERIES, GROUP) >= 0, scores_of(batch), np.nan)
+    t = np.where(np.asarray(batch.passage_ids).reshape(QUERIES, GROUP) >= 0, scores_of(batch), np.nan)
     kl, margins = [], []
     for i in range(QUERIES):
         mask = np.isfinite(t[i])

@@ -100,9 +100,9 @@ def test_packed_texts_equal_padded_ones(case: str) -> None:
         value, expected = program(batch)
         assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 1e-2
         rows = pack(batch, bins, head)
-        assert rows.documents.packing is not None
-        assert rows.documents.rows is not None
-        assert sorted(rows.documents.rows) != rows.documents.rows.tolist(), "control: another order"
+        assert rows.passages.packing is not None
+        assert rows.passages.rows is not None
+        assert sorted(rows.passages.rows) != rows.passages.rows.tolist(), "control: another order"
         packed_value, gradients = program(rows)
         assert abs(packed_value - value) <= TOLERANCE * max(abs(value), 1)
         assert tiny.relative_error(gradients, expected) <= TOLERANCE

@@ -19,7 +19,7 @@ def batch(step: int) -> Batch:
 
 
 def step_of(made: Batch) -> int:
-    return int(made.document_ids[0])
+    return int(made.passage_ids[0])
 
 
 def test_batches_come_in_order_from_another_thread() -> None:

@@ -224,7 +224,7 @@ def word_gradients(token: str, shapes: BertConfig, dtype: str) -> np.ndarray:
 def test_bfloat16_keeps_the_gradient_of_a_frequent_word(
     token: str, shapes: BertConfig, most: float, control: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its contributions nearly cancel, because a shift that all documents share changes no loss: what is rounded before
+    """Its contributions nearly cancel, because a shift that all passages share changes no loss: what is rounded before
     they are added up is lost."""
     exact = word_gradients(token, shapes, "float32")[FREQUENT]
 

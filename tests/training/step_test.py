@@ -141,7 +141,7 @@ def test_in_batch_negatives_span_all_devices(family: str) -> None:
     evaluate_one = jax.jit(lambda params, batch: one(params, batch, jax.random.key(0), train=False).loss)
     assert abs(whole - float(evaluate_one(first.params, make_batch(QUERIES, GROUP, 0)))) <= TOLERANCE * whole
     halves = [float(evaluate_one(first.params, half(make_batch(QUERIES, GROUP, 0), part))) for part in (0, 1)]
-    assert abs(whole - np.mean(halves)) > 0.05, "control: only half of the documents as negatives"
+    assert abs(whole - np.mean(halves)) > 0.05, "control: only half of the passages as negatives"
 
 
 def half(batch: Batch, part: int) -> Batch:
@@ -154,9 +154,9 @@ def half(batch: Batch, part: int) -> Batch:
     queries: Tokens = rows(batch.queries, B)
     return Batch(
         queries,
-        rows(batch.documents, N),
+        rows(batch.passages, N),
         rows(batch.positives, B) - part * N,
-        rows(batch.document_ids, N),
+        rows(batch.passage_ids, N),
         rows(batch.known_positives, B),
     )
 
@@ -401,7 +401,7 @@ def test_accumulated_batches_share_no_negatives() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["8x1", pytest.param("4x2", marks=pytest.mark.exhaustive)])
 def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
-    """A batch more moves the vectors of its documents and their gradients, and no parameter's."""
+    """A batch more moves the vectors of its passages and their gradients, and no parameter's."""
     moved = []
     for count in (2, 4):
         trainer = Trainer("dual_encoder", mesh, UpdateRule(accumulate=count), ONE_LAYER)
@@ -415,7 +415,7 @@ def test_gradients_of_several_batches_are_sent_once(mesh: str) -> None:
 
 
 def test_evaluation_has_no_dropout_and_pools_as_at_inference() -> None:
-    """Self-contrastive: at inference a document has its first vector alone, so its local loss is 0."""
+    """Self-contrastive: at inference a passage has its first vector alone, so its local loss is 0."""
     trainer, first, history = trained("self_contrastive", "1")
     evaluate = make_eval_step(trainer.objective, first.params)
     one, again = (evaluate(first.params, trainer.batch(0)) for _ in range(2))

@@ -26,7 +26,7 @@ from jaxret.training.config_check import check_config
 from jaxret.training.diagnosis import SOUND, diagnose
 from jaxret.training.loop import train
 from jaxret.training.losses.group_losses import KlSettings
-from jaxret.training.losses.in_batch import LossSettings, Scores, competing_documents, total_loss
+from jaxret.training.losses.in_batch import LossSettings, Scores, competing_passages, total_loss
 from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.training.teacher import teacher_model
 from jaxret.types import Batch
@@ -53,7 +53,7 @@ def test_loss_and_gradient_by_hand(scaled: bool) -> None:
     generator = np.random.default_rng(0)
     batch, settings = tiny.make_batch(4, GROUP), dataclasses.replace(SETTINGS, scaled=scaled)
     positives = np.append(np.asarray(batch.positives)[:3], -1)  # the last row is empty
-    exists = np.asarray(batch.document_ids) >= 0
+    exists = np.asarray(batch.passage_ids) >= 0
     scores, teacher = (generator.standard_normal((4, len(exists))) * 4 for _ in range(2))
     teacher[:, ~exists] = MASKED_SCORE  # as of a vector that does not exist
     value, gradient = [], np.zeros_like(scores)
@@ -68,9 +68,9 @@ def test_loss_and_gradient_by_hand(scaled: bool) -> None:
             Scores(
                 similarities,
                 jnp.asarray(positives),
-                competing_documents(dataclasses.replace(batch, positives=jnp.asarray(positives))),
+                competing_passages(dataclasses.replace(batch, positives=jnp.asarray(positives))),
                 LossSettings(in_batch_kl=settings, contrastive_weight=0.0),
-                document_exists=jnp.asarray(exists),
+                passage_exists=jnp.asarray(exists),
                 in_batch_teacher=jnp.asarray(teacher, jnp.float32),
             )
         )
@@ -81,7 +81,7 @@ def test_loss_and_gradient_by_hand(scaled: bool) -> None:
     assert float(term) == pytest.approx(factor * np.mean(value), rel=1e-5)
     assert float(total) == pytest.approx(0.5 * factor * np.mean(value), rel=1e-5)
     np.testing.assert_allclose(actual[..., 0], 0.5 * factor * gradient, atol=1e-6)
-    assert not competing_documents(batch)[0, batch.positives[1]], "a known positive of query 0"
+    assert not competing_passages(batch)[0, batch.positives[1]], "a known positive of query 0"
     assert abs(gradient[0, batch.positives[1]]) > 1e-4
 
 
@@ -115,10 +115,10 @@ def alone() -> dict[str, tuple[Any, Any]]:
 
 
 def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[list[np.ndarray], ...]:
-    """The vectors [V,D] of every query and every document, in float64."""
+    """The vectors [V,D] of every query and every passage, in float64."""
     params = tiny.make_params(objective.model, seed)
     sides = []
-    for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
+    for side, tokens in (("query", batch.queries), ("passage", batch.passages)):
         encoded = objective.model.encode(params, jax.tree.map(jnp.asarray, tokens), side)  # type: ignore[arg-type]
         sides.append([v[m] for v, m in zip(np.asarray(encoded.vectors, np.float64), np.asarray(encoded.mask))])
     return tuple(sides)
@@ -126,11 +126,11 @@ def vectors(objective: RetrievalObjective, seed: int, batch: Batch) -> tuple[lis
 
 @pytest.mark.slow
 def test_scores_of_student_and_teacher_by_hand(alone: dict[str, tuple[Any, Any]]) -> None:
-    """Of all documents of the batch: the student's dot products, and the teacher's late interaction."""
+    """Of all passages of the batch: the student's dot products, and the teacher's late interaction."""
     batch, objective = tiny.make_batch(QUERIES, GROUP), objective_on("dual encoder")
     assert objective.teacher is not None
     (q, d), (tq, td) = vectors(objective, 0, batch), vectors(objective.teacher, 7, batch)
-    exists, losses = np.asarray(batch.document_ids) >= 0, []
+    exists, losses = np.asarray(batch.passage_ids) >= 0, []
     for i in range(QUERIES):
         student = np.array([q[i][0] @ one[0] for one in d])[exists]
         teacher = np.array([(tq[i] @ one.T).max(axis=1).sum() for one in td])[exists]

@@ -29,8 +29,8 @@ def test_rates_cover_the_time_since_the_last_line(monkeypatch: pytest.MonkeyPatc
     clock = itertools.count(0.0, 2.0)  # two seconds between any two looks
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
     batch = make_batch(8, 2)
-    real = int(batch.queries.mask.sum() + batch.documents.mask.sum())
-    padded = batch.queries.ids.size + batch.documents.ids.size
+    real = int(batch.queries.mask.sum() + batch.passages.mask.sum())
+    padded = batch.queries.ids.size + batch.passages.ids.size
     assert padded > real
     measured = ThroughputMeter(lambda _: 0.3)
     for steps in (4, 2):
@@ -48,7 +48,7 @@ def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
     trainer = Trainer("dual_encoder", "8x1", UpdateRule(accumulate=accumulate))
     batch = make_batch(8, 2) if accumulate == 1 else stacked(0, 1)
     _, values = trainer.step(trainer.state, shard_batch(trainer.mesh, batch, stacked=accumulate > 1))
-    assert int(values["real_tokens"]) == batch.queries.mask.sum() + batch.documents.mask.sum()
+    assert int(values["real_tokens"]) == batch.queries.mask.sum() + batch.passages.mask.sum()
 
 
 @pytest.mark.exhaustive

@@ -84,9 +84,9 @@ def test_in_batch_loss(run: Run, validation: RetrievalValidation) -> None:
     losses, ranks = [], []
     for start in range(0, len(dev), plan.batch_size):
         rows = range(start, min(start + plan.batch_size, len(dev)))
-        documents = [d for row in rows for d in (dev.positives[row], *dev.negatives[row][: plan.negatives])]
+        passages = [d for row in rows for d in (dev.positives[row], *dev.negatives[row][: plan.negatives])]
         for row in rows:
-            others = [d for d in documents if d not in dev.known_positives[row]]
+            others = [d for d in passages if d not in dev.known_positives[row]]
             scores = pool[[dev.positives[row], *others]] @ queries[row]
             losses.append(np.log(np.exp(scores - scores[0]).sum()))
             ranks.append((scores > scores[0]).sum())

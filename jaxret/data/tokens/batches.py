@@ -186,7 +186,7 @@ class BatchPlan:
         return replace(self, packer=Packer(bins, *sides))
 
     def _lengths(self, data: TrainingSet, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths of the queries and documents of a training batch; 0 for empty slots."""
+        """Return the lengths of the queries and passages of a training batch; 0 for empty slots."""
         examples = self.pad_examples(self.step_examples(step, len(data)))
         return text_lengths(data.queries, examples), text_lengths(
             data.passages, self.passage_rows(data, examples, step)
@@ -217,7 +217,7 @@ class BatchPlan:
         return np.concatenate([targets[:, None], negatives], axis=1).astype(np.int32).reshape(-1)
 
     def teacher_scores(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray | None:
-        """Return teacher scores [examples, 1 + negatives] of the documents of `passage_rows`; NaN: no score.
+        """Return teacher scores [examples, 1 + negatives] of the passages of `passage_rows`; NaN: no score.
 
         None if the set has no teacher.
         """
@@ -245,38 +245,38 @@ class BatchPlan:
             part: (index of this process, number of processes).
             packer: Packs the texts. None: they are padded.
         """
-        documents = self.passage_rows(data, examples, step)
+        passage_rows = self.passage_rows(data, examples, step)
         index, count = part
         mine = slice(index * len(examples) // count, (index + 1) * len(examples) // count)
         group = 1 + self.negatives
-        my_documents = slice(mine.start * group, mine.stop * group)
+        my_rows = slice(mine.start * group, mine.stop * group)
         positives = np.where(examples >= 0, np.arange(len(examples)) * group, -1).astype(np.int32)
         if packer is None:
             query_tokens = self._tokens(data, data.queries, examples, mine, self.max_query_length)
-            tokens = self._tokens(data, data.passages, documents, my_documents, self.max_passage_length)
+            tokens = self._tokens(data, data.passages, passage_rows, my_rows, self.max_passage_length)
         else:
-            placements = packer(text_lengths(data.queries, examples), text_lengths(data.passages, documents))
+            placements = packer(text_lengths(data.queries, examples), text_lengths(data.passages, passage_rows))
             query_tokens = packed_tokens(data.queries, examples, mine, packer.queries, placements[0], data.pad_id)
-            tokens = packed_tokens(data.passages, documents, my_documents, packer.passages, placements[1], data.pad_id)
-        rows = np.arange(my_documents.start, my_documents.stop) if tokens.rows is None else tokens.rows
+            tokens = packed_tokens(data.passages, passage_rows, my_rows, packer.passages, placements[1], data.pad_id)
+        rows = np.arange(my_rows.start, my_rows.stop) if tokens.rows is None else tokens.rows
         return Batch(
             queries=query_tokens,
-            documents=tokens,
+            passages=tokens,
             positives=positives[mine],
-            document_ids=documents[my_documents],
+            passage_ids=passage_rows[my_rows],
             known_positives=data.known_positives.table(examples[mine]),
-            pseudo_queries=self._pseudo_queries(data, examples, documents, rows),
+            pseudo_queries=self._pseudo_queries(data, examples, passage_rows, rows),
             teacher_scores=None if (scores := self.teacher_scores(data, examples, step)) is None else scores[mine],
         )
 
     def _pseudo_queries(
-        self, data: TrainingSet, examples: np.ndarray, documents: np.ndarray, rows: np.ndarray
+        self, data: TrainingSet, examples: np.ndarray, passage_rows: np.ndarray, rows: np.ndarray
     ) -> np.ndarray | None:
-        """Return token ids [rows, pseudo_length] of the pseudo-queries of documents; -1: none."""
+        """Return token ids [rows, pseudo_length] of the pseudo-queries of passages; -1: none."""
         if data.pseudo_queries is not None:
-            ids, mask = data.pseudo_queries.padded(documents[rows], self.pseudo_length, -1)
+            ids, mask = data.pseudo_queries.padded(passage_rows[rows], self.pseudo_length, -1)
         elif data.imagine_queries:
-            queries = np.full(len(documents), -1)
+            queries = np.full(len(passage_rows), -1)
             queries[:: 1 + self.negatives] = examples
             ids, mask = data.queries_without_markers.padded(queries[rows], self.pseudo_length, -1)
         else:

@@ -92,9 +92,10 @@ class PairPlan:
         The padded length is chosen from the whole batch, so every process compiles the same program.
         """
         examples, group = self.plan.pad_examples(self.plan.step_examples(step, len(data))), 1 + self.plan.negatives
-        documents = without_positives(data, examples, self.plan.passage_rows(data, examples, step).reshape(-1, group))
         query_rows = np.repeat(examples, group)
-        longest = int(self.joiner.lengths(data.queries, data.passages, query_rows, documents).max())
+        passage_rows = self.plan.passage_rows(data, examples, step).reshape(-1, group)
+        passage_rows = without_positives(data, examples, passage_rows)
+        longest = int(self.joiner.lengths(data.queries, data.passages, query_rows, passage_rows).max())
         multiple = self.plan.length_multiple
         length = min(-(-longest // multiple) * multiple, self.joiner.limit)
         index, count = part
@@ -102,19 +103,19 @@ class PairPlan:
         pairs = slice(mine.start * group, mine.stop * group)
         scores = self.plan.teacher_scores(data, examples, step)
         return PairBatch(
-            pairs=self.joiner.tokens(data.queries, data.passages, query_rows[pairs], documents[pairs], length),
+            pairs=self.joiner.tokens(data.queries, data.passages, query_rows[pairs], passage_rows[pairs], length),
             positives=np.where(examples >= 0, np.arange(len(examples)) * group, -1)[mine].astype(np.int32),
-            document_ids=documents.reshape(-1, group)[mine],
+            passage_ids=passage_rows.reshape(-1, group)[mine],
             teacher_scores=None if scores is None else scores[mine],
         )
 
 
-def without_positives(data: TrainingSet, examples: np.ndarray, documents: np.ndarray) -> np.ndarray:
+def without_positives(data: TrainingSet, examples: np.ndarray, passage_rows: np.ndarray) -> np.ndarray:
     """Return the passage rows of a batch [examples * G], with known positives among the negatives replaced by -1.
 
-    They are not candidates for a retriever either (`competing_documents` of training).
+    They are not candidates for a retriever either (`competing_passages` of training).
     """
     known_positives = data.known_positives.table(np.maximum(examples, 0))
-    again = (documents[:, :, None] == known_positives[:, None, :]).any(axis=-1)
+    again = (passage_rows[:, :, None] == known_positives[:, None, :]).any(axis=-1)
     again[:, 0] = False  # the target
-    return np.where(again, -1, documents).reshape(-1)
+    return np.where(again, -1, passage_rows).reshape(-1)

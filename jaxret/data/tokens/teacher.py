@@ -15,7 +15,7 @@ from jaxret.types import Ragged
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """A teacher's scores of the documents of each of E examples; NaN: no score."""
+    """A teacher's scores of the passages of each of E examples; NaN: no score."""
 
     positives: np.ndarray  # float32 [E], of the target passage
     negatives: Ragged  # float32 [E], in the order of the example's hard negatives

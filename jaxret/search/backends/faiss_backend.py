@@ -32,14 +32,14 @@ def from_rows(scores: np.ndarray, rows: np.ndarray, shape: tuple[int, int], k: i
         shape: (N passages, V) of the block.
         k: passages to return.
     """
-    n_documents, n_vectors = shape
-    cut = scores[:, -1] if rows.shape[1] < n_documents * n_vectors else np.full(len(scores), -np.inf, np.float32)
+    n_passages, n_vectors = shape
+    cut = scores[:, -1] if rows.shape[1] < n_passages * n_vectors else np.full(len(scores), -np.inf, np.float32)
     if n_vectors == 1:
         return BlockHits(scores, rows, cut)
-    best = np.full((len(scores), n_documents), -np.inf, np.float32)
+    best = np.full((len(scores), n_passages), -np.inf, np.float32)
     np.maximum.at(best, (np.arange(len(scores))[:, None], rows // n_vectors), scores)
-    top, documents, left_out = best_columns(best, k)
-    return BlockHits(top, documents, np.maximum(cut, left_out))
+    top, passages, left_out = best_columns(best, k)
+    return BlockHits(top, passages, np.maximum(cut, left_out))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FaissCpu:
         alone = self.many and rows.shape[1] <= LONGEST_INT8
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
-            count = min(k * shape[1], len(rows))  # k x V vectors hold at least k documents
+            count = min(k * shape[1], len(rows))  # k x V vectors hold at least k passages
             if alone and len(queries) == 1 and count <= MOST // OVER:
                 scores, vector_rows, left_out = quantize().best(queries, count)
                 best = from_rows(scores, vector_rows, shape, k)
@@ -141,12 +141,12 @@ class FaissGpu:
 
         return top
 
-    def _on(self, gpu: int, documents: np.ndarray) -> BlockSearch:
-        shape = documents.shape[:2]
+    def _on(self, gpu: int, passages: np.ndarray) -> BlockSearch:
+        shape = passages.shape[:2]
         config = self.faiss.GpuIndexFlatConfig()  # float32 storage is its default
         config.device = gpu
-        index = self.faiss.GpuIndexFlatIP(self.resources[gpu], documents.shape[-1], config)
-        index.add(documents.reshape(-1, documents.shape[-1]))
+        index = self.faiss.GpuIndexFlatIP(self.resources[gpu], passages.shape[-1], config)
+        index.add(passages.reshape(-1, passages.shape[-1]))
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
             # If the limit is reached, the bound shows it, and the caller repeats the search with smaller blocks.
@@ -162,10 +162,10 @@ def _merged(hits: list[BlockHits], firsts: list[int], k: int) -> BlockHits:
     if len(hits) == 1:
         return hits[0]
     scores = np.concatenate([hit.scores for hit in hits], axis=1)
-    documents = np.concatenate([hit.rows + first for hit, first in zip(hits, firsts, strict=True)], axis=1)
+    passages = np.concatenate([hit.rows + first for hit, first in zip(hits, firsts, strict=True)], axis=1)
     top, columns, left_out = best_columns(scores, k)
     bound = np.max([*(hit.bound for hit in hits), left_out], axis=0)
-    return BlockHits(top, np.take_along_axis(documents, columns, axis=1), bound)
+    return BlockHits(top, np.take_along_axis(passages, columns, axis=1), bound)
 
 
 def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -49,12 +49,12 @@ class DeviceVectorLists:
         owner = np.full(width, several, np.int32)
         owner[: len(queries.flat)] = np.repeat(np.arange(count), queries.lengths)
         numbers = compress(vectors, self.precision)
-        at_once = documents_at_once(size, length * (width + vectors.shape[1]), jax.default_backend())
+        at_once = passages_at_once(size, length * (width + vectors.shape[1]), jax.default_backend())
         computed_k = min(power_of_two(k), size)
         best_hits = search_lists(numbers, owner, self.vectors, self.mask, several, computed_k, at_once)
         scores, places = (np.asarray(x)[:count] for x in best_hits)
         bound = scores[:, k - 1] if k < self.real else np.full(count, -np.inf, np.float32)
-        # Padded documents score -inf and come last: no product of vectors that passed `upper_norms` overflows.
+        # Padded passages score -inf and come last: no product of vectors that passed `upper_norms` overflows.
         assert (places[:, :k] < self.real).all()
         return BlockHits(scores[:, :k], places[:, :k].astype(np.int64), bound)
 
@@ -66,7 +66,7 @@ def put_lists_on_device(block: PaddedLists, precision: Precision) -> DeviceVecto
     return DeviceVectorLists(vectors, jnp.asarray(block.mask), block.real, precision)
 
 
-def documents_at_once(size: int, numbers: int, platform: str) -> int:
+def passages_at_once(size: int, numbers: int, platform: str) -> int:
     """Return the passages of a tile: a power of two that divides `size`. numbers: of one passage, and its products with
     all query vectors."""
     most = size if platform != "cpu" else max(1, TILE // numbers)
@@ -100,9 +100,9 @@ def search_lists(
     size, length = mask.shape
     exists = jnp.less(owner, count)
 
-    def tile(documents: tuple[Compressed, jax.Array]) -> jax.Array:
-        part, mask_of_tile = documents
-        products = upper_bounds(part, queries, exists)  # [documents * V, W]: a bound has no order of its two sides
+    def tile(passages: tuple[Compressed, jax.Array]) -> jax.Array:
+        part, mask_of_tile = passages
+        products = upper_bounds(part, queries, exists)  # [passages * V, W]: a bound has no order of its two sides
         products = jnp.where(mask_of_tile[:, None], products, -jnp.inf)
         best = products.reshape(at_once, length, -1).max(axis=1)
         return jnp.where(exists, best, 0.0)

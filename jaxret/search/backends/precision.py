@@ -113,9 +113,9 @@ def rounded_up(values: np.ndarray) -> np.ndarray:
     return np.where(near < values, np.nextafter(near, np.float32(np.inf)), near)
 
 
-def losses(queries: Compressed, documents: Compressed) -> np.ndarray:
+def losses(queries: Compressed, passages: Compressed) -> np.ndarray:
     """Return upper bounds of the errors of products of compressed vectors, float64 [Q,N]."""
-    if documents.error is None:
-        return np.zeros((len(queries.numbers), len(documents.numbers)))
-    outer: np.ndarray = np.multiply.outer(queries.norm.astype(np.float64), documents.error)
-    return outer + np.multiply.outer(queries.error.astype(np.float64), documents.norm)
+    if passages.error is None:
+        return np.zeros((len(queries.numbers), len(passages.numbers)))
+    outer: np.ndarray = np.multiply.outer(queries.norm.astype(np.float64), passages.error)
+    return outer + np.multiply.outer(queries.error.astype(np.float64), passages.norm)

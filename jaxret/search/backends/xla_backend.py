@@ -16,7 +16,7 @@ from jaxret.search.backends.late_interaction import PaddedLists, put_lists_on_de
 from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.proof import BlockSearch
 
-SCORES_BYTES = 2 * 2**30  # of a device that are left for scores, beside documents
+SCORES_BYTES = 2 * 2**30  # of a device that are left for scores, beside passages
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Losses of a query and a group of documents, most often its own: distillation of a teacher's scores, and yes or no."""
+"""Losses of a query and a group of passages, most often its own: distillation of a teacher's scores, and yes or no."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jaxret.models.scoring import MASKED_SCORE
 from jaxret.training.losses.matryoshka import MatryoshkaSettings
 from jaxret.training.losses.sparsity import SparsitySettings
 
-Group = Float[jax.Array, "B G"]  # scores of each query with the documents of its group, its own positive first
-GroupMask = Bool[jax.Array, "B G"]  # masked documents count for nothing
+Group = Float[jax.Array, "B G"]  # scores of each query with the passages of its group, its own positive first
+GroupMask = Bool[jax.Array, "B G"]  # masked passages count for nothing
 Scalar = Float[jax.Array, ""]
 
 
 @dataclass(frozen=True)
 class KlSettings:
-    """KL(teacher || student) over the documents of each query that a teacher scored (Hinton et al. 2015, 2)."""
+    """KL(teacher || student) over the passages of each query that a teacher scored (Hinton et al. 2015, 2)."""
 
     weight: float = 0.0  # of the term; 0: off
     temperature: float = 1.0  # divides the student's scores before the softmax
@@ -39,7 +39,7 @@ class MarginMseSettings:
 
 @dataclass(frozen=True)
 class BinarySettings:
-    """Cross-entropy of sigmoid(score) with 1 for the positive and 0 for every other document of its query; the positive
+    """Cross-entropy of sigmoid(score) with 1 for the positive and 0 for every other passage of its query; the positive
     counts `positive_weight` times."""
 
     weight: float = 0.0
@@ -52,7 +52,7 @@ def kl_divergence(student: Group, teacher: Group, mask: GroupMask, settings: KlS
     Args:
         student: scores.
         teacher: scores.
-        mask: False for documents that count for nothing; so do queries without any.
+        mask: False for passages that count for nothing; so do queries without any.
         settings: temperatures.
     """
     log_q = jax.nn.log_softmax(jnp.where(mask, student / settings.temperature, MASKED_SCORE), axis=1)

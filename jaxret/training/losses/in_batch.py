@@ -36,17 +36,17 @@ Scalar = Float[jax.Array, ""]
 class LossSettings:
     """Settings of the loss: the keys of `config.loss`, and those that the head and the pooling bring along."""
 
-    # whether the positive document scores by its best vector or by its first (the last layer)
+    # whether the positive passage scores by its best vector or by its first (the last layer)
     positive: Literal["max", "first"] = "max"
     # the vector of the positive that its local softmax should choose
     local_target: Literal["none", "first", "argmax"] = "none"
-    temperature: float = 1.0  # divides scores before the softmax over documents
+    temperature: float = 1.0  # divides scores before the softmax over passages
     local_temperature: float = 1.0  # divides scores before the softmax over the positive's own vectors
     local_weight: float = 0.0  # of the local term, beside the contrastive one
     annealing_rate: float = 0.0  # of both temperatures, per epoch; 0: none
     annealing_floor: float = 0.3  # the least factor of annealing
     contrastive_weight: float = 1.0  # of the contrastive and the local term
-    # whether a query competes for the documents of other queries too, or for its own alone
+    # whether a query competes for the passages of other queries too, or for its own alone
     in_batch_negatives: bool = True
     # negatives that are left out of the softmax by their scores
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
@@ -57,7 +57,7 @@ class LossSettings:
     auxiliary_decay: float = 1.0  # factor of that weight, per epoch
     epochs_per_step: float = 0.0  # batch size / number of examples
     kl: KlSettings = field(default_factory=KlSettings)  # distillation by Kullback-Leibler divergence
-    in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same, of the scores of all documents of the batch
+    in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same, of the scores of all passages of the batch
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)  # distillation of margins
     binary: BinarySettings = field(default_factory=BinarySettings)  # cross-entropy of yes and no
     # sizes of vectors that the loss is summed over
@@ -99,41 +99,41 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step
     return replace(settings, sparsity=replace(sparsity, steps=batches))
 
 
-def competing_documents(batch: Batch, in_batch_negatives: bool = True) -> Bool[jax.Array, "B N"]:
-    """Return which documents the softmax of each query runs over: its positive, and every document of the batch that
+def competing_passages(batch: Batch, in_batch_negatives: bool = True) -> Bool[jax.Array, "B N"]:
+    """Return which passages the softmax of each query runs over: its positive, and every passage of the batch that
     exists and is not a known positive of it (another copy of its positive, another judged positive). Without
-    `in_batch_negatives` its positive and its own hard negatives alone (I3 eq. 9), the N / B documents from its positive
+    `in_batch_negatives` its positive and its own hard negatives alone (I3 eq. 9), the N / B passages from its positive
     on."""
-    relevant = jnp.any(batch.document_ids[None, :, None] == batch.known_positives[:, None, :], axis=-1)
-    exists = batch.document_ids >= 0
-    positive = jnp.arange(batch.document_ids.shape[0])[None] == batch.positives[:, None]
+    relevant = jnp.any(batch.passage_ids[None, :, None] == batch.known_positives[:, None, :], axis=-1)
+    exists = batch.passage_ids >= 0
+    positive = jnp.arange(batch.passage_ids.shape[0])[None] == batch.positives[:, None]
     mask = positive | (exists[None] & ~relevant)
     if in_batch_negatives:
         return mask
-    place = jnp.arange(batch.document_ids.shape[0])[None] - batch.positives[:, None]
-    return mask & (place >= 0) & (place < batch.document_ids.shape[0] // batch.positives.shape[0])
+    place = jnp.arange(batch.passage_ids.shape[0])[None] - batch.positives[:, None]
+    return mask & (place >= 0) & (place < batch.passage_ids.shape[0] // batch.positives.shape[0])
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Similarities of every query with every document of a batch, and everything else that terms of the loss read."""
+    """Similarities of every query with every passage of a batch, and everything else that terms of the loss read."""
 
     similarities: Float[jax.Array, "B N V"]  # S, in float32; MASKED_SCORE where a vector does not exist
     # index into N of each query's positive; -1 marks an empty row, which counts for nothing
     positives: Int[jax.Array, " B"]
-    softmax_mask: Bool[jax.Array, "B N"]  # which documents the softmax of each query runs over
+    softmax_mask: Bool[jax.Array, "B N"]  # which passages the softmax of each query runs over
     settings: LossSettings
     annealing: Scalar | float = 1.0  # factor of both temperatures
     epoch: Scalar | float = 0.0  # from 0
-    # (sum, count) of each document, by its head; None: the head has no such loss
+    # (sum, count) of each passage, by its head; None: the head has no such loss
     auxiliary_loss: Float[jax.Array, "N 2"] | None = None
-    # of the documents of each query, the positive first; NaN where a teacher gave none
+    # of the passages of each query, the positive first; NaN where a teacher gave none
     teacher_scores: Float[jax.Array, "B G"] | None = None
     parts: tuple[Float[jax.Array, "B N V"], ...] = ()  # S of each of `settings.parts` alone
-    group_size: int = 0  # documents of a query, which stand together; 0: N / B
+    group_size: int = 0  # passages of a query, which stand together; 0: N / B
     sparsity: Sparsity | None = None  # of the batch's vectors; None: these are not weights of words
-    document_exists: Bool[jax.Array, " N"] | None = None  # False for empty slots
-    # a teacher's scores of every query with every document; None: there is no such teacher
+    passage_exists: Bool[jax.Array, " N"] | None = None  # False for empty slots
+    # a teacher's scores of every query with every passage; None: there is no such teacher
     in_batch_teacher: Float[jax.Array, "B N"] | None = None
     # S of each smaller size of `settings.matryoshka`
     smaller: Mapping[int, Float[jax.Array, "B N V"]] = field(default_factory=dict)
@@ -156,10 +156,10 @@ class Scores:
         """Return S[i,i+,:], the similarities of each query with the vectors of its positive."""
         return jnp.take_along_axis(similarities, self.positive_columns[:, None, None], axis=1)[:, 0]
 
-    def of_documents(
+    def of_passages(
         self, similarities: Float[jax.Array, "B N V"]
     ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
-        """Return the score of each query's positive, and the scores of all documents. A document scores by its best
+        """Return the score of each query's positive, and the scores of all passages. A passage scores by its best
         vector; the positive as `settings.positive` says."""
         vectors = self.positive_vectors(similarities)
         positive = vectors[:, 0] if self.settings.positive == "first" else jnp.max(vectors, axis=-1)
@@ -169,8 +169,8 @@ class Scores:
     def compete(
         self, similarities: Float[jax.Array, "B N V"]
     ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
-        """Return `of_documents`, with MASKED_SCORE for documents that do not compete."""
-        positive, scores = self.of_documents(similarities)
+        """Return `of_passages`, with MASKED_SCORE for passages that do not compete."""
+        positive, scores = self.of_passages(similarities)
         return positive, jnp.where(self.softmax_mask, scores, MASKED_SCORE)
 
     @cached_property
@@ -179,13 +179,13 @@ class Scores:
         return self.compete(self.similarities)
 
     def rank(self) -> Float[jax.Array, " B"]:
-        """Return the rank, from 0, of each positive; of equal scores the first document comes first."""
+        """Return the rank, from 0, of each positive; of equal scores the first passage comes first."""
         positive, scores = self.whole[0][:, None], self.whole[1]
         first = jnp.arange(scores.shape[1])[None] < self.positive_columns[:, None]
         return jnp.sum((scores > positive) | ((scores == positive) & first), axis=-1).astype(jnp.float32)
 
     def group(self) -> tuple[Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
-        """Return the scores of each query with the documents of its own group, the positive first, and their mask."""
+        """Return the scores of each query with the passages of its own group, the positive first, and their mask."""
         size = self.group_size or self.softmax_mask.shape[1] // len(self.positives)
         columns = self.positive_columns[:, None] + jnp.arange(size)
         mask = jnp.take_along_axis(self.softmax_mask, columns, axis=1) & self.query_exists[:, None]
@@ -264,7 +264,7 @@ def kl_term(scores: Scores) -> Term | None:
 
 
 def in_batch_kl_term(scores: Scores) -> Term | None:
-    """Return the divergence of a teacher's scores of every query with all documents of the batch (Lin et al. 2021,
+    """Return the divergence of a teacher's scores of every query with all passages of the batch (Lin et al. 2021,
     section 3); None without a teacher, as in validation.
 
     Scores are labels here, so known positives and second copies of a positive count as the teacher scores them.
@@ -272,9 +272,9 @@ def in_batch_kl_term(scores: Scores) -> Term | None:
     settings = scores.settings.in_batch_kl
     if not settings.weight or scores.in_batch_teacher is None:
         return None
-    assert scores.document_exists is not None
-    mask = scores.document_exists[None] & scores.query_exists[:, None]
-    student = scores.of_documents(scores.similarities)[1]
+    assert scores.passage_exists is not None
+    mask = scores.passage_exists[None] & scores.query_exists[:, None]
+    student = scores.of_passages(scores.similarities)[1]
     return Term(settings.weight, kl_divergence(student, scores.in_batch_teacher, mask, settings))
 
 
@@ -287,7 +287,7 @@ def margin_mse_term(scores: Scores) -> Term | None:
 
 
 def binary_term(scores: Scores) -> Term | None:
-    """Return the cross-entropy of yes and no over each query's own documents."""
+    """Return the cross-entropy of yes and no over each query's own passages."""
     settings = scores.settings.binary
     return Term(settings.weight, binary_cross_entropy(*scores.group(), settings)) if settings.weight else None
 

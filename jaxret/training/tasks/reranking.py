@@ -1,4 +1,4 @@
-"""Training a cross-encoder: every query with its own documents; validation by the rank of the positive among them."""
+"""Training a cross-encoder: every query with its own passages; validation by the rank of the positive among them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RerankingData: TypeAlias = TrainingData[TrainingSet]
 
 @dataclass(frozen=True, kw_only=True)
 class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
-    """The loss of a batch whose queries each have documents of their own: cross-entropy over them (`contrastive`),
+    """The loss of a batch whose queries each have passages of their own: cross-entropy over them (`contrastive`),
     distillation of a teacher's scores, or cross-entropy of yes and no."""
 
     settings: LossSettings = field(default_factory=LossSettings)
@@ -61,13 +61,13 @@ class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
             return encode_in_chunks(score, (number_rows(pairs),), chunks)
 
         scores = self.on_devices(score_rows, params, batch.pairs, key, repeated=chunks > 1)
-        scores = scores.reshape(batch.document_ids.shape)
+        scores = scores.reshape(batch.passage_ids.shape)
         scores = jax.lax.with_sharding_constraint(scores, row_sharding(self.mesh))
         return total_loss(
             Scores(
                 similarities=scores[..., None],
                 positives=jnp.where(batch.positives >= 0, 0, -1),
-                softmax_mask=batch.document_ids >= 0,
+                softmax_mask=batch.passage_ids >= 0,
                 settings=self.settings,
                 teacher_scores=batch.teacher_scores,
                 group_size=scores.shape[1],

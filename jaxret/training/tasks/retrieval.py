@@ -30,7 +30,7 @@ from jaxret.training.losses.in_batch import (
     LossSettings,
     LossTerms,
     Scores,
-    competing_documents,
+    competing_passages,
     loss_settings,
     total_loss,
 )
@@ -52,8 +52,8 @@ RetrievalData: TypeAlias = TrainingData[TrainingSet]
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalObjective(Objective[RetrieverModel, Batch]):
-    """The loss of a batch whose queries compete for all its documents, those of other devices too; or each for its own
-    documents alone (loss.in_batch_negatives).
+    """The loss of a batch whose queries compete for all its passages, those of other devices too; or each for its own
+    passages alone (loss.in_batch_negatives).
     """
 
     settings: LossSettings = field(default_factory=LossSettings)
@@ -62,9 +62,9 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
     def __call__(
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
     ) -> LossTerms:
-        """Return the loss; without `train` documents are also pooled as at inference."""
+        """Return the loss; without `train` passages are also pooled as at inference."""
         q, d = self.encode(params, batch, key, train)
-        d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))  # every device scores all documents
+        d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))  # every device scores all passages
         settings = self.settings
         if not train:  # masking is for training only
             settings = replace(settings, false_negatives=FalseNegativeSettings())
@@ -72,7 +72,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
             Scores(
                 similarities=self.similarities(q, d),
                 positives=batch.positives,
-                softmax_mask=competing_documents(batch, settings.in_batch_negatives),
+                softmax_mask=competing_passages(batch, settings.in_batch_negatives),
                 settings=settings,
                 annealing=settings.annealing(step) if step is not None else 1.0,
                 epoch=settings.epoch(0 if step is None else step),
@@ -80,7 +80,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
                 teacher_scores=batch.teacher_scores,
                 parts=tuple(self.similarities(q, d, slice(start, stop)) for start, stop in settings.parts),
                 sparsity=self.sparsity(q, d, batch, step) if settings.count_words else None,
-                document_exists=batch.document_ids >= 0,
+                passage_exists=batch.passage_ids >= 0,
                 in_batch_teacher=self.teach(batch, key) if train else None,
                 smaller={
                     size: self.similarities(cut_embeddings(q, size), cut_embeddings(d, size))
@@ -103,22 +103,22 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
 
         Args:
             q: queries.
-            d: documents.
+            d: passages.
             batch: whose empty rows count for nothing.
             step: number of the batch; None: the penalties' weights are whole.
         """
         settings = self.settings.sparsity
-        queries, documents = (q.vectors[:, 0], batch.positives >= 0), (d.vectors[:, 0], batch.document_ids >= 0)
+        queries, passages = (q.vectors[:, 0], batch.positives >= 0), (d.vectors[:, 0], batch.passage_ids >= 0)
         return Sparsity(
             penalty(settings.query_norm, *queries),
-            penalty(settings.passage_norm, *documents),
+            penalty(settings.passage_norm, *passages),
             mean_words(*queries),
-            mean_words(*documents),
+            mean_words(*passages),
             settings.growth(step),
         )
 
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
-        """Return the embeddings of queries and documents. Each device encodes its own rows: parameters are sent (see
+        """Return the embeddings of queries and passages. Each device encodes its own rows: parameters are sent (see
         `Reader`), texts are not.
 
         Args:
@@ -138,17 +138,17 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
                 tokens, labels = inputs[side]
                 return encode_in_chunks(encode, (number_rows(tokens), labels), chunks)
 
-            query_key, document_key = jax.random.split(key)
-            return encode_side("query", query_key), encode_side("passage", document_key)
+            query_key, passage_key = jax.random.split(key)
+            return encode_side("query", query_key), encode_side("passage", passage_key)
 
-        inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.documents, batch.pseudo_queries)}
+        inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.passages, batch.pseudo_queries)}
         repeated = chunks > 1 or self.model.module.tied
         q, d = self.on_devices(encode_rows, params, inputs, key, repeated)
-        return self.in_order(q, batch.queries), self.in_order(d, batch.documents)
+        return self.in_order(q, batch.queries), self.in_order(d, batch.passages)
 
     def hidden_states(self, params: Params, batch: Batch) -> Iterator[tuple[str, HiddenStates]]:
         states = jax.jit(self.model.hidden_states, static_argnames="side")
-        for side, tokens in (("query", batch.queries), ("passage", batch.documents)):
+        for side, tokens in (("query", batch.queries), ("passage", batch.passages)):
             yield f"{side} encoder", states(params, tokens, side=side)
 
     def in_order(self, embeddings: Embeddings, tokens: Tokens) -> Embeddings:

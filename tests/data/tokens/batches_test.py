@@ -76,9 +76,9 @@ def test_slots_added_for_devices_are_empty(data: TrainingSet, part: tuple[int, i
         return np.split(filled, count)[index]
 
     np.testing.assert_array_equal(actual.positives, expected(whole.positives, -1))
-    np.testing.assert_array_equal(actual.document_ids, expected(whole.document_ids, -1))
+    np.testing.assert_array_equal(actual.passage_ids, expected(whole.passage_ids, -1))
     np.testing.assert_array_equal(actual.known_positives, expected(whole.known_positives, -1))
-    for name in ("queries", "documents"):
+    for name in ("queries", "passages"):
         tokens, all_tokens = getattr(actual, name), getattr(whole, name)
         np.testing.assert_array_equal(tokens.mask, expected(all_tokens.mask, False))
         np.testing.assert_array_equal(tokens.ids, expected(all_tokens.ids, data.pad_id))
@@ -109,12 +109,12 @@ def test_the_stream_does_not_depend_on_the_batch_size() -> None:
 
 def test_each_seed_changes_only_its_part(data: TrainingSet) -> None:
     whole = replace(PLAN, batch_size=EXAMPLES)  # a batch with every example, so that some pools leave a choice
-    examples, documents = whole.step_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
+    examples, passages = whole.step_examples(0, EXAMPLES), whole.passage_rows(data, np.arange(EXAMPLES), 0)
     other_negatives, other_data = replace(whole, negatives_seed=3), replace(whole, data_seed=3)
     assert np.array_equal(other_negatives.step_examples(0, EXAMPLES), examples)
-    assert not np.array_equal(other_negatives.passage_rows(data, np.arange(EXAMPLES), 0), documents)
+    assert not np.array_equal(other_negatives.passage_rows(data, np.arange(EXAMPLES), 0), passages)
     assert not np.array_equal(other_data.step_examples(0, EXAMPLES), examples)
-    assert np.array_equal(other_data.passage_rows(data, np.arange(EXAMPLES), 0), documents)
+    assert np.array_equal(other_data.passage_rows(data, np.arange(EXAMPLES), 0), passages)
 
 
 def test_negatives_are_drawn_without_replacement_from_the_pool(data: TrainingSet) -> None:
@@ -133,21 +133,21 @@ def test_negatives_are_drawn_without_replacement_from_the_pool(data: TrainingSet
 
 
 def test_validation_takes_the_first_negatives(data: TrainingSet) -> None:
-    documents = PLAN.passage_rows(data, np.arange(EXAMPLES), None).reshape(EXAMPLES, 4)
-    assert documents[3, 1:].tolist() == data.negatives[3][:3].tolist()
-    assert documents[1, 1:].tolist() == [*data.negatives[1].tolist(), -1]
+    passages = PLAN.passage_rows(data, np.arange(EXAMPLES), None).reshape(EXAMPLES, 4)
+    assert passages[3, 1:].tolist() == data.negatives[3][:3].tolist()
+    assert passages[1, 1:].tolist() == [*data.negatives[1].tolist(), -1]
 
 
-def test_positives_point_to_their_documents(data: TrainingSet) -> None:
+def test_positives_point_to_their_passages(data: TrainingSet) -> None:
     batch = PLAN.training_batch(data, 2)
     examples = PLAN.step_examples(2, EXAMPLES)
     assert batch.positives.tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
-    assert np.array_equal(batch.document_ids[batch.positives], data.positives[examples])
+    assert np.array_equal(batch.passage_ids[batch.positives], data.positives[examples])
     assert np.array_equal(batch.known_positives, data.known_positives.table(examples))
     for row, i in enumerate(examples.tolist()):
         assert batch.queries.ids[row][batch.queries.mask[row]].tolist() == data.queries[i].tolist()
-    for row, i in enumerate(batch.document_ids.tolist()):
-        actual = batch.documents.ids[row][batch.documents.mask[row]].tolist()
+    for row, i in enumerate(batch.passage_ids.tolist()):
+        actual = batch.passages.ids[row][batch.passages.mask[row]].tolist()
         assert actual == (data.passages[i].tolist() if i >= 0 else [])
 
 
@@ -167,7 +167,7 @@ def test_lengths_are_the_smallest_sufficient_multiples(data: TrainingSet) -> Non
     seen = set()
     for step in range(10):
         batch = PLAN.training_batch(data, step)
-        for tokens, limit in ((batch.queries, 10), (batch.documents, 16)):
+        for tokens, limit in ((batch.queries, 10), (batch.passages, 16)):
             length, longest = tokens.ids.shape[1], tokens.mask.sum(1).max()
             assert length == min(-(-longest // 4) * 4, limit)
             seen.add(length)
@@ -180,10 +180,10 @@ def test_padding_rows_are_no_queries(data: TrainingSet) -> None:
     gone = rows < 0
     assert batch.positives.tolist() == [0, 4, -1, -1, 16, -1, 24, 28]
     assert (batch.known_positives[gone] == -1).all()
-    assert (batch.document_ids.reshape(8, 4)[gone] == -1).all()
+    assert (batch.passage_ids.reshape(8, 4)[gone] == -1).all()
     assert not batch.queries.mask[gone].any()
-    assert not batch.documents.mask.reshape(8, 4, -1)[gone].any()
-    assert (batch.documents.ids.reshape(8, 4, -1)[gone] == data.pad_id).all()
+    assert not batch.passages.mask.reshape(8, 4, -1)[gone].any()
+    assert (batch.passages.ids.reshape(8, 4, -1)[gone] == data.pad_id).all()
     assert batch.queries.mask[~gone].any(axis=1).all()
 
 
@@ -223,19 +223,19 @@ def test_the_training_query_is_the_pseudo_query_of_its_positive_only(tmp_path: P
 
 def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
     batches = [PLAN.training_batch(data, step) for step in range(6)]
-    widths = {batch.documents.ids.shape[1] for batch in batches}
+    widths = {batch.passages.ids.shape[1] for batch in batches}
     assert len(widths) > 1, "control: there is something to pad"
     whole = stack_batches(batches, data.pad_id)
-    assert whole.documents.ids.shape == (6, 32, max(widths))
+    assert whole.passages.ids.shape == (6, 32, max(widths))
     for number, batch in enumerate(batches):
-        for side in ("queries", "documents"):
+        for side in ("queries", "passages"):
             actual, expected = getattr(whole, side), getattr(batch, side)
             length = expected.ids.shape[1]
             np.testing.assert_array_equal(actual.ids[number, :, :length], expected.ids)
             np.testing.assert_array_equal(actual.mask[number, :, :length], expected.mask)
             assert (actual.ids[number, :, length:] == data.pad_id).all()
             assert not actual.mask[number, :, length:].any()
-        for name in ("positives", "document_ids", "known_positives"):
+        for name in ("positives", "passage_ids", "known_positives"):
             np.testing.assert_array_equal(getattr(whole, name)[number], getattr(batch, name))
     assert stack_batches(batches[:1], data.pad_id) is batches[0]
 
@@ -248,11 +248,11 @@ def test_a_known_positive_is_no_negative_of_a_reranker(data: TrainingSet) -> Non
     assert lists[3][4] != data.positives[3]
     spoiled = replace(data, negatives=Ragged.from_lists(lists))
     before, after = plan.training_batch(data, 0), plan.training_batch(spoiled, 0)
-    row = before.document_ids[:, 0].tolist().index(data.positives[3])
-    changed = np.argwhere(before.document_ids != after.document_ids)
+    row = before.passage_ids[:, 0].tolist().index(data.positives[3])
+    changed = np.argwhere(before.passage_ids != after.passage_ids)
     assert [place[0] for place in changed] == [row]
-    assert after.document_ids[tuple(changed[0])] == -1
+    assert after.passage_ids[tuple(changed[0])] == -1
     pair = row * 10 + changed[0][1]
     assert before.pairs.mask[pair].any()
     assert not after.pairs.mask[pair].any()
-    assert (after.document_ids[:, 0] >= 0).all(), "the target itself stays"
+    assert (after.passage_ids[:, 0] >= 0).all(), "the target itself stays"

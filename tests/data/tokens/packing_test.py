@@ -149,15 +149,15 @@ def test_a_packed_batch_has_the_texts_of_the_padded_one(bins: int, data: Trainin
     packed = plan.with_packer(data, bins, (1, 1), 16)
     for step in (3, 0):
         expected, actual = plan.training_batch(data, step), packed.training_batch(data, step)
-        for name in ("positives", "document_ids", "known_positives"):
+        for name in ("positives", "passage_ids", "known_positives"):
             np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name))
-        for side in ("queries", "documents"):
+        for side in ("queries", "passages"):
             padded, tokens = getattr(expected, side), getattr(actual, side)
             rows = [row.tolist() for row in texts_of(padded)]
             assert [rows[i] for i in tokens.rows] == [row.tolist() for row in texts_of(tokens)]
-        np.testing.assert_array_equal(actual.pseudo_queries, expected.pseudo_queries[actual.documents.rows])  # type: ignore[index]
-        assert actual.documents.rows is not None
-        assert actual.documents.rows.tolist() != sorted(actual.documents.rows), "control: another order"
+        np.testing.assert_array_equal(actual.pseudo_queries, expected.pseudo_queries[actual.passages.rows])  # type: ignore[index]
+        assert actual.passages.rows is not None
+        assert actual.passages.rows.tolist() != sorted(actual.passages.rows), "control: another order"
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -172,12 +172,12 @@ def test_the_parts_of_all_processes_form_the_packed_batch(count: int, data: Trai
 
 def test_validation_is_not_packed(data: TrainingSet) -> None:
     batch = PLAN.with_packer(data, 1, (1, 1), 16).batch(data, np.arange(8), None)
-    assert batch.documents.packing is None
+    assert batch.passages.packing is None
 
 
 def computed(batch: Batch, bins: int) -> tuple[int, int]:
     """Tokens that the encoders compute for a batch, and how many of them are real."""
-    texts = batch.queries, batch.documents
+    texts = batch.queries, batch.passages
     packed = [t.packing for t in texts if t.packing is not None]
     size = sum(bins * p.rows * p.width for p in packed) if packed else sum(t.ids.size for t in texts)
     return size, sum(int(t.mask.sum()) for t in texts)
@@ -230,12 +230,12 @@ def test_batches_of_one_step_have_the_same_rows(data: TrainingSet) -> None:
     side = RowShape(length=16, slots=1, sizes=tuple(RowsSize(rows, 16) for rows in (2, 3, 4, 32)))
     plan = replace(PLAN, packer=Packer(1, replace(side, length=10), side))
     batches = [plan.training_batch(data, step) for step in range(4)]
-    rows = [batch.documents.packing.rows for batch in batches if batch.documents.packing]
+    rows = [batch.passages.packing.rows for batch in batches if batch.passages.packing]
     stacked = stack_batches(batches, data.pad_id)
-    assert stacked.documents.packing is not None
-    assert stacked.documents.packing.rows == max(rows)
-    assert stacked.documents.packing.starts.shape == (4, 32)
-    assert stacked.documents.computed_tokens(1) == 4 * max(rows) * 16
+    assert stacked.passages.packing is not None
+    assert stacked.passages.packing.rows == max(rows)
+    assert stacked.passages.packing.starts.shape == (4, 32)
+    assert stacked.passages.computed_tokens(1) == 4 * max(rows) * 16
 
 
 def test_batches_of_one_step_have_rows_of_one_width(data: TrainingSet) -> None:
@@ -246,16 +246,16 @@ def test_batches_of_one_step_have_rows_of_one_width(data: TrainingSet) -> None:
         shape = RowShape(length=16, slots=1, sizes=(size, sizes[2]))
         packer = Packer(1, RowShape(length=10, slots=1, sizes=(sizes[2], sizes[2])), shape)
         batches.append(replace(PLAN, packer=packer).training_batch(data, 0))
-    assert [batch.documents.packing and batch.documents.packing.width for batch in batches] == [48, 32]
-    stacked = stack_batches(batches, data.pad_id).documents
+    assert [batch.passages.packing and batch.passages.packing.width for batch in batches] == [48, 32]
+    stacked = stack_batches(batches, data.pad_id).passages
     assert stacked.packing is not None
     assert (stacked.packing.rows, stacked.packing.width) == (9, 48)
     for number, batch in enumerate(batches):
-        assert batch.documents.packing is not None
-        starts, before = stacked.packing.starts[number], batch.documents.packing
-        taken = batch.documents.mask.any(axis=1)
+        assert batch.passages.packing is not None
+        starts, before = stacked.packing.starts[number], batch.passages.packing
+        taken = batch.passages.mask.any(axis=1)
         assert (starts[taken] // 48).tolist() == (before.starts[taken] // before.width).tolist()
         assert (starts[taken] % 48).tolist() == (before.starts[taken] % before.width).tolist()
-        lengths = batch.documents.mask.sum(axis=1)[taken]
+        lengths = batch.passages.mask.sum(axis=1)[taken]
         assert (starts[taken] % 48 + lengths <= 48).all()
         assert (np.diff(starts) >= 0).all()

@@ -330,8 +330,8 @@ def test_padding_uses_the_tokenizers_pad_id(tmp_path: Path) -> None:
     data = tokenize_examples(examples, tokenizer)
     plan = BatchPlan(4, negatives=2, length_multiple=4, max_query_length=8, max_passage_length=16)
     batch = plan.batch(data, np.arange(4), None)
-    for tokens in (batch.queries, batch.documents):
-        assert tokens.mask.any(axis=1).tolist().count(False) == (4 if tokens is batch.documents else 0)  # empty slots
+    for tokens in (batch.queries, batch.passages):
+        assert tokens.mask.any(axis=1).tolist().count(False) == (4 if tokens is batch.passages else 0)  # empty slots
         assert (tokens.ids[~tokens.mask] == 4).all()
         assert (~tokens.mask).any()
         assert not np.isin(tokens.ids[tokens.mask], (0, 4)).any()

@@ -45,10 +45,10 @@ def faiss() -> Backend:
     return select_backend("faiss-cpu")
 
 
-def proposed(name: str, queries: Ragged, documents: Ragged, count: int) -> np.ndarray:
+def proposed(name: str, queries: Ragged, passages: Ragged, count: int) -> np.ndarray:
     """The rows [Q,count] that a front ranks highest, by loops."""
-    front = PROXIES[name].of(documents.flat.shape[1])
-    made = np.stack([front.passage(vectors) for vectors in documents]).astype(np.float64)
+    front = PROXIES[name].of(passages.flat.shape[1])
+    made = np.stack([front.passage(vectors) for vectors in passages]).astype(np.float64)
     query_vectors = np.stack([front.query(vectors) for vectors in queries]).astype(np.float64)
     return np.argsort(-(query_vectors @ made.T), axis=1, kind="stable")[:, :count]
 
@@ -56,11 +56,11 @@ def proposed(name: str, queries: Ragged, documents: Ragged, count: int) -> np.nd
 @pytest.mark.parametrize("many", [False, True], ids=["from shards", "kept"])
 @pytest.mark.parametrize("name", list(PROXIES))
 def test_candidates_of_proxies_are_ranked_by_exact_scores(name: str, many: bool) -> None:
-    queries, documents = lists([3, 1, 6, 2], 1), lists(counts(90), 2)
-    corpus = Passages(blocks(documents, 40))
+    queries, passages = lists([3, 1, 6, 2], 1), lists(counts(90), 2)
+    corpus = Passages(blocks(passages, 40))
     result = CandidateGenerator.open(corpus, CandidateSpec(name, 20), faiss(), many)(queries, corpus, K)
-    rows = proposed(name, queries, documents, 20)
-    scores, ranking = brute_force(queries, documents, len(documents))
+    rows = proposed(name, queries, passages, 20)
+    scores, ranking = brute_force(queries, passages, len(passages))
     for query, candidate_rows in enumerate(rows):
         kept = np.isin(ranking[query], candidate_rows)
         np.testing.assert_array_equal(result.rows[query], ranking[query][kept][:K])
@@ -70,10 +70,10 @@ def test_candidates_of_proxies_are_ranked_by_exact_scores(name: str, many: bool)
 
 
 def test_all_passages_as_candidates_are_the_exact_result() -> None:
-    queries, documents = lists([3, 1, 6], 1, integers=True), lists(counts(60), 2, integers=True)
-    corpus = Passages(blocks(documents, 25))
+    queries, passages = lists([3, 1, 6], 1, integers=True), lists(counts(60), 2, integers=True)
+    corpus = Passages(blocks(passages, 25))
     result = CandidateGenerator.open(corpus, CandidateSpec("mean", 1000), faiss())(queries, corpus, K)
-    scores, rows = brute_force(queries, documents, K)
+    scores, rows = brute_force(queries, passages, K)
     np.testing.assert_array_equal(result.rows, rows)
     assert result.scores.tobytes() == scores.tobytes()
 
@@ -100,8 +100,8 @@ def test_passages_with_equal_numbers_of_vectors() -> None:
 
 
 def test_batches_of_queries_and_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    queries, documents = lists([3, 1, 6, 2, 4], 1), lists(counts(50), 2)
-    corpus = Passages(blocks(documents, 40))
+    queries, passages = lists([3, 1, 6, 2, 4], 1), lists(counts(50), 2)
+    corpus = Passages(blocks(passages, 40))
 
     def search_now() -> list[np.ndarray]:
         result = CandidateGenerator.open(corpus, CandidateSpec("mean", 10), faiss())(queries, corpus, K)
@@ -130,15 +130,15 @@ def test_an_unknown_proxy(text: str) -> None:
 
 def test_unsupported_candidates_are_errors() -> None:
     assert str(parse_candidates("muvera:30")) == "muvera:30"
-    queries, documents = lists([3, 1], 1), lists(counts(20), 2)
-    corpus = Passages([documents])
+    queries, passages = lists([3, 1], 1), lists(counts(20), 2)
+    corpus = Passages([passages])
     with pytest.raises(ValueError, match=r"mean:4 .*5 .*requested"):
         CandidateGenerator.open(corpus, CandidateSpec("mean", 4), faiss())(queries, corpus, K)
     single = Passages([np.ones((4, 1, 8), np.float32)])
     with pytest.raises(ValueError, match=r"passages .*several vectors"):
         CandidateGenerator.open(single, CandidateSpec("mean", 9), faiss())
-    documents.flat[int(documents.offsets[7])] = np.nan
-    for parts in (corpus, Passages(blocks(documents, 5))):
+    passages.flat[int(passages.offsets[7])] = np.nan
+    for parts in (corpus, Passages(blocks(passages, 5))):
         with pytest.raises(ValueError, match=r"passage row 7 has a NaN"):
             CandidateGenerator.open(parts, CandidateSpec("mean", 9), faiss())(queries, parts, K)
 

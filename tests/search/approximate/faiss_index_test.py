@@ -41,7 +41,7 @@ def vectors(width: int) -> np.ndarray:
     return numbers.astype(np.float32)
 
 
-def written(folder: Path, documents: Any, deleted: tuple[int, ...] = GONE) -> Path:
+def written(folder: Path, passages: Any, deleted: tuple[int, ...] = GONE) -> Path:
     """Two parts of shards of 200 rows, some of them deleted."""
     parts, first = [], 0
     for number, size in enumerate((700, ROWS - 700)):
@@ -51,7 +51,7 @@ def written(folder: Path, documents: Any, deleted: tuple[int, ...] = GONE) -> Pa
         writer = ShardWriter(folder / name, size, 200, made_from)
         for shard in writer.pending():
             rows = np.arange(first + shard.start, first + shard.stop)
-            part = documents.take(rows) if isinstance(documents, Ragged) else documents[rows]
+            part = passages.take(rows) if isinstance(passages, Ragged) else passages[rows]
             writer.write(shard, part, [f"d{row}" for row in rows])
         writer.finish()
         parts.append(
@@ -191,8 +191,8 @@ def test_recall_at() -> None:
 
 
 def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    documents, folder = vectors(1), tmp_path / "run" / "embeddings" / "c"
-    encoded_corpus = open_encoded(written(folder, documents))
+    passages, folder = vectors(1), tmp_path / "run" / "embeddings" / "c"
+    encoded_corpus = open_encoded(written(folder, passages))
     place = built(encoded_corpus, "SQ8", name="mine")
     open_faiss_index(encoded_corpus, "mine")
     assert [one.problem for one in verify_folder(folder) if "corpus.json" not in one.problem and one.problem] == []
@@ -202,7 +202,7 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "was built already" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"is an index SQ8; .* name for"):
         built(encoded_corpus, "SQ4", name="mine")
-    written(folder, documents, (*GONE, 9))
+    written(folder, passages, (*GONE, 9))
     changed = open_encoded(folder)
     with pytest.raises(ValueError, match=r"vectors \(898 passages\) .*\(897; .*=SQ8 --name"):
         open_faiss_index(changed, "mine")

@@ -51,21 +51,21 @@ def _small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def texts() -> tuple[np.ndarray, np.ndarray]:
-    """Queries, and documents of which many are near a query, one after the other, and some twice."""
+    """Queries, and passages of which many are near a query, one after the other, and some twice."""
     random = np.random.default_rng(0)
     queries = random.standard_normal((9, 16), dtype=np.float32)
-    documents = random.standard_normal((1500, 1, 16), dtype=np.float32)
-    documents[300:500, 0] = queries[2] + 0.3 * documents[300:500, 0]
-    documents[900:960] = documents[300]
+    passages = random.standard_normal((1500, 1, 16), dtype=np.float32)
+    passages[300:500, 0] = queries[2] + 0.3 * passages[300:500, 0]
+    passages[900:960] = passages[300]
     nearly = 1 + 1e-3 * random.standard_normal((140, 1), dtype=np.float32)
-    documents[1000:1140, 0] = nearly * queries[4]  # bfloat16 has three digits
-    return queries, documents
+    passages[1000:1140, 0] = nearly * queries[4]  # bfloat16 has three digits
+    return queries, passages
 
 
 @pytest.fixture(scope="module")
 def expected(texts: tuple[np.ndarray, np.ndarray]) -> SearchResult:
-    queries, documents = texts
-    return search(queries, [documents], K, select_backend("faiss-cpu"))
+    queries, passages = texts
+    return search(queries, [passages], K, select_backend("faiss-cpu"))
 
 
 class Named(BlockCorpus):
@@ -84,9 +84,9 @@ def assert_same_bits(result: SearchResult, expected: SearchResult) -> None:
 def test_results_equal_faiss_in_every_precision(
     name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult
 ) -> None:
-    queries, documents = texts
+    queries, passages = texts
     backend = select_backend("xla", precision=name)
-    result = search(queries, [documents[:333], documents[333:]], K, backend)
+    result = search(queries, [passages[:333], passages[333:]], K, backend)
     assert_same_bits(result, expected)
     assert len(queries) * K <= result.scored_pairs < sum(result.rounds) * 6 * K
     assert ("candidates in" in result.backend) == (name != "float32")
@@ -97,23 +97,23 @@ def test_control_without_rounding_losses_results_are_wrong(
     name: str, texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors of zero: the bound says less than it must, and a query counts as proven too early."""
-    queries, documents = texts
+    queries, passages = texts
     monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
     backend = select_backend("xla", precision=name)
     eager = replace(backend, precision=replace(PRECISIONS[name], more=0.0))  # type: ignore[type-var]
-    assert_same_bits(search(queries, [documents], K, eager), expected)
+    assert_same_bits(search(queries, [passages], K, eager), expected)
 
     def lossless(vectors: np.ndarray, of: precision.Precision) -> precision.Compressed:
         compressed = compress(vectors, of)
         return compressed._replace(error=np.zeros_like(compressed.error))
 
     monkeypatch.setattr(accelerators, "compress", lossless)
-    assert (search(queries, [documents], K, eager).rows != expected.rows).any()
+    assert (search(queries, [passages], K, eager).rows != expected.rows).any()
 
 
-def test_several_vectors_a_document(texts: tuple[np.ndarray, np.ndarray]) -> None:
-    queries, documents = texts
-    several = documents.reshape(500, 3, 16)
+def test_several_vectors_a_passage(texts: tuple[np.ndarray, np.ndarray]) -> None:
+    queries, passages = texts
+    several = passages.reshape(500, 3, 16)
     one = search(queries, [several], 7, select_backend("faiss-cpu"))
     assert_same_bits(search(queries, [several], 7, select_backend("xla", precision="int8")), one)
 
@@ -128,26 +128,26 @@ def test_eight_devices_give_the_result_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cells at the same time, or one after another where their scores are many."""
-    queries, documents = texts
+    queries, passages = texts
     first = jax.local_devices()[:1]
     monkeypatch.setattr(accelerators.jax, "local_devices", lambda: first)
     monkeypatch.setattr(cpu, "SCORES", scores)
     backend = select_backend("xla", precision=name)
     assert isinstance(backend, Xla)
     assert backend.mesh.size == 1
-    assert_same_bits(search(queries, [documents], K, backend), expected)
-    several = documents.reshape(500, 3, 16)
+    assert_same_bits(search(queries, [passages], K, backend), expected)
+    several = passages.reshape(500, 3, 16)
     one = search(queries, [several], 7, select_backend("faiss-cpu"))
     assert_same_bits(search(queries, [several], 7, backend), one)
 
 
 def test_one_device_gives_the_result_of_the_program_for_several(texts: tuple[np.ndarray, np.ndarray]) -> None:
     """`cpu.search_cells` beside `accelerators.search_cells`, of the same vectors: scores, places and bounds."""
-    queries, documents = texts
-    layout = plan_cells(len(documents), (1, 16), FLOAT32, 1, "cpu")
+    queries, passages = texts
+    layout = plan_cells(len(passages), (1, 16), FLOAT32, 1, "cpu")
     mesh = Mesh(np.array(jax.local_devices()[:1]), (accelerators.ROWS,), axis_types=(AxisType.Auto,))
     step = layout.chunk(16) * layout.cells
-    held = put_on_devices((documents[start : start + step] for start in range(0, 1500, step)), layout, FLOAT32, mesh)
+    held = put_on_devices((passages[start : start + step] for start in range(0, 1500, step)), layout, FLOAT32, mesh)
     assert isinstance(held, DeviceVectors)
     query_vectors = compress(queries, FLOAT32)
     result = cpu.search_cells_on_cpu(query_vectors, held.vectors, held.rows, layout.size, K)
@@ -220,9 +220,9 @@ def test_the_best_of_a_row_by_groups_are_those_of_a_sort(n: int, count: int) -> 
 
 def test_no_row_is_sorted_completely(texts: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA on a CPU has a TopK, and takes it for `top_k` unless it sees that only a part of the result is used."""
-    queries, documents = texts
+    queries, passages = texts
     monkeypatch.setattr(accelerators, "CELL", 1500)
-    held = select_backend("xla").load(np.concatenate([documents] * 24))
+    held = select_backend("xla").load(np.concatenate([passages] * 24))
     assert isinstance(held, DeviceVectors)
     lowered = search_cells.lower(compress(queries, held.precision), held.vectors, held.rows, held.layout, K, held.mesh)
     program = str(lowered.compile().as_text())
@@ -231,28 +231,28 @@ def test_no_row_is_sorted_completely(texts: tuple[np.ndarray, np.ndarray], monke
 
 
 def test_large_corpora_are_streamed_with_equal_results(texts: tuple[np.ndarray, np.ndarray]) -> None:
-    _, documents = texts
+    _, passages = texts
     backend = select_backend("xla")
     assert isinstance(backend, Xla)
-    corpus = BlockCorpus([documents[:400], documents[400:]])
+    corpus = BlockCorpus([passages[:400], passages[400:]])
     blocks = list(streaming.stream_blocks(corpus, backend))
     assert [len(block.rows) for block in blocks] == [375, 375, 375, 375]
     assert np.concatenate([block.rows for block in blocks]).tolist() == list(range(1500))
     assert len({block.top.layout for block in blocks}) == 1, "one program for all"  # type: ignore[attr-defined]
-    documents = documents.copy()
-    documents[1234, 0, 3] = np.nan
+    passages = passages.copy()
+    passages[1234, 0, 3] = np.nan
     with pytest.raises(ValueError, match=r"passage row 1234 has a NaN"):
-        list(streaming.stream_blocks(BlockCorpus([documents]), backend))
+        list(streaming.stream_blocks(BlockCorpus([passages]), backend))
 
 
 def test_vectors_that_fit_stay_on_the_devices(
     texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices with a memory of their own, which have room for 1,700 rows in int8, and for fewer in float32."""
-    queries, documents = texts
+    queries, passages = texts
     backend = select_backend("xla", precision="int8")
     monkeypatch.setattr(Xla, "free", 1700 * (16 + 12))  # a sixteenth of it may stay empty
-    stored = Named([documents[:400], documents[400:]])
+    stored = Named([passages[:400], passages[400:]])
     assert streaming.fits_devices(stored, backend)
     assert not streaming.fits_devices(stored, select_backend("xla"))
     assert not streaming.fits_devices(stored, select_backend("faiss-cpu"))
@@ -267,11 +267,11 @@ def test_vectors_that_do_not_fit_are_not_kept_on_devices(
     texts: tuple[np.ndarray, np.ndarray], expected: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A corpus that is in memory, and devices with room for 700 of its rows, or for 1,700."""
-    queries, documents = texts
+    queries, passages = texts
     backend, each = select_backend("xla"), streaming.row_bytes((1, 16), precision.FLOAT32)
-    stored = Named([documents])
+    stored = Named([passages])
     for room, parts in ((700, 0), (1700, 1)):
-        kept = InMemoryCorpus(stored, documents)
+        kept = InMemoryCorpus(stored, passages)
         monkeypatch.setattr(Xla, "free", room * each)
         assert streaming.exceeds_devices(kept, backend) == (parts == 0)
         assert_same_bits(search(queries, kept, K, backend), expected)

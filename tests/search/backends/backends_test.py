@@ -69,17 +69,17 @@ class Faulty:
         inner = select_backend("xla").load(vectors)
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
-            scores, documents, bound = (np.array(x) for x in inner(queries, k))
+            scores, passages, bound = (np.array(x) for x in inner(queries, k))
             if self.fault == "twice":
-                documents[0, 1], scores[0, 1] = documents[0, 0], scores[0, 0]
+                passages[0, 1], scores[0, 1] = passages[0, 0], scores[0, 0]
             if self.fault == "order":
-                scores, documents = scores[:, ::-1], documents[:, ::-1]
+                scores, passages = scores[:, ::-1], passages[:, ::-1]
             if self.fault == "outside":
-                documents[0, 0] = len(vectors)
+                passages[0, 0] = len(vectors)
             if self.fault == "misses the best" and k < len(vectors):
-                scores, documents, bound = inner(queries, k + 1)
-                scores, documents = scores[:, 1:], documents[:, 1:]
-            return BlockHits(scores, documents, bound)
+                scores, passages, bound = inner(queries, k + 1)
+                scores, passages = scores[:, 1:], passages[:, 1:]
+            return BlockHits(scores, passages, bound)
 
         return top
 
@@ -93,7 +93,7 @@ def test_self_check_control_without_a_fault_it_passes() -> None:
     [
         ("tf32", "less exact than float32"),
         ("wrong metric", "less exact than float32"),
-        ("twice", "a document twice"),
+        ("twice", "a passage twice"),
         ("order", "not descending"),
         ("outside", "outside 0 to"),
         ("misses the best", "above its bound"),
@@ -191,8 +191,8 @@ def test_gpu_backend_calls_and_limit(n: int, n_vectors: int, k: int, gpus: int) 
     queries, vectors = data(n, n_vectors)
     result = backend.load(vectors)(queries, k)
     exact = np.einsum("qd,nvd->qnv", queries.astype(np.float64), vectors.astype(np.float64)).max(axis=-1)
-    for row, documents, scores, bound in zip(exact, result.rows, result.scores, result.bound, strict=True):
-        row[documents[scores > -np.inf]] = -np.inf  # what remains was never seen
+    for row, passages, scores, bound in zip(exact, result.rows, result.scores, result.bound, strict=True):
+        row[passages[scores > -np.inf]] = -np.inf  # what remains was never seen
         assert row.max() <= bound + 1e-5
     assert (result.bound > -np.inf).all()  # something was cut, by k or by the limit of 2048 rows
 

@@ -106,16 +106,16 @@ def test_results_equal_faiss(name: str) -> None:
     """Of rows that one query likes, one after the other, and some twice."""
     random = np.random.default_rng(1)
     queries = random.standard_normal((9, D), dtype=np.float32)
-    documents = random.standard_normal((900, 1, D), dtype=np.float32)
-    documents[300:500, 0] = queries[2] + 0.3 * documents[300:500, 0]
-    documents[700:760] = documents[300]
+    passages = random.standard_normal((900, 1, D), dtype=np.float32)
+    passages[300:500, 0] = queries[2] + 0.3 * passages[300:500, 0]
+    passages[700:760] = passages[300]
     backend = select_backend("xla", precision=name)
-    held = backend.load(documents)
+    held = backend.load(passages)
     assert isinstance(held, DeviceVectors)
     assert accelerators._by_maxima(held.vectors, held.layout, held.mesh)
     assert held.layout == (16, SIZE, 1)  # eight devices, two cells each, none of them full
     for k in (K, 300):
-        result, expected = search(queries, [documents], k, backend), search(queries, [documents], k, FAISS)
+        result, expected = search(queries, [passages], k, backend), search(queries, [passages], k, FAISS)
         np.testing.assert_array_equal(result.rows, expected.rows)
         np.testing.assert_array_equal(result.scores.view(np.int32), expected.scores.view(np.int32))
 

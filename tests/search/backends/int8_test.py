@@ -94,10 +94,10 @@ def test_vectors_too_long_for_sums_of_int8_are_searched_in_float32(monkeypatch: 
     monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
     dimension = 133_184
     assert dimension > LONGEST_INT8
-    documents = np.full((8, 1, dimension), 0.1, np.float32)
-    documents[:2], documents[2] = 1, 0.9
+    passages = np.full((8, 1, dimension), 0.1, np.float32)
+    passages[:2], passages[2] = 1, 0.9
     query = np.ones((1, dimension), np.float32)
-    result = search(query, [documents], 1, select_backend("faiss-cpu", many=True))
+    result = search(query, [passages], 1, select_backend("faiss-cpu", many=True))
     assert (result.rows.item(), result.scores.item()) == (0, dimension)
 
 
@@ -132,8 +132,8 @@ def test_few_vectors_are_all_returned() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_question_gives_the_result_of_a_batch(kind: str, n_vectors: int) -> None:
     """Bit for bit; where int8 proves nothing, float32 does."""
-    documents = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
-    corpus, backend = BlockCorpus([documents[:600], documents[600:]]), select_backend("faiss-cpu", many=True)
+    passages = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
+    corpus, backend = BlockCorpus([passages[:600], passages[600:]]), select_backend("faiss-cpu", many=True)
     for k in (1, 40, MOST):
         expected = search(QUERY, corpus, k, select_backend("faiss-cpu"))
         result = search(QUERY, corpus, k, backend)
@@ -153,12 +153,12 @@ def test_int8_vectors_are_made_by_the_first_single_question(monkeypatch: pytest.
     self_check(many)
     assert isinstance(many, FaissCpu)
     assert replace(many, many=False) == once
-    documents, queries = vectors("gaussian")[:, None], np.repeat(QUERY, 2, axis=0)
+    passages, queries = vectors("gaussian")[:, None], np.repeat(QUERY, 2, axis=0)
     made.clear()
     for backend, judged, k, count in ((once, QUERY, 3, 0), (many, queries, 3, 0), (many, QUERY, MOST // OVER + 1, 0)):
-        backend.load(documents)(judged, k)
+        backend.load(passages)(judged, k)
         assert len(made) == count
-    top = many.load(documents)
+    top = many.load(passages)
     for k in (3, MOST // OVER):
         top(QUERY, k)
     assert len(made) == 1, "and once"

@@ -42,11 +42,11 @@ def back(compressed: Compressed) -> np.ndarray:
 
 def test_a_vector_by_hand() -> None:
     """q = (1, 2, -1, .5), d = (.3, -.7, .11, .05): z, |e|, the product of q and d', how far it may be from q.d."""
-    query, document = np.array([[1, 2, -1, 0.5]]), np.array([[0.3, -0.7, 0.11, 0.05]])
-    compressed = compress(document.astype(np.float32), PRECISIONS["int8"])
+    query, passage = np.array([[1, 2, -1, 0.5]]), np.array([[0.3, -0.7, 0.11, 0.05]])
+    compressed = compress(passage.astype(np.float32), PRECISIONS["int8"])
     assert compressed.numbers.tolist() == [[54, -127, 20, 9]]
     np.testing.assert_allclose(compressed.error, 0.0024064, rtol=2e-4)
-    assert (query @ document.T).item() == pytest.approx(-1.185)
+    assert (query @ passage.T).item() == pytest.approx(-1.185)
     assert (query @ back(compressed).T).item() == pytest.approx(-1.187795, abs=1e-6)
     assert (np.linalg.norm(query) * compressed.error).item() == pytest.approx(0.0060161, rel=2e-4)
 
@@ -70,10 +70,10 @@ def test_norms_and_errors_are_those_of_float64_rounded_up(name: str, kind: str) 
 @pytest.mark.parametrize("name", NAMES)
 def test_products_are_within_the_rounding_loss(name: str, kind: str) -> None:
     numbers, queries = vectors(kind), vectors("gaussian", 20)
-    some, documents = compress(queries, PRECISIONS[name]), compress(numbers, PRECISIONS[name])
+    some, passages = compress(queries, PRECISIONS[name]), compress(numbers, PRECISIONS[name])
     exact = queries.astype(np.float64) @ numbers.astype(np.float64).T
-    off = np.abs(exact - back(some) @ back(documents).T)
-    bound = losses(some, documents)
+    off = np.abs(exact - back(some) @ back(passages).T)
+    bound = losses(some, passages)
     assert (off <= bound).all()
     if kind != "tiny":  # whose norms are rounded up far above them (`upper_norms`)
         assert (off > bound / 100).any(), "control: a bound a hundred times smaller is none"

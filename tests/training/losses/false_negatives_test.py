@@ -14,7 +14,7 @@ import pytest
 from jaxret.models.scoring import unit_length
 from jaxret.parallel.mesh import make_mesh
 from jaxret.training.losses.group_losses import FalseNegativeSettings, check_losses
-from jaxret.training.losses.in_batch import LossSettings, Scores, competing_documents, total_loss
+from jaxret.training.losses.in_batch import LossSettings, Scores, competing_passages, total_loss
 from jaxret.types import Batch
 from tests import tiny
 
@@ -27,15 +27,15 @@ def make_batch(group: int = 3) -> Batch:
 
 
 def make_scores(batch: Batch, settings: LossSettings, in_batch: bool = True, vectors: int = 2) -> Scores:
-    shape = len(batch.positives), len(batch.document_ids), vectors
+    shape = len(batch.positives), len(batch.passage_ids), vectors
     cosines = np.random.default_rng(3).uniform(-0.2, 0.6, shape).astype(np.float32)
-    return Scores(jnp.asarray(cosines), batch.positives, competing_documents(batch, in_batch), settings)
+    return Scores(jnp.asarray(cosines), batch.positives, competing_passages(batch, in_batch), settings)
 
 
 def by_loops(scores: Scores, batch: Batch, margin: float, in_batch: bool) -> tuple[float, int]:
     """(the loss, how many negatives were left out), from the definition."""
     similarities = np.asarray(scores.similarities, np.float64).max(-1)
-    ids, relevant, positives = (np.asarray(x) for x in (batch.document_ids, batch.known_positives, batch.positives))
+    ids, relevant, positives = (np.asarray(x) for x in (batch.passage_ids, batch.known_positives, batch.positives))
     group, losses, left_out = len(ids) // len(positives), [], 0
     for i, own in enumerate(positives):
         exponents = [similarities[i, own] / TEMPERATURE]
@@ -54,7 +54,7 @@ def by_loops(scores: Scores, batch: Batch, margin: float, in_batch: bool) -> tup
 @pytest.mark.table
 @pytest.mark.parametrize("in_batch", [True, False])
 def test_the_loss_equals_a_loop(in_batch: bool) -> None:
-    """Over all documents of the batch, and over a query's own alone."""
+    """Over all passages of the batch, and over a query's own alone."""
     batch = make_batch()
     scores = make_scores(batch, MASKED, in_batch)
     expected, left_out = by_loops(scores, batch, MARGIN, in_batch)
@@ -72,7 +72,7 @@ def test_own_passages_only_equal_pytorchs_cross_entropy() -> None:
     """loss.in_batch_negatives=False: a softmax over each query's group, the positive first."""
     torch = pytest.importorskip("torch")
     batch = make_batch()
-    batch = replace(batch, document_ids=jnp.arange(15), known_positives=batch.positives[:, None])
+    batch = replace(batch, passage_ids=jnp.arange(15), known_positives=batch.positives[:, None])
     scores = make_scores(batch, LossSettings(temperature=TEMPERATURE), in_batch=False, vectors=1)
     own = torch.tensor(np.asarray(scores.similarities[..., 0])).reshape(5, 5, 3)[torch.arange(5), torch.arange(5)]
     expected = torch.nn.functional.cross_entropy(own / TEMPERATURE, torch.zeros(5).long())

@@ -17,7 +17,7 @@ from jaxret.models.scoring import similarities
 from jaxret.parallel.mesh import make_mesh
 from jaxret.training.losses import grad_cache
 from jaxret.training.losses.grad_cache import describe_rounding, encode_in_chunks, join_chunks, split_chunks
-from jaxret.training.losses.in_batch import Scores, competing_documents, total_loss
+from jaxret.training.losses.in_batch import Scores, competing_passages, total_loss
 from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.types import Batch, Embeddings, Tokens
 from tests.tiny import (
@@ -61,11 +61,11 @@ def plain(objective: RetrievalObjective) -> Callable[[Any, Batch, jax.Array], ja
     """The loss without caching: all texts at once, and nothing recomputed."""
 
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
-        query_key, document_key = jax.random.split(key)
+        query_key, passage_key = jax.random.split(key)
         q = encode(objective.model, params, batch.queries, "query", query_key)
-        d = encode(objective.model, params, batch.documents, "passage", document_key)
+        d = encode(objective.model, params, batch.passages, "passage", passage_key)
         scores = similarities(q.vectors[:, 0], d.vectors, d.mask)
-        return total_loss(Scores(scores, batch.positives, competing_documents(batch), objective.settings)).loss
+        return total_loss(Scores(scores, batch.positives, competing_passages(batch), objective.settings)).loss
 
     return loss
 

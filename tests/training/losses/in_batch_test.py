@@ -17,7 +17,7 @@ from jaxret.training.losses.in_batch import (
     LossSettings,
     LossTerms,
     Scores,
-    competing_documents,
+    competing_passages,
     loss_settings,
     total_loss,
 )
@@ -33,10 +33,10 @@ def contrastive_loss(S: Any, positives: Any, allowed: Any, settings: LossSetting
 
 @dataclass
 class Case:
-    """Five rows of queries (the last is padding), nine documents.
+    """Five rows of queries (the last is padding), nine passages.
 
-    Query 0 has the same positive as query 3 (another copy, in row 6); document 3 is another known positive of query 1;
-    document 8 is an empty slot.
+    Query 0 has the same positive as query 3 (another copy, in row 6); passage 3 is another known positive of query 1;
+    passage 8 is an empty slot.
     """
 
     V: int
@@ -50,9 +50,9 @@ class Case:
     def __post_init__(self) -> None:
         generator = np.random.default_rng(self.seed)
         self.queries = generator.standard_normal((len(self.positives), D)).astype(np.float32)
-        self.documents = generator.standard_normal((len(self.ids), self.V, D)).astype(np.float32)
+        self.passages = generator.standard_normal((len(self.ids), self.V, D)).astype(np.float32)
         # All scores of query 2 are negative: nothing that is not there may win.
-        self.documents[:, :, 0] = -np.abs(self.documents[:, :, 0]) - 5
+        self.passages[:, :, 0] = -np.abs(self.passages[:, :, 0]) - 5
         self.queries[2] = np.eye(D)[0]
         counts = generator.integers(1, self.V + 1, len(self.ids))
         counts[[0, 2]] = self.V
@@ -64,15 +64,15 @@ class Case:
         return Batch(tokens, tokens, *map(jnp.asarray, (self.positives, self.ids, self.known_positives)))
 
     def raw(self) -> np.ndarray:
-        return np.einsum("qd,nvd->qnv", self.queries.astype(np.float64), self.documents.astype(np.float64))
+        return np.einsum("qd,nvd->qnv", self.queries.astype(np.float64), self.passages.astype(np.float64))
 
     def ours(self, settings: LossSettings) -> LossTerms:
-        S = similarities(*map(jnp.asarray, (self.queries, self.documents, self.mask)))
-        return contrastive_loss(S, jnp.asarray(self.positives), competing_documents(self.batch()), settings)
+        S = similarities(*map(jnp.asarray, (self.queries, self.passages, self.mask)))
+        return contrastive_loss(S, jnp.asarray(self.positives), competing_passages(self.batch()), settings)
 
 
 def competes(case: Case, i: int, j: int) -> bool:
-    """Whether document j is in query i's softmax."""
+    """Whether passage j is in query i's softmax."""
     if j == case.positives[i]:
         return True
     return case.ids[j] != -1 and case.ids[j] not in case.known_positives[i]
@@ -129,7 +129,7 @@ def test_golden_values_of_every_term(V: int) -> None:
 
 
 def test_only_the_querys_own_negatives() -> None:
-    """I3 eq. 9 by a loop in float64: three queries with three documents each; the second query's last is another
+    """I3 eq. 9 by a loop in float64: three queries with three passages each; the second query's last is another
     positive of it, the third's last does not exist."""
     generator = np.random.default_rng(3)
     raw = generator.standard_normal((3, 9)) * 2
@@ -139,15 +139,15 @@ def test_only_the_querys_own_negatives() -> None:
     batch = Batch(tokens, tokens, *map(jnp.asarray, (np.array([0, 3, 6], np.int32), ids, relevant)))
     own = {0: [0, 1, 2], 1: [3, 4], 2: [6, 7]}
     expected = np.mean([minus_log_softmax([raw[i, j] for j in rows], 0) for i, rows in own.items()])
-    competing = competing_documents(batch, in_batch_negatives=False)
+    competing = competing_passages(batch, in_batch_negatives=False)
     assert [list(np.flatnonzero(row)) for row in np.asarray(competing)] == list(own.values())
     S = jnp.asarray(raw, jnp.float32)[..., None]
     terms = contrastive_loss(S, batch.positives, competing, LossSettings(in_batch_negatives=False))
     assert float(terms.loss) == pytest.approx(expected, rel=1e-6)
-    whole = contrastive_loss(S, batch.positives, competing_documents(batch), LossSettings())
+    whole = contrastive_loss(S, batch.positives, competing_passages(batch), LossSettings())
     assert abs(float(whole.loss) - expected) > 0.1, "control: the whole batch"
     empty = Batch(tokens, tokens, jnp.array([0, 3, -1]), *map(jnp.asarray, (ids, relevant)))
-    alone = contrastive_loss(S, empty.positives, competing_documents(empty, False), LossSettings())
+    alone = contrastive_loss(S, empty.positives, competing_passages(empty, False), LossSettings())
     first_two = np.mean([minus_log_softmax([raw[i, j] for j in own[i]], 0) for i in (0, 1)])
     assert float(alone.loss) == pytest.approx(first_two, rel=1e-6)
 
@@ -184,7 +184,7 @@ def test_gradients_are_the_finite_differences_of_the_oracle(V: int, positive: An
     settings = LossSettings(positive, local, 0.8, 1.7, 0.5)
     raw, step = case.raw(), 1e-5
     with jax.enable_x64(True):
-        mask, chosen = jnp.asarray(case.mask), competing_documents(case.batch())
+        mask, chosen = jnp.asarray(case.mask), competing_passages(case.batch())
 
         def loss(raw: jax.Array) -> jax.Array:
             S = jnp.where(mask[None], raw, MASKED_SCORE)
@@ -204,7 +204,7 @@ def test_gradients_are_the_finite_differences_of_the_oracle(V: int, positive: An
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-8)
     assert np.abs(expected).max() > 0.05
     assert not gradient[-1].any(), "a padding query has no gradient"
-    assert not gradient[:, -1].any(), "an empty document has no gradient"
+    assert not gradient[:, -1].any(), "an empty passage has no gradient"
     assert not gradient[:, ~case.mask].any(), "a vector that does not exist has no gradient"
 
 
@@ -246,7 +246,7 @@ def test_equal_scores_are_ordered_by_position() -> None:
 
 
 def test_mask_of_candidates() -> None:
-    """Row = query, column = document, on the case above."""
+    """Row = query, column = passage, on the case above."""
     expected = [
         [1, 1, 1, 1, 1, 1, 0, 1, 0],  # not the copy of its own positive in row 6
         [1, 1, 1, 0, 1, 1, 1, 1, 0],  # not its other positive
@@ -254,18 +254,18 @@ def test_mask_of_candidates() -> None:
         [0, 1, 1, 1, 1, 1, 1, 1, 0],  # not the copy in row 0; row 6 is its own
         [1, 1, 1, 1, 1, 1, 1, 1, 0],
     ]
-    np.testing.assert_array_equal(competing_documents(Case(1).batch()), np.array(expected, bool))
+    np.testing.assert_array_equal(competing_passages(Case(1).batch()), np.array(expected, bool))
 
 
 @pytest.mark.table
 @pytest.mark.parametrize("settings", SETTINGS[::3], ids=str)
 def test_rows_with_only_padding_are_finite(settings: LossSettings) -> None:
-    """No query, no document, no vector: value 0, gradient 0, no NaN."""
+    """No query, no passage, no vector: value 0, gradient 0, no NaN."""
     B, N, V = 2, 3, 2
     mask = jnp.zeros((N, V), bool)
 
-    def loss(queries: jax.Array, documents: jax.Array) -> jax.Array:
-        S = similarities(queries, documents, mask)
+    def loss(queries: jax.Array, passages: jax.Array) -> jax.Array:
+        S = similarities(queries, passages, mask)
         return contrastive_loss(S, jnp.full(B, -1, jnp.int32), jnp.zeros((B, N), bool), settings).loss
 
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones((B, D)), jnp.ones((N, V, D)))
@@ -279,8 +279,8 @@ def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
     """An empty text as a positive: a large loss to be seen, finite, and no gradient into the missing vectors."""
     mask = jnp.ones((4, 2), bool).at[0].set(False)
 
-    def loss(queries: jax.Array, documents: jax.Array) -> jax.Array:
-        S = similarities(queries, documents, mask)
+    def loss(queries: jax.Array, passages: jax.Array) -> jax.Array:
+        S = similarities(queries, passages, mask)
         return contrastive_loss(S, jnp.array([0, 2]), jnp.ones((2, 4), bool), settings).loss
 
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones((2, D)), jnp.ones((4, 2, D)))
@@ -289,16 +289,16 @@ def test_a_positive_without_vectors_is_finite(settings: LossSettings) -> None:
     assert not np.asarray(gradients[1][0]).any()
 
 
-def test_padding_documents_do_not_change_the_loss() -> None:
+def test_padding_passages_do_not_change_the_loss() -> None:
     """Three more empty slots, with vectors that would win by far if they were looked at."""
     case, settings = Case(2), LossSettings("first", "first", local_weight=1.0)
     longer = Case(2)
     longer.ids = np.append(case.ids, [-1, -1, -1]).astype(np.int32)
-    longer.documents = np.concatenate([case.documents, np.full((3, 2, D), 100, np.float32)])
+    longer.passages = np.concatenate([case.passages, np.full((3, 2, D), 100, np.float32)])
     longer.mask = np.concatenate([case.mask, np.ones((3, 2), bool)])
     np.testing.assert_allclose(longer.ours(settings).loss, case.ours(settings).loss, rtol=1e-6)
     longer.ids[-1] = 99
-    assert abs(float(longer.ours(settings).loss) - float(case.ours(settings).loss)) > 1, "control: a document that is"
+    assert abs(float(longer.ours(settings).loss) - float(case.ours(settings).loss)) > 1, "control: a passage that is"
 
 
 def settings_of(overrides: dict[str, Any]) -> LossSettings:
@@ -352,7 +352,7 @@ TEACHER = np.array([[8, 6, 1, -2], [5, 4, 9, 0]], np.float32)
 
 
 def taught(settings: LossSettings, teacher: np.ndarray = TEACHER, empty: tuple[int, int] | None = None) -> LossTerms:
-    """The loss of two queries with four documents each; scores of the other's documents are 0."""
+    """The loss of two queries with four passages each; scores of the other's passages are 0."""
 
     def value(student: jax.Array) -> tuple[jax.Array, LossTerms]:
         S = jnp.zeros((2, 8, 1)).at[0, :4, 0].set(student[0]).at[1, 4:, 0].set(student[1])
@@ -481,9 +481,9 @@ def test_annealing_multiplies_both_temperatures() -> None:
     settings = LossSettings(
         local_target="argmax", temperature=2.0, local_temperature=3.0, local_weight=0.5, annealing_rate=0.1
     )
-    S = similarities(*map(jnp.asarray, (case.queries, case.documents, case.mask)))
+    S = similarities(*map(jnp.asarray, (case.queries, case.passages, case.mask)))
     annealed = contrastive_loss(
-        S, jnp.asarray(case.positives), competing_documents(case.batch()), settings, annealing=0.5
+        S, jnp.asarray(case.positives), competing_passages(case.batch()), settings, annealing=0.5
     )
     by_hand = case.ours(LossSettings("max", "argmax", 1.0, 1.5, 0.5))
     assert float(annealed.loss) == pytest.approx(float(by_hand.loss), rel=1e-6)

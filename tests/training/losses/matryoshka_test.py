@@ -13,7 +13,7 @@ import pytest
 
 from jaxret.models.scoring import similarities, unit_length
 from jaxret.parallel.mesh import make_mesh
-from jaxret.training.losses.in_batch import Scores, competing_documents, loss_settings, total_loss
+from jaxret.training.losses.in_batch import Scores, competing_passages, loss_settings, total_loss
 from jaxret.training.losses.matryoshka import MatryoshkaSettings, cut_embeddings
 from jaxret.training.tasks.retrieval import RetrievalObjective
 from jaxret.types import Batch, Embeddings
@@ -38,7 +38,7 @@ def make_batch(group: int) -> Batch:
 
 
 def encoded(overrides: dict[str, Any], batch: Batch) -> tuple[Any, Any, Any]:
-    """(objective, parameters, vectors of queries and documents as the loss gets them)."""
+    """(objective, parameters, vectors of queries and passages as the loss gets them)."""
     objective = tiny.make_objective(overrides, make_mesh(1, jax.devices()[:1]), tiny.WITHOUT_DROPOUT)
     params = tiny.make_params(objective.model)
     return objective, params, objective.encode(params, batch, jax.random.key(0), train=True)
@@ -49,8 +49,8 @@ def tensors(*arrays: Any) -> list[Any]:
 
 
 def allowed(batch: Batch) -> Any:
-    """Which documents each query competes for, from the definition."""
-    ids, relevant = np.asarray(batch.document_ids), np.asarray(batch.known_positives)
+    """Which passages each query competes for, from the definition."""
+    ids, relevant = np.asarray(batch.passage_ids), np.asarray(batch.known_positives)
     own = np.arange(len(ids))[None] == np.asarray(batch.positives)[:, None]
     return torch.tensor(own | ((ids >= 0)[None] & ~(ids[None, :, None] == relevant[:, None, :]).any(-1)))
 
@@ -174,10 +174,10 @@ def test_the_teacher_of_a_batch_teaches_every_size() -> None:
     scores = Scores(
         jnp.asarray(student.pop(16)),
         batch.positives,
-        competing_documents(batch),
+        competing_passages(batch),
         settings,
         in_batch_teacher=jnp.asarray(teacher),
-        document_exists=jnp.ones(8, bool),
+        passage_exists=jnp.ones(8, bool),
         smaller={size: jnp.asarray(numbers) for size, numbers in student.items()},
     )
     expected, (target,) = 0.0, tensors(teacher)

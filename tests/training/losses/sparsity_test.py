@@ -61,12 +61,12 @@ def test_the_loss_adds_both_penalties(step: int) -> None:
     params, batch = tiny.make_params(objective.model), jax.tree.map(jnp.asarray, tiny.make_batch(4))
     terms = jax.jit(lambda p: objective(p, batch, jax.random.key(0), step=step))(params)
     vectors = jax.jit(lambda p: objective.encode(p, batch, jax.random.key(0), True))(params)
-    queries, documents = (np.asarray(x.vectors[:, 0], float) for x in vectors)
-    documents = documents[np.asarray(batch.document_ids) >= 0]
-    assert len(documents) == 7, "an empty slot"
+    queries, passages = (np.asarray(x.vectors[:, 0], float) for x in vectors)
+    passages = passages[np.asarray(batch.passage_ids) >= 0]
+    assert len(passages) == 7, "an empty slot"
     expected = {
         "query_sparsity": np.abs(queries).sum(axis=1).mean(),
-        "passage_sparsity": (np.abs(documents).mean(axis=0) ** 2).sum(),
+        "passage_sparsity": (np.abs(passages).mean(axis=0) ** 2).sum(),
     }
     for name, value in expected.items():
         assert float(terms.terms[name]) == pytest.approx(value, rel=1e-5)
@@ -74,7 +74,7 @@ def test_the_loss_adds_both_penalties(step: int) -> None:
     more = growth * (0.02 * expected["query_sparsity"] + 0.03 * expected["passage_sparsity"])
     assert more > 1e-3
     assert float(terms.loss) == pytest.approx(float(terms.terms["contrastive"]) + more, rel=1e-5)
-    counts = {"query_words": (queries > 0).sum() / 4, "passage_words": (documents > 0).sum() / 7}
+    counts = {"query_words": (queries > 0).sum() / 4, "passage_words": (passages > 0).sum() / 7}
     assert {name: float(value) for name, value in terms.words.items()} == pytest.approx(counts)
 
 

@@ -51,16 +51,16 @@ def make_batch(queries: int = QUERIES) -> PairBatch:
     random = np.random.default_rng(0)
     tokens = tiny.make_tokens(queries * GROUP, LENGTH)
     mask = np.asarray(tokens.mask).copy()
-    documents = np.arange(queries * GROUP, dtype=np.int32).reshape(queries, GROUP)
-    documents[1, 2] = -1
-    documents[-1] = -1
+    passages = np.arange(queries * GROUP, dtype=np.int32).reshape(queries, GROUP)
+    passages[1, 2] = -1
+    passages[-1] = -1
     mask[5] = mask[-GROUP:] = False
     positives = np.arange(0, queries * GROUP, GROUP, dtype=np.int32)
     positives[-1] = -1
     teacher = random.standard_normal((queries, GROUP)).astype(np.float32)
     teacher[2] = np.nan
     pairs = Tokens(np.where(mask, tokens.ids, 0), mask, first=np.full(queries * GROUP, 2, np.int32))  # type: ignore[call-arg]
-    return PairBatch(pairs, positives, documents, teacher)  # type: ignore[call-arg]
+    return PairBatch(pairs, positives, passages, teacher)  # type: ignore[call-arg]
 
 
 def objective_on(devices: int, chunk_size: int = 0, fsdp: int = 1) -> RerankingObjective:
@@ -96,7 +96,7 @@ def test_the_loss_by_hand(alone: tuple[Any, Any]) -> None:
     params = tiny.make_params(objective.model)  # type: ignore[arg-type]
     pairs = jax.tree.map(jnp.asarray, batch.pairs)
     scores = np.asarray(objective.model.score(params, pairs), np.float64).reshape(QUERIES, GROUP)
-    exists = np.asarray(batch.document_ids) >= 0
+    exists = np.asarray(batch.passage_ids) >= 0
     ce, kl, binary, ranks = [], [], [], []
     for i in range(QUERIES - 1):
         s, t = scores[i][exists[i]], np.asarray(batch.teacher_scores, np.float64)[i][exists[i]]
