@@ -4,7 +4,7 @@ python bench/encode.py --corpus=FOLDER --texts=2000 --rounds=5
 
 Needs requirements-bench.txt. They take turns in one process and all start from strings. sentence-transformers as it
 comes; onnxruntime with the graph that its own optimizer makes for BERT, texts sorted by length in batches of 32 (as
-sentence-transformers has them), tokenised by jaxret's tokenizer, the faster one. Prints texts per second of each
+sentence-transformers has them), tokenized by jaxret's tokenizer, the faster one. Prints texts per second of each
 (median over rounds), the median of the ratios of each round with its range, the largest difference between outputs,
 padded tokens for each real one, how many programs were compiled after warm-up, and on a GPU the MFU of jaxret and
 sentence-transformers (each one's own products against the chip's rate); onnxruntime only runs on a CPU here.

@@ -3,7 +3,7 @@
 python bench/encode_pipeline.py --workdir=RUN --corpus=FOLDER_OR_FILE --passages=4096
 
 The model alone: the same batches of tokens that are in memory, vectors copied to the host. From text: the corpus is
-read, checked, tokenised, encoded and written into a new folder, every digest of which is compared again. Both have
+read, checked, tokenized, encoded and written into a new folder, every digest of which is compared again. Both have
 their programs; rounds are interleaved; a ratio is that of a round, or, on a machine that has other things to do, that
 of the least times. A quarter of the corpus is encoded too: time should grow as the corpus does. Exact float32 on a CPU,
 the run's own settings elsewhere.

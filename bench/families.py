@@ -5,7 +5,7 @@ python bench/families.py --data=FOLDER --workdir=runs/families --set=train.steps
 One seed. Not everything is MiniLM's: I3's reconstructor and interactor, Aggretriever's MLM head, term weights and [CLS]
 projection, and late interaction's projection start from random numbers; T5 is random altogether (4 layers, 256 wide,
 MiniLM's tokenizer), so it trains for 150 steps at 3e-4. Run again, it continues. Times are this machine's, after a
-warm-up, without reading, tokenising and writing; they are not a comparison with anybody.
+warm-up, without reading, tokenizing and writing; they are not a comparison with anybody.
 """
 
 from __future__ import annotations

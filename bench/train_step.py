@@ -263,7 +263,7 @@ def main() -> None:
             from jaxret.demo.demo import write_data
 
             arguments.data = str(write_data(Path(folder)).pairs)
-        packer = Work.of(arguments).packed.packer  # tokenised here, once
+        packer = Work.of(arguments).packed.packer  # tokenized here, once
         print(f"{arguments.queries} pairs, {arguments.dtype}, {arguments.threads} threads; {packer}", flush=True)
         for case in arguments.cases:
             compare(case, arguments, results)

@@ -19,7 +19,7 @@ set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?sbatch sets it}"
 export PLATFORM=${PLATFORM:-gpu} COORDINATOR=auto CHECKPOINT_EVERY=${CHECKPOINT_EVERY:-500}
 
-# Since Slurm 22.05 srun does not take --cpus-per-task of sbatch by itself; with one core, tokenising is slow.
+# Since Slurm 22.05 srun does not take --cpus-per-task of sbatch by itself; with one core, tokenizing is slow.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}
 
 # --signal above: SIGTERM to the steps 180 s before the time limit, so that the step of training under way is saved.

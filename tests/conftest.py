@@ -12,7 +12,7 @@ from pathlib import Path
 
 if "jax" in sys.modules:  # a plug-in imported it: the settings below would come too late
     raise RuntimeError("jax was imported before tests/conftest.py could ask for eight CPU devices")
-# The models here are tiny and run a few times, so almost all of their time is compilation: LLVM need not optimise, and
+# The models here are tiny and run a few times, so almost all of their time is compilation: LLVM need not optimize, and
 # XLA's simpler code generator does where there still is one. An unknown flag would end the process.
 os.environ["XLA_FLAGS"] = " ".join(
     [

@@ -140,8 +140,8 @@ def make_params(retriever: Any, seed: int = 0) -> Any:
     generator = np.random.default_rng(seed)
 
     def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
-        center = 1.0 if path[-1].key == "scale" else 0.0
-        return jnp.asarray(center + 0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
+        centre = 1.0 if path[-1].key == "scale" else 0.0
+        return jnp.asarray(centre + 0.2 * generator.standard_normal(leaf.shape), leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 

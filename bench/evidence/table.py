@@ -125,7 +125,7 @@ def legend(run: int, claims: int) -> str:
     return (
         f"{run} of {claims} claims were run. The difference is the mean over questions (perplexity: passages) of a "
         "value that is itself a mean over seeds. Questions about one passage share its vector, so they are drawn "
-        "together: the interval is the percentile bootstrap over passages, and p is the randomisation test over them, "
+        "together: the interval is the percentile bootstrap over passages, and p is the randomization test over them, "
         "two-sided, which Holm corrects for all rows that were run. "
         f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign; with fewer than {ENOUGH} seeds, "
         f"which is about a few trained models and not yet about two methods, **{HOLDS}{SO_FAR}**. **{OPPOSITE}**: the "

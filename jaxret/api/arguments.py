@@ -68,7 +68,7 @@ def whole_number(name: str, value: Any, expected: str = "a whole number") -> int
 
 
 def checked_questions(texts: Sequence[str]) -> list[str]:
-    """Return the texts, normalised as those of files are."""
+    """Return the texts, normalized as those of files are."""
 
     def checked(number: int, text: str) -> str:
         try:

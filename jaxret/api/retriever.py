@@ -96,7 +96,7 @@ class Retriever:
             token: of an encoder alone: its vector, "cls" or "mean".
             normalize: of an encoder alone: vectors have length 1, for cosines.
             download: fetch a hub name that is not in the cache.
-            title_separator: between title and text of a passage, or "[SEP]"; "auto": a blank for a
+            title_separator: between title and text of a passage, or "[SEP]"; "auto": a space for a
                 sentence-transformers or PyLate directory, else "[SEP]".
 
         Raises:

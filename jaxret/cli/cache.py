@@ -1,9 +1,9 @@
 """Shows what jaxret keeps in the user's cache, and empties it:
 
 jaxret cache                    sizes and bounds
-jaxret cache --clear=tokens     delete the tokenised texts; they are made again when they are needed
+jaxret cache --clear=tokens     delete the tokenized texts; they are made again when they are needed
 
-JAXRET_TOKENS_GB=100 sets another bound for tokenised texts; data.store keeps them elsewhere, without a bound. Texts
+JAXRET_TOKENS_GB=100 sets another bound for tokenized texts; data.store keeps them elsewhere, without a bound. Texts
 that were used in the last 24 hours stay even above it: a process may be reading them.
 JAXRET_OBJECTS_GB=100 sets another bound for files of buckets, which are fetched again when they are needed.
 """

@@ -21,8 +21,8 @@ _DATA = flags.DEFINE_list(
 _MEASURES = flags.DEFINE_list("measures", None, "measures to compare; default: all that every result has")
 _REPORT = flags.DEFINE_string("report", "", "HTML file for a report of the runs, as jaxret report writes it")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "csv", "latex"], "output format")
-_SEED = flags.DEFINE_integer("seed", 0, "seed of the randomisation test and of the intervals")
-_RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the randomisation test", lower_bound=1000)
+_SEED = flags.DEFINE_integer("seed", 0, "seed of the randomization test and of the intervals")
+_RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the randomization test", lower_bound=1000)
 
 
 def main(*runs: str) -> None:

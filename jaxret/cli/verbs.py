@@ -1,4 +1,4 @@
-"""The verbs of `jaxret VERB`, a module each (with _ for a blank).
+"""The verbs of `jaxret VERB`, a module each (with _ for a space).
 
 A module has a docstring (its help), flags at module level, `ARGUMENTS` with its positional arguments ("[X]" is
 optional, "X..." is one or more), and `main`, which takes them. `WRITES` has the names of the flags and arguments that
@@ -35,7 +35,7 @@ VERBS = {
     "data build": "write a data set as a versioned TFDS data set",
     "data chunk": "split passages into sentences, equal parts, or windows of words",
     "data split": "split judgements by whether relevant passages have training queries",
-    "cache": "show and empty the cache of tokenised texts and compiled programs",
+    "cache": "show and empty the cache of tokenized texts and compiled programs",
     "plan": "plan memory, time and storage of a config on chips, without the chips",
     "doctor": "check packages, devices, search backends, memory and disks of this machine",
     "demo": "train, encode, search and evaluate on documentation of Python",

@@ -149,10 +149,10 @@ def get_config() -> ConfigDict:
     c.tokens = ConfigDict()
     c.tokens.query_length = 256  # tokens of a query, at most
     c.tokens.passage_length = 256  # tokens of a passage, at most, title included
-    # Text in front of every query, tokenised with it, such as "query: " for E5. {task} is replaced by the instruction
+    # Text in front of every query, tokenized with it, such as "query: " for E5. {task} is replaced by the instruction
     # of the query's record, or else by tokens.task.
     c.tokens.query_prompt = ""
-    # Text in front of every passage, tokenised with it, such as "passage: " for E5. {title} is replaced by the passage's
+    # Text in front of every passage, tokenized with it, such as "passage: " for E5. {title} is replaced by the passage's
     # title, or by "none" (EmbeddingGemma); the title is then not put before the text as well.
     c.tokens.passage_prompt = ""
     # Published prompts of both, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral,
@@ -162,7 +162,7 @@ def get_config() -> ConfigDict:
     # False: the mean (head.token mean and mean_without_first) leaves out the prompt and the [CLS] or <s> before it.
     c.tokens.prompt_in_mean = True
     # Between title and text: "[SEP]" ([CLS] title [SEP] text [SEP]), or any other text: title, separator and text are
-    # then tokenised as one text. " " is used by BEIR, mteb and Tevatron. "auto": " " for a sentence-transformers or
+    # then tokenized as one text. " " is used by BEIR, mteb and Tevatron. "auto": " " for a sentence-transformers or
     # PyLate directory, else "[SEP]".
     c.tokens.title_separator = "auto"
     # Language models whose tokenizer.json appends nothing to a text: True appends eos_token, whose state is
@@ -194,7 +194,7 @@ def get_config() -> ConfigDict:
     # Pseudo-queries for I3: a JSONL file of {"_id": passage id, "text": query}, or "query" (the training query of its
     # positive). "": none, and no reconstruction loss.
     c.data.pseudo_queries = ""
-    # Folder for tokenised texts, which are made once and mapped into memory. "": jaxret/tokens in the user's cache
+    # Folder for tokenized texts, which are made once and mapped into memory. "": jaxret/tokens in the user's cache
     # ($XDG_CACHE_HOME, else ~/.cache). It may be deleted when no job runs. For several hosts, use a shared disk.
     c.data.store = ""
     c.data.on_error = "error"  # bad records: error (stop), skip (leave out and count) or keep (keep empty passages)
@@ -332,7 +332,7 @@ def get_config() -> ConfigDict:
     c.train.steps = -1  # steps; -1: use train.epochs; 0: write the untrained model as a checkpoint
     c.train.start_from = ""  # folder of a finished run of the same model: start from its best checkpoint
     # Rounds: several runs that form one training with one schedule, each on its own data (docs/training.md). Round 2
-    # and later continue from the last checkpoint of the run in train.start_from, optimiser state included.
+    # and later continue from the last checkpoint of the run in train.start_from, optimizer state included.
     c.train.rounds = 1
     c.train.round = 1  # number of this round, from 1
     # Folder of a finished retriever that reads the same tokens: its best checkpoint encodes every batch, and

@@ -69,7 +69,7 @@ def split_passages(passages: Iterable[Passage], options: ChunkOptions) -> Iterat
 
 
 def joined_chunks(texts: Sequence[str]) -> str:
-    """Return the text that was split into chunks, with blanks between them.
+    """Return the text that was split into chunks, with spaces between them.
 
     Words with which every chunk begins and the one before it ends are there once: chunks that overlap have as many in
     common at all places. So two chunks of a text without overlap that end and begin with the same word lose it once.

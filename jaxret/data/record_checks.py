@@ -117,7 +117,7 @@ def check_query(query: Query, location: Location) -> Query:
 
 
 def check_question(text: str) -> Query:
-    """The query "0" of a question that somebody typed, normalised as those of files are. Raises ValueError if it is
+    """The query "0" of a question that somebody typed, normalized as those of files are. Raises ValueError if it is
     blank, or holds what no tokenizer can take: half of a surrogate pair, or bytes of the command line that were not
     UTF-8 (Python hands them on as such halves)."""
     if _is_blank(text):
@@ -129,21 +129,21 @@ def check_question(text: str) -> Query:
         byte = 0xDC80 <= code <= 0xDCFF
         problem = f"byte 0x{code - 0xDC00:02x}, which is not UTF-8," if byte else "half of a surrogate pair"
         raise ValueError(f"the question holds {problem} at character {error.start + 1}; write it in UTF-8") from error
-    return Query("0", normalise_question(text))
+    return Query("0", normalize_question(text))
 
 
 def _is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def normalise_question(text: str) -> str:
-    """DPR's normalisation of questions: the curly apostrophe becomes a straight one."""
+def normalize_question(text: str) -> str:
+    """DPR's normalization of questions: the curly apostrophe becomes a straight one."""
     return text.replace("\u2019", "'")
 
 
 def question_key(text: str) -> str:
-    """Return a text without its case and its blanks at the ends and in a row: the same question has the same."""
-    return " ".join(normalise_question(text).casefold().split())
+    """Return a text without its case and its white space at the ends and in a row: the same question has the same."""
+    return " ".join(normalize_question(text).casefold().split())
 
 
 _KINDS: dict[type, str] = {

@@ -205,7 +205,7 @@ def change_table(
         for title, change, difference, p in zip(list(table)[1:], changes, differences, p_values, strict=True)
     ]
     note = (
-        f"p: paired randomisation test over {differences[0].queries} questions, two-sided, Holm's correction for "
+        f"p: paired randomization test over {differences[0].queries} questions, two-sided, Holm's correction for "
         f"{len(differences)} tests; significant: below {LEVEL}. Each system was trained with one seed."
     )
     return f"{render(header, rows, 2)}\n\n{note}"

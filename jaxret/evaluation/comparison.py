@@ -60,7 +60,7 @@ class SystemComparison:
     scores: tuple[Score, ...]  # one for each system and measure
     tests: tuple[SystemTest, ...]  # one for each system except the baseline and each measure with two queries or more
     queries: Mapping[str, int]  # measure -> number of queries that have a value
-    resamples: int  # most sign vectors drawn by the randomisation test
+    resamples: int  # most sign vectors drawn by the randomization test
 
     def score(self, system: str, measure: str) -> Score:
         return next(one for one in self.scores if (one.system, one.measure) == (system, measure))
@@ -119,11 +119,11 @@ class SystemComparison:
         if not self.tests:
             return [*parts, "One query: there is nothing to test."]
         header = ["system", "measure", "difference", "95 %", "wins", "ties", "losses"]
-        header += ["t-test", "Holm", "randomisation", "Holm", "over runs"]
+        header += ["t-test", "Holm", "randomization", "Holm", "over runs"]
         parts.append(f"Minus {self.systems[0]}, query by query:")
         parts.append(table(header, [_cells(one) for one in self.tests], 2))
         parts.append(
-            f"p-values are two-sided. t-test and randomisation ({self.resamples:,} sign vectors at most) test whether "
+            f"p-values are two-sided. t-test and randomization ({self.resamples:,} sign vectors at most) test whether "
             "the difference holds on other queries, for these runs; over runs (Welch's t-test between the means of "
             "seeds) tests whether it holds for other seeds. Holm corrects the column on its left for all "
             f"{sum(not one.comparison.equal for one in self.tests)} tests of this table; over runs is not corrected."
@@ -168,8 +168,8 @@ def compare_systems(
     Args:
         systems: name -> the values of each of its runs.
         measures: names of the measures to compare.
-        seed: seed of the randomisation test and of the bootstrap intervals.
-        resamples: most sign vectors of the randomisation test.
+        seed: seed of the randomization test and of the bootstrap intervals.
+        resamples: most sign vectors of the randomization test.
     Raises:
         ValueError: runs do not have the same queries.
     """

@@ -42,7 +42,7 @@ def sets_table(sets: Sets, table: Callable[[Row, Sequence[Row], int], str]) -> s
         parts.append("±: standard deviation over runs.")
     tests = [(name, test) for name, one in sets.items() for test in one.tests]
     if tests:
-        header = ["data", "system", "measure", "difference", "95 %", "t-test", "Holm", "randomisation", "Holm"]
+        header = ["data", "system", "measure", "difference", "95 %", "t-test", "Holm", "randomization", "Holm"]
         parts.append(f"Minus {first.systems[0]}, query by query:")
         parts.append(table(header, [_test_cells(name, test) for name, test in tests], 3))
         test_count = sum(not test.comparison.equal for _, test in tests)
@@ -96,7 +96,7 @@ def latex_table(sets: Sets) -> str:
     comparisons = list(sets.values())
     first, several = comparisons[0], len(sets) > 1
     test_count = sum(not test.comparison.equal for one in comparisons for test in one.tests)
-    mark = f"% bold: the best. dagger: not {first.systems[0]}'s, p < {LEVEL} (randomisation, Holm, {test_count} tests)"
+    mark = f"% bold: the best. dagger: not {first.systems[0]}'s, p < {LEVEL} (randomization, Holm, {test_count} tests)"
     if not several:
         (name,) = sets
         columns = {measure: [first.score(system, measure) for system in first.systems] for measure in first.measures}

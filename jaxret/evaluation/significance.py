@@ -89,7 +89,7 @@ def paired_comparison(
         difference=float(differences.mean()),
         low=low,
         high=high,
-        p_permutation=randomisation(differences, resamples, permutation_rng),
+        p_permutation=randomization(differences, resamples, permutation_rng),
         p_t=p_t,
         queries=len(differences),
         t=t,
@@ -106,8 +106,8 @@ def paired_t(differences: np.ndarray) -> tuple[float | None, float | None]:
     return t, float(2 * stats.t.sf(abs(t), len(differences) - 1))
 
 
-def randomisation(differences: np.ndarray, resamples: int, rng: np.random.Generator) -> float:
-    """Return the two-sided p-value of Fisher's randomisation test: the share of sign vectors under which |sum of
+def randomization(differences: np.ndarray, resamples: int, rng: np.random.Generator) -> float:
+    """Return the two-sided p-value of Fisher's randomization test: the share of sign vectors under which |sum of
     differences| is at least the observed one.
 
     All sign vectors are tried if there are at most `resamples`; otherwise that many are drawn, and the observed one is

@@ -10,7 +10,7 @@ from jaxret.storage.transaction import new_folder
 
 
 def export_orbax(workdir: str | Path, out: Path, checkpoint: str) -> str:
-    """Write parameters and optimiser state of a checkpoint to `out`/STEP, read them back, and return a sentence.
+    """Write parameters and optimizer state of a checkpoint to `out`/STEP, read them back, and return a sentence.
 
     Args:
         workdir: folder of the run, of any kind.
@@ -26,5 +26,5 @@ def export_orbax(workdir: str | Path, out: Path, checkpoint: str) -> str:
         with new_folder(out) as temporary:
             checkpoints.write_orbax(step, temporary)
     return (
-        f"{out / str(step)}: parameters and optimiser state of step {step} in Orbax's files; read back, they are equal"
+        f"{out / str(step)}: parameters and optimizer state of step {step} in Orbax's files; read back, they are equal"
     )

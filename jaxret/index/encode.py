@@ -83,7 +83,7 @@ def encode_corpus(
 ) -> EncodeResult:
     """Encode every passage of a corpus into `<workdir>/embeddings/<name>/`.
 
-    The corpus is checked and counted; then one shard after another is read, tokenised (unless a store has its tokens),
+    The corpus is checked and counted; then one shard after another is read, tokenized (unless a store has its tokens),
     encoded and written, all at the same time, so memory does not grow with the corpus. Any number of jobs may do so at
     the same time, on any hosts that share the folder: each claims shards that no other job has (`leases.py`), takes
     over those of jobs that died, and returns when all shards exist.

@@ -1,4 +1,4 @@
-"""A corpus to be encoded, inspected and tokenised; and where to find the text of one that was encoded."""
+"""A corpus to be encoded, inspected and tokenized; and where to find the text of one that was encoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Log = Callable[[str], None]
 
 @dataclass
 class CorpusSource:
-    """An inspected corpus: counted and digested, with its tokens if it was tokenised before."""
+    """An inspected corpus: counted and digested, with its tokens if it was tokenized before."""
 
     corpus: Corpus
     policy: Policy

@@ -1,4 +1,4 @@
-"""The passages of a corpus as tokens, a shard at a time: tokenised as the text is read, or from a store."""
+"""The passages of a corpus as tokens, a shard at a time: tokenized as the text is read, or from a store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenBlock(NamedTuple):
 
 
 class StoreReader:
-    """Reads a corpus that was tokenised before."""
+    """Reads a corpus that was tokenized before."""
 
     def __init__(self, texts: TokenizedCorpus) -> None:
         self.texts = texts
@@ -41,7 +41,7 @@ class StoreReader:
 
 
 class TextReader:
-    """Reads the text from front to back and tokenises it. Rows should be read in order: for an earlier row it starts
+    """Reads the text from front to back and tokenizes it. Rows should be read in order: for an earlier row it starts
     from the beginning. It holds one block."""
 
     def __init__(self, source: CorpusSource, tokenizer: TextTokenizer) -> None:

@@ -1,5 +1,5 @@
 """A job that fills a folder with shards: it claims those that no other job has. While one is computed, the text of the
-next is read and tokenised, and the previous ones are written.
+next is read and tokenized, and the previous ones are written.
 
 A shard has two leases. "next-SHARD" is a wish: a job reads the text, and others leave it that shard as long as there
 are shards without a wish. SHARD is the shard itself: it is claimed when the text is read and the device is idle, by the

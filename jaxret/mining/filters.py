@@ -32,14 +32,14 @@ NegativeFilter = Callable[
 ]  # bool [N], True for candidates that are left out
 
 
-def normalised_text(text: str) -> str:
-    """Return a text in lower case with single blanks, for comparing texts regardless of layout."""
+def normalized_text(text: str) -> str:
+    """Return a text in lower case with single spaces, for comparing texts regardless of layout."""
     return " ".join(text.lower().split())
 
 
 def _same_text(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    texts = {normalised_text(text) for text in (case.query.text, *(positive.text for positive in case.positives))}
-    return np.array([normalised_text(passage.text) in texts for passage in case.passages], bool)
+    texts = {normalized_text(text) for text in (case.query.text, *(positive.text for positive in case.positives))}
+    return np.array([normalized_text(passage.text) in texts for passage in case.passages], bool)
 
 
 def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxret.data.errors import Policy
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answers import AnswerMatcher
-from jaxret.mining.filters import normalised_text
+from jaxret.mining.filters import normalized_text
 from jaxret.mining.training_queries import TrainingQuery, stream_mined_examples
 
 NEAR_SHARE = 0.8  # of the words of two near-identical texts, the share that both have
@@ -45,9 +45,9 @@ class MiningAudit:
         self.without_negatives += not example.negatives
         self.negatives += len(example.negatives)
         positive_ids = relevant | {positive.id for positive in example.positives}
-        texts = {normalised_text(positive.text) for positive in example.positives}
+        texts = {normalized_text(positive.text) for positive in example.positives}
         bags = [_words(positive) for positive in example.positives]
-        repeats = [p.id in positive_ids or normalised_text(p.text) in texts for p in example.negatives]
+        repeats = [p.id in positive_ids or normalized_text(p.text) in texts for p in example.negatives]
         self.repeats_positive += sum(repeats)
         self.positive_of_other_query += sum(p.id in others and p.id not in positive_ids for p in example.negatives)
         self.near_positive += sum(not same and _is_near(_words(p), bags) for p, same in zip(example.negatives, repeats))

@@ -2,7 +2,7 @@
 
 A dense layer with an adapter computes x W + b + scaling * drop(x) A B. W and b are the base's and stay as they are; A
 [in, rank] starts uniform in +-1/sqrt(in), B [rank, out] at zero. scaling is alpha / rank, or alpha / sqrt(rank) with
-rank stabilisation (rsLoRA, Kalajdzievski 2023). Models have adapters only while they are trained: whatever opens a run
+rank stabilization (rsLoRA, Kalajdzievski 2023). Models have adapters only while they are trained: whatever opens a run
 adds scaling * A B to W.
 """
 

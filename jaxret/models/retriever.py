@@ -79,7 +79,7 @@ class RetrieverModule(nn.Module):
         return replace(tokens, ids=ids, mean_mask=tokens.mask & (tokens.ids >= 0))
 
     def both(self, queries: Tokens, passages: Tokens) -> tuple[Embeddings, Embeddings]:
-        """Use every parameter once, to initialise."""
+        """Use every parameter once, to initialize."""
         return self(queries, "query", True), self(passages, "passage", True)
 
 

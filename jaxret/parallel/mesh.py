@@ -24,7 +24,7 @@ TENSOR = "tensor"  # the third axis, where mesh.tensor is above 1: parts of each
 # Matches paths of parameters in a stack of scanned layers. ModernBERT's later_layers are one parameter, not a stack.
 LAYERS = r"\b(?!later_)(\w+_)?layers/"
 # Scanned layers have a leading layer axis. Kernels of layers, and of a head's projection to the vocabulary, are split
-# over "fsdp" by input features, tables by hidden size; small parameters are replicated. The path of optimiser state
+# over "fsdp" by input features, tables by hidden size; small parameters are replicated. The path of optimizer state
 # contains the parameter's path, so the same rules apply to it. In layers of language models, "tensor" splits columns of
 # kernels that read hidden states (whole heads, numbers of the feed-forward), and rows of kernels whose products are
 # added to hidden states (models/encoders/decoder.py); adapters and biases follow their kernels.
@@ -124,7 +124,7 @@ def place_leaf(leaf: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Arr
 
 
 def shardings(mesh: Mesh, tree: Tree) -> Tree:
-    """Return a NamedSharding for every leaf of a (possibly abstract) tree of parameters or optimiser state."""
+    """Return a NamedSharding for every leaf of a (possibly abstract) tree of parameters or optimizer state."""
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)

@@ -181,8 +181,8 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
     )
     sizes = dict.fromkeys(kinds, 0)
     for size, description in _ALLOCATION.findall(assignment):
-        color = re.search(r"\bcolor (\d+)", description)
-        if color and color[1] != "0":  # another memory than the main one
+        colour = re.search(r"\bcolor (\d+)", description)
+        if colour and colour[1] != "0":  # another memory than the main one
             continue
         if parameter := re.match(r"parameter (\d+)", description):
             sizes[_argument(names.get(parameter[1], ""))] += int(size)

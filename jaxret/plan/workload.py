@@ -60,7 +60,7 @@ def read_plan_texts(
     log: Callable[[str], None],
     lengths: tuple[int | float, ...] = (),
 ) -> PlanTexts:
-    """Read and tokenise config.data.train, or draw texts of the mean `lengths`.
+    """Read and tokenize config.data.train, or draw texts of the mean `lengths`.
 
     Args:
         directory: the encoder's, with its tokenizer.
@@ -83,7 +83,7 @@ def read_plan_texts(
             Policy(config.data.on_error),
             negatives_run=config.data.negatives_run or None,
         )
-        note = f"texts are as long as they may be, because they could not be tokenised: {error}"
+        note = f"texts are as long as they may be, because they could not be tokenized: {error}"
         return PlanTexts(None, examples, note)
     data = load_examples(config, "train", tokenizer, True, log)
     return PlanTexts(data, data)

@@ -66,7 +66,7 @@ class Reranker:
             return texts(pairs, bar.update), texts.cut
 
     def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:
-        """Tokenise texts, so that pairs of them can be scored."""
+        """Tokenize texts, so that pairs of them can be scored."""
         cut = Truncation("queries", self.tokenizer.query_length), Truncation("passages", self.tokenizer.passage_length)
         query_tokens = self.tokenizer.queries(queries.values(), progress, cut[0])
         passage_tokens = self.tokenizer.passages(passages.values(), progress, cut[1])
@@ -80,7 +80,7 @@ def _numbers(texts: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextScores:
-    """Scores pairs of tokenised texts."""
+    """Scores pairs of tokenized texts."""
 
     scorer: PairScorer  # Model and its programs
     queries: Ragged = field(repr=False)  # Token ids of queries

@@ -76,7 +76,7 @@ def require_token(host: str, token: str) -> None:
     """Raise ValueError for an address that other machines reach, without a token."""
     if token:
         if not (token.isascii() and token.isprintable() and " " not in token):
-            raise ValueError(f"{TOKEN} must be of printable ASCII characters without blanks")
+            raise ValueError(f"{TOKEN} must be of printable ASCII characters without spaces")
         return
     if not is_loopback(host):
         raise ValueError(

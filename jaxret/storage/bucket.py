@@ -65,7 +65,7 @@ class BucketObject:
 
 
 def salted(value: Mapping[str, Any]) -> bytes:
-    """Return a mapping as JSON with a random "salt", by which a writer recognises its own bytes."""
+    """Return a mapping as JSON with a random "salt", by which a writer recognizes its own bytes."""
     return json.dumps({**value, "salt": secrets.token_hex(8)}, sort_keys=True).encode()
 
 

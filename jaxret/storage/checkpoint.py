@@ -1,6 +1,6 @@
 """Save and restore: with Orbax on disks, in files of each process's own in buckets (`array_files`).
 
-A checkpoint holds `params`, `progress` (optimiser state, step) and, in its metadata, a digest of every leaf: Orbax does
+A checkpoint holds `params`, `progress` (optimizer state, step) and, in its metadata, a digest of every leaf: Orbax does
 not detect a flipped byte in a data file, so restored arrays are verified by these digests. A seal over digests, step
 and metrics detects changes of the numbers that choose the best checkpoint. The best checkpoint (by a validation metric)
 and the last one are preserved.
@@ -286,7 +286,7 @@ class Checkpoints:
         """Start an asynchronous save; the arrays are copied to the host before it returns.
 
         Args:
-            progress: Optimiser state and step.
+            progress: Optimizer state and step.
             criterion: Metric that ranks this checkpoint; None: `best_metric`.
 
         Raises:
@@ -357,7 +357,7 @@ class Checkpoints:
     def restore(self, step: int, params: Tree, progress: Tree | None = None) -> tuple[Tree, Tree]:
         """Read (params, progress) of a step with the shapes, types and shardings of the given abstract trees.
 
-        `progress=None` leaves the optimiser on disk. Raises CheckpointError naming each leaf that is missing, has
+        `progress=None` leaves the optimizer on disk. Raises CheckpointError naming each leaf that is missing, has
         another shape, or fails verification.
         """
         abstract = {"params": params} if progress is None else {"params": params, "progress": progress}

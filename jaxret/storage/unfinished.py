@@ -26,7 +26,7 @@ _OLD = 86_400.0  # seconds without a change after which a writer counts as dead,
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a new name beside `path`, which `remove_leftovers` and `sweep` recognise."""
+    """Return a new name beside `path`, which `remove_leftovers` and `sweep` recognize."""
     return path.with_name(f".{path.name}.{_machine()}{os.getpid():08x}{secrets.token_hex(4)}.tmp")
 
 

@@ -1,4 +1,4 @@
-"""Files -> tokenised examples and validation collections, from their stores; skipped and cut text is logged."""
+"""Files -> tokenized examples and validation collections, from their stores; skipped and cut text is logged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def example_source(config: ConfigDict, which: str) -> ExampleSource:
 def load_examples(
     config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
 ) -> TrainingSet | None:
-    """Return the `train` or `dev` examples of a config, tokenised, or from the store; None if the config names none.
+    """Return the `train` or `dev` examples of a config, tokenized, or from the store; None if the config names none.
 
     Args:
         which: "train" or "dev".

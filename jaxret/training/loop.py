@@ -6,7 +6,7 @@ The parts, in the order in which `train` uses them:
     `tasks/retrieval.py` trains retrievers, `tasks/reranking.py` cross-encoders, `pretraining/` encoders.
 2.  `prepare.py`, with `config_check.py`: config -> TrainingJob. Settings that contradict each other, the model, the
     devices or the run in the folder are errors here, before weights or data are read.
-3.  `examples.py`: files -> tokenised examples, from their store (`Task.read_data` -> TrainingData).
+3.  `examples.py`: files -> tokenized examples, from their store (`Task.read_data` -> TrainingData).
 4.  `optimizers.py`: the optimizer and its learning rate, over the steps that `schedule_steps` computes.
 5.  The state (`train_state.py`): a new run's from `starting_weights.py`, a resumed one's from its last checkpoint; the
     parameters of train.teacher from that run (`teacher.py`).

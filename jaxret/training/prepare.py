@@ -76,7 +76,7 @@ def prepare_job(
 
 
 def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> TrainingData[TrainingSet]:
-    """Return tokenizer, contract, and tokenised examples. Raises ContractError if a run that has begun read others, and
+    """Return tokenizer, contract, and tokenized examples. Raises ContractError if a run that has begun read others, and
     DataError for bad records."""
     tokenizer = load_tokenizer(job.config, job.encoder, job.model)
     contract = make_contract(job.model, tokenizer, job.encoder)

@@ -180,7 +180,7 @@ finally:
         "jax.experimental.pallas.triton",
     }
     assert unused & set(modules.split()) == set()
-    # Once in each of the two initialisations, which give the parameters' shapes, and once in the encoder's program for
+    # Once in each of the two initializations, which give the parameters' shapes, and once in the encoder's program for
     # its loop, once for its last layer. The digests are compared once.
     assert Counter(calls.split()) == {"attention_block": 4, "leaf_digests": 1}
     assert int(collected) <= 20  # while flags are parsed

@@ -44,7 +44,7 @@ def test_every_row_is_compared_with_the_one_above(table: dict[str, Evaluation]) 
         f"{(after - before).mean():+.4f}" for before, after in itertools.pairwise(rows)
     ]
     assert [row[5] for row in cells] == ["yes", "no", "no"]
-    alone = stats.ttest_rel(rows[3], rows[2]).pvalue  # close to the randomisation test on 60 values
+    alone = stats.ttest_rel(rows[3], rows[2]).pvalue  # close to the randomization test on 60 values
     assert 0.05 / 3 < alone < 0.05, "control: without the correction it would be significant"
     assert float(cells[2][4]) == pytest.approx(2 * alone, rel=0.15)  # the second smallest of three
     assert "over 60 questions" in text

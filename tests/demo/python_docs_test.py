@@ -17,7 +17,7 @@ def docstrings() -> tuple[list[Passage], list[SummaryPair]]:
 
 
 def words(text: str) -> str:
-    """Lower-case words separated and surrounded by single blanks."""
+    """Lower-case words separated and surrounded by single spaces."""
     return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
 

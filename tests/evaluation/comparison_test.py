@@ -184,7 +184,7 @@ def test_latex() -> None:
     comparison = compare_systems({"a_1": [{"R@5": values}], "b & c": [{"R@5": better}]}, ["R@5"], resamples=5000)
     assert latex_table({"x": comparison}).splitlines() == [
         "% x",
-        "% bold: the best. dagger: not a_1's, p < 0.05 (randomisation, Holm, 1 tests)",
+        "% bold: the best. dagger: not a_1's, p < 0.05 (randomization, Holm, 1 tests)",
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"system & R@5 \\",

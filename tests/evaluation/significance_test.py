@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxret.evaluation.significance import holm, paired_comparison, randomisation, welch_p_value
+from jaxret.evaluation.significance import holm, paired_comparison, randomization, welch_p_value
 
 
 def values(seed: int, n: int, shift: float = 0.0) -> dict[str, float]:
@@ -109,10 +109,10 @@ def test_golden_values() -> None:
 
 def test_drawn_sign_vectors_agree_with_all_of_them() -> None:
     differences = np.array([B[query] - A[query] for query in A])
-    drawn = randomisation(differences, 1023, np.random.default_rng(0))
+    drawn = randomization(differences, 1023, np.random.default_rng(0))
     assert drawn == pytest.approx(40 / 1024, abs=0.03)
     assert drawn * 1024 == pytest.approx(round(drawn * 1024), abs=1e-9), "the one seen counts too: (1 + n) / (1 + 1023)"
-    assert randomisation(np.ones(40), 1000, np.random.default_rng(0)) == 1 / 1001, "never 0"
+    assert randomization(np.ones(40), 1000, np.random.default_rng(0)) == 1 / 1001, "never 0"
 
 
 def test_holm() -> None:

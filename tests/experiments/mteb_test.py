@@ -177,5 +177,5 @@ def test_without_mteb_the_remedy_is_named(root: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
-    with pytest.raises(ValueError, match="model_name is 'mlr'; mteb's names are ORGANISATION/NAME"):
+    with pytest.raises(ValueError, match="model_name is 'mlr'; mteb's names are ORGANIZATION/NAME"):
         MtebOptions(model_name="mlr")

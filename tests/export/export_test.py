@@ -23,7 +23,7 @@ PROJECTED = {"head__name": "colbert", "head__colbert__projection": 6}
 MLR = {"head__name": "mlr", "head__mlr__chosen": (1, 3)}
 RUNS: dict[str, dict[str, Any]] = {
     "cls": {},
-    "mean, normalised, prompts": {
+    "mean, normalized, prompts": {
         "head__token": "mean",
         "normalize": True,
         "tokens__query_prompt": "river: ",

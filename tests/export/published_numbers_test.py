@@ -32,7 +32,7 @@ def scifact(data_dir: Path) -> Path:
 
 @pytest.mark.exhaustive
 def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifact: Path, tmp_path: Path) -> None:
-    """sentence-transformers gets title, blank and text from mteb."""
+    """sentence-transformers gets title, space and text from mteb."""
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     make_run(str(minilm_dir), tmp_path / "run", progress=False)
     run = open_run(tmp_path / "run")
@@ -50,7 +50,7 @@ def test_passages_with_titles_have_the_vectors_of_torch(minilm_dir: Path, scifac
 @pytest.mark.exhaustive
 def test_scifact(minilm_dir: Path, scifact: Path, tmp_path: Path) -> None:
     workdir = f"--workdir={tmp_path}/run"
-    settings = environment() | {"XLA_FLAGS": ""}  # one device, and optimised code
+    settings = environment() | {"XLA_FLAGS": ""}  # one device, and optimized code
     settings |= {name: "" for name in os.environ if name.startswith("JAX_COMPILATION_CACHE")}
     for arguments in (
         ["open", str(minilm_dir), workdir],

@@ -188,7 +188,7 @@ def test_a_corpus_that_changes_while_it_is_encoded(
     assert not list((tmp_path / "embeddings" / "data").glob("vectors-*"))
 
 
-def test_a_corpus_that_was_tokenised_before_is_not_read_again(
+def test_a_corpus_that_was_tokenized_before_is_not_read_again(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shards have the same bytes."""

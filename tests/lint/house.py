@@ -5,6 +5,7 @@ Rules, each with what it prints:
   duplicate   a public function or class of the package has a name that another module uses too
   name        a variable, parameter, field or function is called by a participle that says nothing (BANNED), or a
               variable, parameter or field of the package by any other one that is not in TERMS or FIELDS
+  spelling    a name has a word in a spelling of SPELLINGS
   docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four
               parameters, or does not say that a public function of the package raises an error
   parameters  a function has more than seven parameters
@@ -45,6 +46,11 @@ FIELDS = {
 IRREGULAR = re.compile(
     r"begun|broken|built|caught|chosen|dealt|done|drawn|felt|frozen|gone|held|hidden|kept|laid|lost|made|meant|met|paid|said|seen|"
     r"sent|shown|sold|sought|spent|stolen|taken|taught|thought|torn|understood|won|worn|written"
+)
+# Words of names are spelled as in Oxford's dictionary: British, with -ize.
+SPELLINGS = re.compile(
+    r"(initial|normal|optim|organ|parametr|quant|random|recogn|serial|token)is(e[drs]?|ing|ations?)|"
+    r"behaviors?|center(s|ed)?|colors?|judgments?|labeled|neighbors?"
 )
 OPENINGS = re.compile(r"\s*(What|As|The same)\b")
 RAISES = re.compile(r"[Rr]ais|Error|[Rr]efuse")
@@ -165,6 +171,9 @@ def check_file(path: Path) -> Iterator[str]:
         where = f"{name} {scope}".strip()
         for word in sorted(bound(node) & BANNED):
             yield f"name {where}: {word}"
+        for word in sorted(bound(node)):
+            if any(SPELLINGS.fullmatch(part.lower()) for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", word)):
+                yield f"spelling {where}: {word}"
         if name.startswith("jaxret/") and isinstance(node, ast.Module | ast.ClassDef | Function):
             for word in sorted(filter(is_participle, variables(node))):
                 if f"{scope}.{word}" not in FIELDS:

@@ -43,6 +43,9 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
         ("class A:\n    sent: int = 0", "class A:\n    seed: int = 0", "name jaxret/m.py A: sent"),
         ("class A:\n    class B:\n        sent: int", "class MlrHead:\n    chosen: int", "name jaxret/m.py A.B: sent"),
         ("class A:\n    chosen: int", "class A:\n    choice: int", "name jaxret/m.py A: chosen"),
+        ("def normalise_text(): ...", "def normalize_text(): ...", "spelling jaxret/m.py: normalise_text"),
+        ("class TextTokeniser: ...", "class TextTokenizer: ...", "spelling jaxret/m.py: TextTokeniser"),
+        ("COLORS = 1", "COLOURS = 1", "spelling jaxret/m.py: COLORS"),
         ('"""What it is."""', '"""Whatever it is."""', "docstring jaxret/m.py: begins with What"),
         (
             'def f(a, b, c, d):\n    """Return the sum."""',

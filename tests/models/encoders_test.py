@@ -122,17 +122,17 @@ def test_modernbert_golden_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(wider[-1, 0, 0, 0], -0.827859, atol=2e-6)  # control: one more token each way
 
 
-def test_modernbert_states_below_the_last_are_raw_unless_normalised(tmp_path: Path) -> None:
+def test_modernbert_states_below_the_last_are_raw_unless_normalized(tmp_path: Path) -> None:
     config, params = load(write(tmp_path, MODERNBERT))
     assert isinstance(config, ModernBertConfig)
     tokens = rows(MODERNBERT_TEXTS, 0)
     raw = np.asarray(encode(config, params, tokens).states, np.float64)
-    normalised = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
+    normalized = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
     centred = raw - raw.mean(-1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_eps)
     normed = normed * np.asarray(params["final_norm"])
     normed[0], normed[-1] = raw[0], raw[-1]
-    np.testing.assert_allclose(normalised, normed, atol=1e-5)
+    np.testing.assert_allclose(normalized, normed, atol=1e-5)
     assert np.abs(normed - raw)[1:-1].max() > 0.1, "control"
 
 

@@ -51,7 +51,7 @@ def grow(name: str, size: int) -> Damage:
     return change
 
 
-def normalise(*rules: normalizers.Normalizer) -> Damage:
+def normalize(*rules: normalizers.Normalizer) -> Damage:
     """Return a function that gives tokenizer.json other rules."""
 
     def change(folder: Path) -> None:
@@ -129,15 +129,15 @@ CASES: dict[str, tuple[Damage, str]] = {
     "large settings": (grow("tokenizer_config.json", MOST_SETTINGS + 1), r"tokenizer_config.json has 8,388,609 bytes"),
     "a large tokenizer": (grow("tokenizer.json", 300 * 10**6), r"tokenizer.json has 300,000,000 bytes"),
     "a normalizer that multiplies": (
-        normalise(*[TENFOLD] * 9),
+        normalize(*[TENFOLD] * 9),
         r"tokenizer.json: its rules may make 1,000,000,000 characters of one, and 100 are allowed",
     ),
     "an expression that tries every division": (
-        normalise(normalizers.Replace(Regex("(a+)+b"), "x")),
+        normalize(normalizers.Replace(Regex("(a+)+b"), "x")),
         r"tokenizer.json: the regular expression '\(a\+\)\+b' goes back and forth without end",
     ),
     "an expression that grows with the third power": (
-        normalise(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(".*.*(?<=0)"), "x")),
+        normalize(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(".*.*(?<=0)"), "x")),
         r"tokenizer.json: the regular expression '\.\*\.\*\(\?<=0\)' goes back and forth without end",
     ),
     "twenty thousand tokens around a text": (
@@ -256,7 +256,7 @@ def test_a_setting_of_another_type_is_named(file: str, values: dict[str, Any], m
         read_sentence_transformers_keys(folder)
 
 
-def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenised(tmp_path: Path) -> None:
+def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path)
     with pytest.raises(ValueError, match=r"tokens\.passage_prompt has 3,000,000 characters; 65,536 are allowed"):
         TextTokenizer.load(folder, 8, 8, passage_prompt="x" * 3_000_000)
@@ -342,14 +342,14 @@ def test_expressions_of_real_tokenizers_are_allowed(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path)
     letters = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     used = rf"[^\r\n\p{{L}}\p{{N}}]?{letters}(?i:'s|'t)?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+"
-    normalise(normalizers.Replace(Regex(used), "x"), normalizers.Replace(Regex(r"(^|\W)\d+"), " "))(folder)
+    normalize(normalizers.Replace(Regex(used), "x"), normalizers.Replace(Regex(r"(^|\W)\d+"), " "))(folder)
     check_expressions(folder / "tokenizer.json")
 
 
 def test_an_expression_that_fails_on_a_text_is_an_error(tmp_path: Path) -> None:
     """One that no trial shows: none of its texts has such a letter."""
     folder = write_encoder(tmp_path)
-    normalise(normalizers.Replace(Regex("(z+)+b"), "x"))(folder)
+    normalize(normalizers.Replace(Regex("(z+)+b"), "x"))(folder)
     tokenizer = TextTokenizer.load(folder, 8, 8)
     tokenizer.queries([Query("0", "a river")])
     with pytest.raises(ValueError, match=r"tokenizer.json: .*1 .*longest .*41"):

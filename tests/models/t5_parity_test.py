@@ -95,12 +95,12 @@ def test_buckets_of_distances() -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_normalize_intermediate_gives_every_block_the_final_norm(name: str) -> None:
     config, params, tokens, expected = load(name)
-    normalised = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
+    normalized = encode(dataclasses.replace(config, normalize_intermediate=True), params, tokens).states
     raw = expected.astype(np.float64)
     normed = raw / np.sqrt((raw**2).mean(-1, keepdims=True) + config.layer_norm_eps) * params["final_norm"]
     normed[0], normed[-1] = expected[0], expected[-1]
-    assert distances(normalised, normed, tokens.mask).max() <= TOLERANCE
-    assert distances(normalised, expected, tokens.mask)[1:-1].min() > 0.1, "control"
+    assert distances(normalized, normed, tokens.mask).max() <= TOLERANCE
+    assert distances(normalized, expected, tokens.mask)[1:-1].min() > 0.1, "control"
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,12 @@ def test_the_command_shows_and_deletes(tmp_path: Path, monkeypatch: pytest.Monke
     lease.mkdir(parents=True)
     done = run_script("-m", "jaxret", "cache")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "tokens: 2 tokenised texts, 0.0 MB of at most 32.0 GB" in done.stdout
+    assert "tokens: 2 tokenized texts, 0.0 MB of at most 32.0 GB" in done.stdout
     monkeypatch.setenv("JAXRET_TOKENS_GB", "0.000000001")
     assert "above the bound: the next job that adds to them" in run_script("-m", "jaxret", "cache").stdout
     monkeypatch.delenv("JAXRET_TOKENS_GB")
     assert "nq.train-1" in done.stdout
     assert [entry.path.name for entry in clear_cache("tokens")] == ["nq.train-1"]
     lease.rmdir()
-    assert "deleted 1 tokenised texts" in run_script("-m", "jaxret", "cache", "--clear=all").stdout
+    assert "deleted 1 tokenized texts" in run_script("-m", "jaxret", "cache", "--clear=all").stdout
     assert cache_entries(tmp_path / "jaxret" / "tokens") == []

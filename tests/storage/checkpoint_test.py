@@ -75,7 +75,7 @@ def test_round_trip_onto_another_mesh(tmp_path: Path) -> None:
     assert not same(params, jax.tree.map(lambda x: x + np.float32(1e-6), HOST))  # control
 
 
-def test_the_optimiser_may_stay_on_disk(tmp_path: Path) -> None:
+def test_the_optimizer_may_stay_on_disk(tmp_path: Path) -> None:
     with Checkpoints(saved(tmp_path)) as checkpoints:
         params, progress = checkpoints.restore(1, abstract(placed(HOST)))
     assert same(params, HOST)

@@ -1,4 +1,4 @@
-"""A folder on a mounted bucket is recognised by the table of mounts."""
+"""A folder on a mounted bucket is recognized by the table of mounts."""
 
 from __future__ import annotations
 

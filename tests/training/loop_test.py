@@ -766,7 +766,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(
     assert sorted(path.name for path in checkpoints.iterdir()) == ["3", "6"], "the best and the last"
     for path in (checkpoints / "6").glob(file):
         path.write_bytes(b"")
-    if not file.startswith("progress"):  # a reader of weights does not open the optimiser's state
+    if not file.startswith("progress"):  # a reader of weights does not open the optimizer's state
         with pytest.raises(CheckpointError, match=r"/6 (is damaged|cannot be read)"):
             open_run(workdir, "last")
     result = train(config, workdir)

@@ -117,7 +117,7 @@ def test_only_adapters_are_trained_and_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_new_adapters_change_nothing_and_are_initialised_as_in_peft() -> None:
+def test_new_adapters_change_nothing_and_are_initialized_as_in_peft() -> None:
     run = Run({}, steps=0)
     head, tokens = run.objective.model, make_tokens(4, 6)
     plain = make_retriever({"encoder.tied": True}, WITHOUT_DROPOUT)

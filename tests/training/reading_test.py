@@ -138,7 +138,7 @@ def test_encoding_gathers_weights_and_nothing_else(use: str) -> None:
     assert collectives(program.trace(params, tokens).jaxpr.jaxpr) == {("all_gather", "float32"): split}
 
 
-def test_layer_stacks_are_recognised_by_name() -> None:
+def test_layer_stacks_are_recognized_by_name() -> None:
     with pytest.raises(ValueError, match=r"layers .*'blocks'; .*'layers'"):
         Stack(bert.BertLayer, 2, Compute(), name="blocks")
 

@@ -53,7 +53,7 @@ def round_config(root: Path, number: int, **overrides: Any) -> ConfigDict:
 
 
 def test_two_rounds_equal_one_run(root: Path) -> None:
-    """Parameters, optimiser, moving average and step; order of the data, dropout and learning rate in between."""
+    """Parameters, optimizer, moving average and step; order of the data, dropout and learning rate in between."""
     one = final_state(root / "one", config_of(root), 8)
     assert final_state(root / "round-2", round_config(root, 2), 8) == one
     assert final_state(root / "round-1", round_config(root, 1), 4) != one, "control"
@@ -63,7 +63,7 @@ def test_two_rounds_equal_one_run(root: Path) -> None:
 
 
 def test_control_starting_from_parameters_only_differs(root: Path, tmp_path: Path) -> None:
-    """Control: without rounds the optimiser begins anew, and steps count from 0."""
+    """Control: without rounds the optimizer begins anew, and steps count from 0."""
     config = config_of(root, train__steps=4, train__start_from=str(root / "round-1"))
     train(config, tmp_path / "run", progress=False)
     assert lines(tmp_path / "run")[0]["step"] == 1

@@ -250,9 +250,9 @@ def _nearest(sample: FileSample, formats: list[Format]) -> Format | None:
         return near if keys & set(near.keys) else None
     if not sample.lines:
         return None
-    blanks = sample.columns == 1  # between words, as in TREC's files
-    count = len(sample.words[0]) if blanks else sample.columns
-    tables = [one for one in formats if (one.name in ("trec.run", "trec.qrels") if blanks else one.name != "trec.run")]
+    spaces = sample.columns == 1  # between words, as in TREC's files
+    count = len(sample.words[0]) if spaces else sample.columns
+    tables = [one for one in formats if (one.name in ("trec.run", "trec.qrels") if spaces else one.name != "trec.run")]
     sizes = {one.name: [n for n in one.columns if n > 1] for one in tables}
     distances = {name: min(abs(n - count) for n in columns) for name, columns in sizes.items() if columns}
     nearest = min(distances, key=lambda name: (distances[name], name != "msmarco.texts"), default="")

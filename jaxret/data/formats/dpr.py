@@ -23,7 +23,7 @@ from jaxret.data.lines import Digest, PathLike, write_text
 from jaxret.data.record_checks import (
     check_passage,
     check_query,
-    normalise_question,
+    normalize_question,
     require_key,
     require_object,
     require_strings,
@@ -75,7 +75,7 @@ def read_qa_queries(file: DataFile, policy: Policy) -> list[Query]:
         try:
             require_columns(row, [QUESTION, ANSWERS], location)
             answers = require_strings(_literal(row[1], location), "the answer column", location)
-            queries.append(check_query(Query(str(number), normalise_question(row[0]), answers), location))
+            queries.append(check_query(Query(str(number), normalize_question(row[0]), answers), location))
         except DataError as error:
             policy.reject(error)
     return queries
@@ -117,7 +117,7 @@ def read_question_records(
     """Yields (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
     for location, record in read_records(file, policy):
         try:
-            question = normalise_question(require_key(record, QUESTION, str, location))
+            question = normalize_question(require_key(record, QUESTION, str, location))
             answers = require_strings(record.get(ANSWERS, []), f"the value of '{ANSWERS}'", location)
             value = parse(record, location, check_query(Query(id_from_location(location), question, answers), location))
         except DataError as error:

@@ -44,7 +44,7 @@ class FileSample:
     """The first records or lines of a file."""
 
     # "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (of a named set's table), "table" (fields between
-    # tabs or blanks), "empty", or "unreadable" (no complete record)
+    # tabs or white space), "empty", or "unreadable" (no complete record)
     container: str
     records: tuple[dict[str, Any], ...] = ()  # The first records; () of a table
     lines: tuple[str, ...] = ()  # The first lines of a table, without their ends
@@ -83,7 +83,7 @@ class FileSample:
 
 
 def is_text(field: str) -> bool:
-    """Return whether a field is a text and no id: it has several words, or is long (some scripts have no blanks)."""
+    """Return whether a field is a text and no id: it has several words, or is long (some scripts have no spaces)."""
     return len(field.split()) > 1 or len(field) > _LONGEST_ID or (not field.isascii() and len(field) > 8)
 
 

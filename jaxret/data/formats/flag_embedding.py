@@ -17,7 +17,7 @@ from jaxret.data.record_checks import (
     check_passage,
     check_query,
     finite_number,
-    normalise_question,
+    normalize_question,
     require_key,
     shorten,
 )
@@ -44,7 +44,7 @@ def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locatio
 
     for location, record in read_records(file, policy):
         try:
-            question = normalise_question(require_key(record, QUERY, str, location))
+            question = normalize_question(require_key(record, QUERY, str, location))
             instruction = parse_instruction(record, location, PROMPT)
             query = check_query(Query(id_from_location(location), question, instruction=instruction), location)
             positives = side(record, POSITIVES, POSITIVE_SCORES, location)

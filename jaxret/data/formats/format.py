@@ -1,4 +1,4 @@
-"""Formats: how to recognise a file of one, and what it holds, each role by a reader of its own.
+"""Formats: how to recognize a file of one, and what it holds, each role by a reader of its own.
 
 passages     (location, Passage)
 queries      Query, with answer strings where the file has them
@@ -36,7 +36,7 @@ class IdExample(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: how to recognise it, and a reader for each role that it holds."""
+    """A file format: how to recognize it, and a reader for each role that it holds."""
 
     name: str  # Forces the format, as NAME:PATH
     title: str  # Its usual name, for messages
@@ -104,12 +104,12 @@ def has_keys(*keys: str) -> Callable[[FileSample], bool]:
 def record_format(
     name: str, title: str, required_keys: tuple[str, ...], optional_keys: tuple[str, ...] = (), **readers: Any
 ) -> Format:
-    """Return a format of JSON records, whose keys declare how it is recognised and described.
+    """Return a format of JSON records, whose keys declare how it is recognized and described.
 
     Args:
         name: Forces the format, as NAME:PATH.
         title: Its usual name, for messages.
-        required_keys: Keys by which a record is recognised.
+        required_keys: Keys by which a record is recognized.
         optional_keys: Further keys that its readers look at.
         **readers: Role -> reader, and other fields of `Format`.
     """

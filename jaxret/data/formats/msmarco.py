@@ -17,7 +17,7 @@ from jaxret.data.formats.text_rows import TextRow, group_by_query
 from jaxret.data.formats.texts import record_id, record_ids, require_new_id
 from jaxret.data.formats.trec import RunLine, is_integer
 from jaxret.data.lines import Digest
-from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key, shorten
+from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_key, shorten
 from jaxret.data.records import Example, Passage, Query
 
 QUERY_ID, POSITIVES, NEGATIVES = "qid", "pos", "neg"
@@ -45,7 +45,7 @@ def read_tab_queries(file: DataFile, policy: Policy) -> list[Query]:
     first: dict[str, Location] = {}
     for location, (key, text) in tab_rows(file.path, ("query id", "text"), policy):
         try:
-            query = check_query(Query(key, normalise_question(text)), location)
+            query = check_query(Query(key, normalize_question(text)), location)
             require_new_id(query.id, "query id", location, first)
         except DataError as error:
             policy.reject(error)
@@ -120,7 +120,7 @@ def read_candidate_queries(file: DataFile, policy: Policy) -> list[Query]:
     texts: dict[str, int] = {}
     for location, (key, _, text, _) in tab_rows(file.path, _CANDIDATES, policy):
         try:
-            query = check_query(Query(key, normalise_question(text)), location)
+            query = check_query(Query(key, normalize_question(text)), location)
             if not _same(key, text, "query", location, first, texts):
                 queries.append(query)
         except DataError as error:
@@ -247,7 +247,7 @@ def _is_negatives(sample: FileSample) -> bool:
 
 
 def one_line(text: str) -> str:
-    """The text with a blank for each tab and line end, which would end the field."""
+    """The text with a space for each tab and line end, which would end the field."""
     return text.translate({9: " ", 10: " ", 13: " "})
 
 

@@ -18,7 +18,7 @@ from jaxret.data.records import Example, Query
 def join_by_question(
     records: Iterable[tuple[Location, Example]], queries: Iterable[Query], files: Sequence[Path], policy: Policy
 ) -> Iterator[tuple[Location, Example]]:
-    """Yield training records with the query of the same text, without its case and repeated blanks.
+    """Yield training records with the query of the same text, without its case and repeated spaces.
 
     Of several queries with one text, the first goes to the first record with it, and so on; further records get the
     last.

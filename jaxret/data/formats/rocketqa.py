@@ -28,7 +28,7 @@ def read_id_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
             require_id(query, "query id", location)
             require_new_id(query, "query id", location, first)
             if not _IDS.fullmatch(ids):
-                remedy = "write ids between commas, without blanks: 12,7,34"
+                remedy = "write ids between commas, without spaces: 12,7,34"
                 raise location.error("bad ids", f"the second column is not a list of ids: {ids[:60]!r}", remedy)
         except DataError as error:
             policy.reject(error)

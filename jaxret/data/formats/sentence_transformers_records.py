@@ -23,7 +23,7 @@ from jaxret.data.record_checks import (
     check_passage,
     check_query,
     finite_number,
-    normalise_question,
+    normalize_question,
     require_key,
     shorten,
 )
@@ -117,7 +117,7 @@ def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Pa
                 raise location.error("missing keys", problem, f"the score is called {' or '.join(LABELS)}")
             first, second = (require_key(record, key, str, location) for key in columns[:2])
             key = labels[0]
-            question = normalise_question(first)
+            question = normalize_question(first)
             query = queries.setdefault(question, check_query(Query(id_from_location(location), question), location))
             passage = check_passage(Passage(content_id(second), second), location, policy)
             yield location, query, passage, parse_number(record[key], key, location)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.format import content_id, id_from_location
 from jaxret.data.formats.shared_passages import ScoredPassages, make_example
-from jaxret.data.record_checks import check_passage, check_query, normalise_question
+from jaxret.data.record_checks import check_passage, check_query, normalize_question
 from jaxret.data.records import Example, Passage, Query
 
 
@@ -46,7 +46,7 @@ def group_by_query(rows: Iterable[TextRow], policy: Policy) -> Iterator[tuple[Lo
 
     for row in rows:
         try:
-            query = check_query(Query(id_from_location(row.location), normalise_question(row.query)), row.location)
+            query = check_query(Query(id_from_location(row.location), normalize_question(row.query)), row.location)
             sides = [[(passage(text, row.location), score) for text, score in side] for side in row[2:4]]
         except DataError as error:
             policy.reject(error)

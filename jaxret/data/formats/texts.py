@@ -9,7 +9,7 @@ from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats.containers import Record, read_records
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import Digest
-from jaxret.data.record_checks import check_passage, check_query, normalise_question, require_key, require_strings
+from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_key, require_strings
 from jaxret.data.records import Passage, Query
 
 
@@ -74,7 +74,7 @@ def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable
 
 
 def parse_query(record: Record, location: Location, key: str, text: str = "text", numbers: bool = True) -> Query:
-    question = normalise_question(require_key(record, text, str, location))
+    question = normalize_question(require_key(record, text, str, location))
     answers = require_strings(record.get("answers") or [], "the value of 'answers'", location)
     return check_query(
         Query(record_id(record, key, location, numbers), question, answers, parse_instruction(record, location)),

@@ -17,7 +17,7 @@ Losses = Counter[str]  # kind of value that a file cannot hold -> how often
 
 
 def joined_text(passage: Passage) -> str:
-    """Title and text for a format that has no titles: with a blank between, as Tevatron joins them."""
+    """Title and text for a format that has no titles: with a space between, as Tevatron joins them."""
     return f"{passage.title} {passage.text}" if passage.title.strip() else passage.text
 
 
@@ -32,7 +32,7 @@ def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses) -> None:
-    """Write fields between tabs, compressed if the path ends in .gz or .zst; a tab or line end inside becomes a blank,
+    """Write fields between tabs, compressed if the path ends in .gz or .zst; a tab or line end inside becomes a space,
     and is counted in `losses`."""
     with write_text(path) as file:
         for row in rows:

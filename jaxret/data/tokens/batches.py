@@ -22,7 +22,7 @@ from jaxret.types import Batch, BatchT, Packing, Ragged, Tokens
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Tokenised examples; E examples, P passages.
+    """Tokenized examples; E examples, P passages.
 
     Passages are stored once, however many queries share them; a passage's row is its id.
     """
@@ -63,7 +63,7 @@ class TrainingSet:
 
 @runtime_checkable
 class Examples(Protocol):
-    """Tokenised examples to train on: a TrainingSet, or the examples of another task."""
+    """Tokenized examples to train on: a TrainingSet, or the examples of another task."""
 
     def __len__(self) -> int: ...
 

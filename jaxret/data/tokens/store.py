@@ -44,7 +44,7 @@ from jaxret.storage.mapped_array import map_array
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged
 
-FORMAT = 1  # version of the folder and of tokenisation: another number makes every store again
+FORMAT = 1  # version of the folder and of tokenization: another number makes every store again
 PAUSE = 0.2  # seconds between two checks whether another process has finished
 Say = Callable[[str], None]
 
@@ -212,7 +212,7 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
     if not same:
         raise StaleError(f"{folder} was made in another way")
     if changed_file:
-        raise StaleError(f"{changed_file} has changed since it was tokenised")
+        raise StaleError(f"{changed_file} has changed since it was tokenized")
 
     def sound(name: str) -> bool:
         path = folder / f"{name}.npy"

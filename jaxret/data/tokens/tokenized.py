@@ -1,4 +1,4 @@
-"""Training examples and corpora as token stores: tokenised once, then read by every job."""
+"""Training examples and corpora as token stores: tokenized once, then read by every job."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _forced(**sources: str | Path) -> dict[str, Any]:
 def load_or_tokenize_examples(
     source: ExampleSource, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
 ) -> tuple[TrainingSet, str]:
-    """Return tokenised examples, memory-mapped, and the report of bad records. Raises DataError.
+    """Return tokenized examples, memory-mapped, and the report of bad records. Raises DataError.
 
     Args:
         source: Data to read.
@@ -203,7 +203,7 @@ class TokenizedCorpus:
 
     ids: Strings  # Ids of the passages
     passages: Ragged  # Token ids of the passages
-    scan: CorpusScan  # Scan of the text that was tokenised
+    scan: CorpusScan  # Scan of the text that was tokenized
     truncation: Truncation  # Effect of the length limit
     report: str  # Report of bad records
 

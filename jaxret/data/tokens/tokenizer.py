@@ -29,7 +29,7 @@ TASK = "{task}"  # in a query's prompt: the place of its instruction
 TITLE, NO_TITLE = "{title}", "none"  # in a passage's prompt: the place of its title, and what a passage without one has
 
 # The Rust tokenizer needs about 100 bytes per character, and a text may be much longer than its limit in tokens. So
-# only a prefix is tokenised: up to the first white space after `_CHARACTERS` characters per token of the limit (English
+# only a prefix is tokenized: up to the first white space after `_CHARACTERS` characters per token of the limit (English
 # has 4 to 5 per token); 8 times as much while this gives fewer tokens than the limit. The ids equal those of the whole
 # text, because no token spans white space. Characters beyond `_REACH` are never read.
 _CHARACTERS = 32
@@ -44,7 +44,7 @@ _BLOCK_CHARACTERS = 2**20
 class Truncation:
     """Counts of texts and tokens that the length limit cut; `str()` is the line printed before training and encoding.
 
-    The end of a very long text is never tokenised; its tokens are estimated from its characters.
+    The end of a very long text is never tokenized; its tokens are estimated from its characters.
     """
 
     what: str  # Name of the texts, e.g. "queries".
@@ -101,9 +101,9 @@ class TextTokenizer:
     query_length: int  # Upper bound of a query's length in tokens
     passage_length: int  # Upper bound of a passage's length in tokens
     mask_id: int | None = None  # Id of [MASK], or None
-    query_prompt: str = ""  # Text in front of every query, tokenised with it, as in sentence-transformers
+    query_prompt: str = ""  # Text in front of every query, tokenized with it, as in sentence-transformers
     passage_prompt: str = ""  # Text in front of every passage, likewise; TITLE in it is replaced by the passage's title
-    # "[SEP]": the marker; any other text: title, separator and text are tokenised as one text
+    # "[SEP]": the marker; any other text: title, separator and text are tokenized as one text
     title_separator: str = SEPARATOR
     query_marker: int | None = None  # Id after [CLS] in every query, if the head uses one
     passage_marker: int | None = None  # Id after [CLS] in every passage, if the head uses one

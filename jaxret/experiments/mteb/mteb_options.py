@@ -12,7 +12,7 @@ class MtebOptions:
     """How tasks are read and results are named."""
 
     tasks: tuple[str, ...] = ()  # names of mteb, or folders in BEIR's layout
-    model_name: str = option("", "ORGANISATION/NAME of the model in the results; default: jaxret/ and the run's folder")
+    model_name: str = option("", "ORGANIZATION/NAME of the model in the results; default: jaxret/ and the run's folder")
     card: str = option(
         "", "model card, a README.md whose metadata state licence, languages, ...; default: that of the run's folder"
     )
@@ -22,4 +22,4 @@ class MtebOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.model_name and self.model_name.count("/") != 1:
-            raise ValueError(f"model_name is {self.model_name!r}; mteb's names are ORGANISATION/NAME")
+            raise ValueError(f"model_name is {self.model_name!r}; mteb's names are ORGANIZATION/NAME")

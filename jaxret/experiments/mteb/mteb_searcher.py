@@ -96,7 +96,7 @@ def model_meta(run: Run, name: str, card: str = "") -> ModelMeta:
     """Return mteb's record of a run, from its contract, its weights and its card.
 
     Args:
-        name: ORGANISATION/NAME of the model.
+        name: ORGANIZATION/NAME of the model.
         card: path of the card; "": README.md in the run's folder, if there is one. What no file states (licence,
             languages, training data, ...) is None.
 

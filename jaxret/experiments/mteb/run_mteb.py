@@ -31,7 +31,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     A task that has a result of this checkpoint and of the same data is not repeated.
 
     Args:
-        out: folder of results/ORGANISATION__NAME/REVISION/TASK.json, and of the corpora of named tasks.
+        out: folder of results/ORGANIZATION__NAME/REVISION/TASK.json, and of the corpora of named tasks.
         options: which tasks, and how.
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NO_MATPLOTLIB = "matplotlib is not installed; pip install 'jaxret[plots]', then start the same command again"
 # Okabe and Ito's colours, which readers with any colour vision can tell apart; lines differ in marker and dash, too.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
 INK, FAINT = "#222222", "#DADADA"
@@ -114,7 +114,7 @@ def use_log_axis(ax: Axes, ratio: float) -> None:
 def line_style(number: int) -> dict[str, Any]:
     """Return colour, marker and dash of the line with a number; they repeat together only after many lines."""
     return {
-        "color": COLORS[number % len(COLORS)],
+        "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
         "linestyle": DASHES[number % len(DASHES)],
     }

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.experiments.pictures.canvas import (
-    COLORS,
+    COLOURS,
     HEIGHT,
     INK,
     add_legend,
@@ -114,8 +114,8 @@ def annealing_picture(runs: Runs) -> Figure:
             steps, values = temperatures(members[0], kind)
             label = name if len(runs) > 1 else None
             label = f"{label}: {kind.replace('_', ' ')}" if label else kind.replace("_", " ")
-            color = COLORS[(number if len(runs) > 1 else number + (kind != "temperature")) % len(COLORS)]
-            ax.step(steps, values, where="post", color=color, linestyle=dash, label=label_text(label))
+            colour = COLOURS[(number if len(runs) > 1 else number + (kind != "temperature")) % len(COLOURS)]
+            ax.step(steps, values, where="post", color=colour, linestyle=dash, label=label_text(label))
     ax.set_xlabel("step")
     ax.set_ylabel("temperature")
     ax.set_ylim(bottom=0)
@@ -247,8 +247,8 @@ def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str)
     for number, (name, members) in enumerate(values.items()):
         rows = np.arange(len(vectors)) + (number - (len(values) - 1) / 2) * size
         table = np.array([[one.get(vector, np.nan) for vector in vectors] for one in members])
-        means, color = table.mean(axis=0), COLORS[number % len(COLORS)]
-        ax.barh(rows, means, height=size * 0.9, color=color, label=label_text(name), zorder=2)
+        means, colour = table.mean(axis=0), COLOURS[number % len(COLOURS)]
+        ax.barh(rows, means, height=size * 0.9, color=colour, label=label_text(name), zorder=2)
         if len(members) > 1:
             ax.errorbar(means, rows, xerr=table.std(axis=0, ddof=1), fmt="none", ecolor=INK, elinewidth=1, capsize=2)
         for row, mean in zip(rows, means, strict=True):

@@ -37,19 +37,19 @@ def word_picture(words: Sequence[tuple[str, float]], title: str = "") -> Figure:
     lines = 1 + max(row for *_, row in boxes)
     figure, (ax,) = new_picture(height=lines * _LINE + 0.75, width=width)
     scale = Normalize(0, max(max(value for _, value in words), 1e-9))
-    colors = colormaps["Blues"]
+    colours = colormaps["Blues"]
     for (word, value), (left, size, row) in zip(words, boxes, strict=True):
         strength = scale(value) if value > 0 else 0.0
         if value > 0:
-            ax.add_patch(Rectangle((left, row * _LINE), size, _LINE * 0.82, color=colors(strength), linewidth=0))
+            ax.add_patch(Rectangle((left, row * _LINE), size, _LINE * 0.82, color=colours(strength), linewidth=0))
         middle = row * _LINE + _LINE * 0.41
-        color = "white" if strength > 0.5 else INK
-        ax.text(left + size / 2, middle, _plain_piece(word), color=color, size=_FONT, family="DejaVu Sans Mono",
+        colour = "white" if strength > 0.5 else INK
+        ax.text(left + size / 2, middle, _plain_piece(word), color=colour, size=_FONT, family="DejaVu Sans Mono",
                 ha="center", va="center")  # fmt: skip
     ax.set_xlim(0, width)
     ax.set_ylim(lines * _LINE, 0)
     ax.set_axis_off()
-    bar = figure.colorbar(ScalarMappable(scale, colors), ax=ax, orientation="horizontal", aspect=45, fraction=0.1)
+    bar = figure.colorbar(ScalarMappable(scale, colours), ax=ax, orientation="horizontal", aspect=45, fraction=0.1)
     bar.set_label(title)
     bar.outline.set_visible(False)
     return figure

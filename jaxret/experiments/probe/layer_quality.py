@@ -69,7 +69,7 @@ class ProbeData:
         return choice.vectors * self.passages.vectors.shape[-1] * BYTES
 
     def side(self, side: str, layer: int, choice: Choice) -> np.ndarray:
-        """Return the vectors [n,H] of "query" or "passage" at a layer, of length 1 if the choice normalises."""
+        """Return the vectors [n,H] of "query" or "passage" at a layer, of length 1 if the choice normalizes."""
         vectors = (self.queries if side == "query" else self.passages).of(layer, choice.token)
         return unit(vectors) if choice.normalize else vectors
 
@@ -134,7 +134,7 @@ def choices_of_pairs(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
 
 
 def fit_weights(data: ProbeData, token: str, normalize: bool, queries: np.ndarray) -> Choice:
-    """Return the mixture of all layers from 1 whose non-negative weights, fitted on some queries, minimise the mean
+    """Return the mixture of all layers from 1 whose non-negative weights, fitted on some queries, minimize the mean
     cross-entropy of their relevant passages among all passages.
 
     Args:

@@ -290,7 +290,7 @@ class _Recipe:
     def _write_lineage(self, stage: Stage) -> None:
         """Write the lineage of a stage beside its run: a digest of all its inputs without seeds.
 
-        Each seed of a stage mines other data; `jaxret compare` recognises seeds of one system by their lineage.
+        Each seed of a stage mines other data; `jaxret compare` recognizes seeds of one system by their lineage.
         """
         keys, data = flatten(config_json(stage.config)), stage.config.data
         inputs: dict[str, Any] = {

@@ -81,7 +81,7 @@ def _compared(set_results: ComparedSet, name: str) -> list[str]:
         picture = picture_svg(partial(interval_picture, tests)) if drawing_is_installed() else ""
         parts.append(gallery([inline_figure(picture, title, name)]) if picture else NO_PICTURES)
         header = ["system", "measure", "difference", "95 %", "significant", "wins", "ties", "losses", "t-test", "Holm"]
-        header += ["randomisation", "Holm", "over runs"]
+        header += ["randomization", "Holm", "over runs"]
         count = sum(not test.comparison.equal for test in comparison.tests)
         rows = [_test_cells(test) for test in comparison.tests]
         parts.append(
@@ -90,7 +90,7 @@ def _compared(set_results: ComparedSet, name: str) -> list[str]:
         parts.append(
             paragraph(
                 f"p-values are two-sided. Holm corrects the column on its left for all {count} tests of this table. "
-                f"Significant: the randomisation test's p after Holm is below {LEVEL}. Over runs: Welch's t-test "
+                f"Significant: the randomization test's p after Holm is below {LEVEL}. Over runs: Welch's t-test "
                 "between the means of seeds, which is not corrected."
             )
         )

@@ -49,7 +49,7 @@ Settings that the tables do not show:
   negatives for 400,782 of the 502,939 queries (992 each), and takes 39 GB to read (99 bytes a triple, measured on
   792,000). Do not put it into the folder: training and mining would then read only its queries. The published codes
   read a file that was made from it; in MLR's code the other queries get random passages.
-- Aggretriever's code joins the title and the text of a BEIR passage by a blank. The rows trained on MS MARCO do the
+- Aggretriever's code joins the title and the text of a BEIR passage by a space. The rows trained on MS MARCO do the
   same. The rows trained on NQ and TriviaQA follow DPR and put [SEP] between them, also on BEIR.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. The commands generate one for every
   passage ([generated queries](generation.md)), train the head on them, and continue from this run.

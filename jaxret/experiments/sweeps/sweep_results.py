@@ -81,7 +81,7 @@ class SweepResults:
         if any(len(score.runs) > 1 for score in self.scores):
             parts[-1] += " ±: standard deviation over runs."
         parts.append(
-            f"Means over {self.comparison.queries[main]:,} queries. Holm: p-value of the randomisation test over "
+            f"Means over {self.comparison.queries[main]:,} queries. Holm: p-value of the randomization test over "
             f"queries, corrected for all points; over runs: Welch's t-test between the means of runs, not corrected."
         )
         return "\n\n".join([*parts, *self.notes])

@@ -98,7 +98,7 @@ def modernbert_dense(
       features: of the output.
       compute: dtype of the product.
       name: of the parameters.
-      residual: whether it writes to the residual stream: it is then initialised smaller, by the depth of the encoder.
+      residual: whether it writes to the residual stream: it is then initialized smaller, by the depth of the encoder.
       layout: of the input's rows, for adapters.
     """
     deviation = config.initializer_range / ((2 * config.num_layers) ** 0.5 if residual else 1)

@@ -140,7 +140,7 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
 def title_separator(root: Path) -> str:
     """Return the text between title and text of a passage that a model was evaluated with, and mostly trained.
 
-    sentence-transformers and PyLate read one text; BEIR, mteb and PyLate's evaluation make it of title, blank and text.
+    sentence-transformers and PyLate read one text; BEIR, mteb and PyLate's evaluation make it of title, space and text.
     """
     return " " if (root / MODULES).is_file() else SEPARATOR
 

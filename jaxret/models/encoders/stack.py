@@ -141,7 +141,7 @@ class Stack(nn.Module):
     def _initialize(
         self, hidden: jax.Array, per_layer: Tree, common_arguments: Tree, first: int | None
     ) -> tuple[jax.Array, Tree]:
-        """Make the parameters. Returns what `__call__` returns, but for the values, which initialising does not read:
+        """Make the parameters. Returns what `__call__` returns, but for the values, which initializing does not read:
         every layer has the same input."""
         row = jax.tree.map(lambda x: x[0], per_layer)
         arguments = common_arguments if per_layer is None else (row, *common_arguments)

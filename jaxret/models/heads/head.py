@@ -58,7 +58,7 @@ class VectorHead(nn.Module):
     token: str = "cls"
 
     # Fields that change no vector, such as weights of losses; and fields that change no result of a run that has begun:
-    # memory, initialisation.
+    # memory, initialization.
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ()
     FREE: ClassVar[tuple[str, ...]] = ()
     TOKENS: ClassVar[tuple[str, ...]] = TOKENS  # values of `token` that mean something

@@ -24,7 +24,7 @@ def uniform_like_torch(key: jax.Array, shape: tuple[int, ...], dtype: Any, fan_i
 
 
 def torch_linear(features: int, fan_in: int, name: str) -> nn.Dense:
-    """Return a float32 linear layer with torch's initialisation, as in the paper's code."""
+    """Return a float32 linear layer with torch's initialization, as in the paper's code."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
         return uniform_like_torch(key, shape, dtype, fan_in)

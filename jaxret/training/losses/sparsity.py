@@ -1,4 +1,4 @@
-"""Regularisation of sparse vectors: FLOPS and L1 over a whole batch, whose weights grow at the start of training."""
+"""Regularization of sparse vectors: FLOPS and L1 over a whole batch, whose weights grow at the start of training."""
 
 from __future__ import annotations
 

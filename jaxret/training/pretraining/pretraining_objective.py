@@ -68,7 +68,7 @@ def span_contrast(
     vectors: Float[jax.Array, "B H"], exists: Bool[jax.Array, " B"]
 ) -> tuple[Float[jax.Array, ""], Float[jax.Array, ""]]:
     """Return mean_i -log softmax_j(v_i·v_j)[partner of i] over all other spans j, and how often the partner is first.
-    Rows 2k and 2k + 1 are spans of one document. No temperature, no normalisation (Gao & Callan 2022, eq. 5)."""
+    Rows 2k and 2k + 1 are spans of one document. No temperature, no normalization (Gao & Callan 2022, eq. 5)."""
     rows = jnp.arange(len(vectors))
     scores = product("ah,bh->ab", vectors, vectors, jnp.float32, jnp.float32)
     scores = jnp.where((rows[:, None] != rows) & exists, scores, MASKED_LOGIT)

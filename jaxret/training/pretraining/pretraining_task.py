@@ -95,7 +95,7 @@ def check_pretraining(config: ConfigDict, model: PretrainingModel) -> None:
 
 
 def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus]:
-    """Return tokenizer, contract and corpus, tokenised, or from the store, and cut into spans; log their numbers.
+    """Return tokenizer, contract and corpus, tokenized, or from the store, and cut into spans; log their numbers.
 
     Raises:
         DataError: bad records.

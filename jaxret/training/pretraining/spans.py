@@ -1,4 +1,4 @@
-"""A corpus as tokenised documents, from the store, cut into spans that fit an encoder."""
+"""A corpus as tokenized documents, from the store, cut into spans that fit an encoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Documents:
 def load_documents(
     corpus: Corpus, on_error: str, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
 ) -> Documents:
-    """Return the documents of a corpus from the store, memory-mapped; tokenise them first if they are not stored.
+    """Return the documents of a corpus from the store, memory-mapped; tokenize them first if they are not stored.
 
     Args:
         on_error: policy for bad records, which raise DataError or are skipped.

@@ -36,7 +36,7 @@ def train_wordpiece(texts: Callable[[], Iterable[str]], vocabulary: int, lowerca
 
 
 def frequent_characters(texts: Iterable[str], rules: Tokenizer) -> list[str]:
-    """Return the most frequent characters after normalisation, as they begin words, and inside them ("##a")."""
+    """Return the most frequent characters after normalization, as they begin words, and inside them ("##a")."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(rules.normalizer.normalize_str(text))

@@ -234,7 +234,7 @@ def make_validation(
 
 
 def _read_data(job: RetrievalJob) -> RetrievalData:
-    if job.config.train.teacher:  # before any text is tokenised
+    if job.config.train.teacher:  # before any text is tokenized
         contract = make_contract(job.model, load_tokenizer(job.config, job.encoder, job.model), job.encoder)
         require_teacher(job.config, job.model, contract)
     data, warning = read_training_data(job), weak_temperatures(job.config, job.model)

@@ -164,7 +164,7 @@ KEYS_ONCE = (
 
 @pytest.mark.parametrize("name", KEYS_ONCE)
 def test_each_key_of_a_format_is_written_once(name: str) -> None:
-    """Reader, recogniser, description and writer take a key from one declaration, in the module of the format. The
+    """Reader, recognizer, description and writer take a key from one declaration, in the module of the format. The
     keys of every query are left out: `texts.py` reads them."""
     folder = Path(beir.__file__).parent
     module = next(path for path in folder.glob("*.py") if has_format(path.stem, name))

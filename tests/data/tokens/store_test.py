@@ -90,7 +90,7 @@ def test_empty_columns(origin: StoreOrigin, tmp_path: Path) -> None:
     assert (len(actual.ragged("rows")), len(actual.strings("texts"))) == (0, 0)
 
 
-def test_only_changed_text_is_tokenised_again(origin: StoreOrigin, tmp_path: Path) -> None:
+def test_only_changed_text_is_tokenized_again(origin: StoreOrigin, tmp_path: Path) -> None:
     first = open_or_make_store(origin, tmp_path / "stores", make, quiet)
     os.utime(tmp_path / "text", ns=(1, 1))
     assert open_or_make_store(origin, tmp_path / "stores", never, quiet).facts == first.facts
@@ -99,7 +99,7 @@ def test_only_changed_text_is_tokenised_again(origin: StoreOrigin, tmp_path: Pat
     second = open_or_make_store(origin, tmp_path / "stores", make, said.append)
     assert second.folder == first.folder
     assert second.facts == {"length": 12}
-    assert said[0] == f"{tmp_path}/text has changed since it was tokenised: its tokens are made again"
+    assert said[0] == f"{tmp_path}/text has changed since it was tokenized: its tokens are made again"
     (tmp_path / "text").write_text("river stonex")  # of the same size
     with pytest.raises(StaleError, match="text has changed"):
         open_store(origin, tmp_path / "stores")

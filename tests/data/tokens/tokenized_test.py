@@ -78,7 +78,7 @@ def equal(one: Any, two: Any) -> bool:
 @pytest.mark.parametrize(
     "changes", [{}, {"negatives_run": "run.trec"}, {"pseudo_queries": "imagined.jsonl"}, {"path": "dpr.json"}]
 )
-def test_a_stored_training_set_equals_one_tokenised_from_text(
+def test_a_stored_training_set_equals_one_tokenized_from_text(
     changes: dict[str, Any], root: Path, tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths: dict[str, Any] = {"path": "data"} | changes
@@ -214,7 +214,7 @@ def test_a_file_without_examples_is_named(tokenizer: TextTokenizer, tmp_path: Pa
         load_or_tokenize_examples(source, tokenizer, tmp_path / "store", False, quiet)
 
 
-def test_a_stored_corpus_equals_one_tokenised_from_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_a_stored_corpus_equals_one_tokenized_from_text(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
     corpus, policy = tmp_path / "corpus.jsonl", Policy("skip")
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     corpus.write_text("\n".join([*lines[:5], "{broken", lines[2], *lines[5:]]) + "\n")  # one bad line, one id twice

@@ -190,7 +190,7 @@ def test_t5_has_no_cls_and_joins_with_its_end_token(tmp_path: Path) -> None:
 
 
 def random_text(random: np.random.Generator, size: int) -> str:
-    """Words, words too long for a word, and what normalisers drop, keep or replace, with any white space between."""
+    """Words, words too long for a word, and what normalizers drop, keep or replace, with any white space between."""
     pieces = [
         *WORDS,
         "x" * 70,
@@ -246,7 +246,7 @@ def test_ids_equal_those_of_the_whole_text(
         assert (cut.estimated > 0) == ("about" in str(cut))
 
 
-def test_only_the_beginning_of_a_long_text_is_tokenised(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_of_a_long_text_is_tokenized(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_module, "_REACH", 5000)
     tokenizer, cut = TextTokenizer.load(encoder, 16, 16), Truncation("passages", 16)
     longest: list[int] = []

@@ -90,12 +90,12 @@ def test_every_section_is_visible_and_fits_a_phone(browser: Any, report: str) ->
 
 
 def test_dark_mode_is_dark(browser: Any, report: str) -> None:
-    color = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    colour = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     ink = "return getComputedStyle(document.querySelector('figure svg text')).fill.match(/\\d+/g).map(Number)"
     show(browser, report, scheme="light")
-    light = browser.execute_script(color), browser.execute_script(ink)
+    light = browser.execute_script(colour), browser.execute_script(ink)
     show(browser, report, scheme="dark")
-    dark = browser.execute_script(color), browser.execute_script(ink)
+    dark = browser.execute_script(colour), browser.execute_script(ink)
     assert (min(light[0]) > 200, max(light[1]) < 80) == (True, True)
     assert (max(dark[0]) < 60, min(dark[1]) > 200) == (True, True), "pictures, too"
 

@@ -35,8 +35,8 @@ GONE = (3, 250)  # rows that are deleted
 def vectors(width: int) -> np.ndarray:
     """[ROWS,V,D], clustered, of different norms, some of them twice."""
     random = np.random.default_rng(5)
-    centers = random.standard_normal((30, D))
-    numbers = centers[random.integers(30, size=(ROWS, width))] + 0.3 * random.standard_normal((ROWS, width, D))
+    centres = random.standard_normal((30, D))
+    numbers = centres[random.integers(30, size=(ROWS, width))] + 0.3 * random.standard_normal((ROWS, width, D))
     numbers[ROWS - 50 :] = numbers[:50]
     return numbers.astype(np.float32)
 

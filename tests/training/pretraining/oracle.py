@@ -16,8 +16,8 @@ Tree = dict[str, Any]
 
 
 def norm(x: np.ndarray, p: Tree, config: BertConfig) -> np.ndarray:
-    centered = x - x.mean(-1, keepdims=True)
-    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + config.layer_norm_eps) * p["scale"] + p["bias"]
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.layer_norm_eps) * p["scale"] + p["bias"]
 
 
 def dense(x: np.ndarray, p: Tree) -> np.ndarray:
