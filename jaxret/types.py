@@ -8,7 +8,7 @@ pseudo-query, M masked tokens per text, R rows of a flat array.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,6 +19,10 @@ from flax import struct
 from jaxtyping import Bool, Float, Int
 
 Array: TypeAlias = Any  # jax.Array on a device, np.ndarray still on the host
+Tree: TypeAlias = Any  # arrays in nested dicts, dataclasses and tuples
+Params: TypeAlias = dict[str, Any]  # a tree of parameters
+Scalar: TypeAlias = Float[Array, ""]
+Log: TypeAlias = Callable[[str], None]  # prints a line, on one process
 
 
 @struct.dataclass

@@ -25,7 +25,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from jaxret.configs.base import get_config
 from jaxret.data.formats import write_beir
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.models.encoders.pretrained import Params
 from jaxret.models.encoders.t5 import ARCHITECTURE as T5
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.generation.generator_weights import generator_tensors
@@ -34,7 +33,7 @@ from jaxret.runs.run import Run, open_run
 from jaxret.storage.atomic import write_json
 from jaxret.training.loop import train
 from jaxret.training.throughput import TIMED
-from jaxret.types import Tokens
+from jaxret.types import Params, Tokens
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GOLDENS = REPOSITORY / "tests" / "goldens"

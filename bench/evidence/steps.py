@@ -26,7 +26,7 @@ from bench.evidence.claims import (
     Pretrain,
     Train,
 )
-from bench.evidence.table import Values
+from jaxret.evaluation.comparison import MeasureValues
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.storage.atomic import atomic_write, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
@@ -131,7 +131,7 @@ def digest(name: str, data: str) -> str:
 def make(work: Work, name: str, seed: int) -> None:
     begin, used = time.time(), time.process_time()
     step, folder = STEPS[name], work.path(name, seed)
-    measured: Values = {}
+    measured: MeasureValues = {}
     if isinstance(step, Train):
         measured = train_and_measure(work, name, step, seed)
     elif isinstance(step, Mine):
@@ -149,7 +149,7 @@ def make(work: Work, name: str, seed: int) -> None:
         shutil.rmtree(folder / "embeddings")
 
 
-def train_and_measure(work: Work, name: str, step: Train, seed: int) -> Values:
+def train_and_measure(work: Work, name: str, step: Train, seed: int) -> MeasureValues:
     """Train, encode and search; return measure -> question id -> value."""
     from jaxret.configs.minilm import get_config
     from jaxret.data.formats import Corpus
@@ -178,7 +178,7 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> Values:
     return {**evaluation.per_query, **(several_vectors(run, work.questions) if measures - set(MEASURES) else {})}
 
 
-def write_values(path: Path, name: str, measured: Values, processor_seconds: int) -> None:
+def write_values(path: Path, name: str, measured: MeasureValues, processor_seconds: int) -> None:
     """A few kilobytes: the means of MEASURES, and what claims compare, by sorted ids, whose digest is beside it."""
     arrays: dict[str, Any] = {f"mean {one}": np.mean(list(measured[one].values())) for one in MEASURES}
     for one in {claim.measure for claim in CLAIMS if name in (claim.baseline, claim.treated)}:
@@ -207,7 +207,7 @@ def passages_of(work: Work, measure: str, ids: str, count: int) -> list[str]:
     return [work.answers[one] for one in questions]
 
 
-def several_vectors(run: Any, data: str) -> Values:
+def several_vectors(run: Any, data: str) -> MeasureValues:
     """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
     5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
     from jaxret.evaluation.diversity import normalized_scores, perplexity

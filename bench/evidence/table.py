@@ -17,8 +17,6 @@ RESAMPLES = 20_000  # sign vectors: p is 5e-5 at least
 HOLDS, NOT_SEEN, OPPOSITE, NOT_RUN = "holds", "not seen", "opposite", "not run yet"
 ENOUGH, SO_FAR = 3, " so far"  # seeds; with fewer
 
-Values = Mapping[str, Mapping[str, float]]  # measure -> id -> value
-
 
 def row_of(
     claim: Claim, values: Mapping[int, Sequence[np.ndarray]], groups: Sequence[str], runs: Sequence[str]

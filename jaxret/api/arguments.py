@@ -14,7 +14,6 @@ from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 
 _LONGEST_PATH = 4_095  # bytes that systems take
-PathLike = str | os.PathLike[str]
 
 
 def require_kind(name: str, value: Any, kind: Any, expected: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from jaxret.api.arguments import (
-    PathLike,
     checked_passages,
     checked_questions,
     listed_texts,
@@ -24,6 +23,7 @@ from jaxret.api.arguments import (
 )
 from jaxret.api.retriever import Retriever, Vectors
 from jaxret.data.formats import Corpus, source_exists
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
 from jaxret.index.encode import cut_encoded, encode_corpus

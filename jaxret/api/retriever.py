@@ -11,7 +11,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxret.api.arguments import (
-    PathLike,
     checked_passages,
     checked_questions,
     require_flag,
@@ -20,6 +19,7 @@ from jaxret.api.arguments import (
     whole_number,
 )
 from jaxret.configs import change_config, load_config
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.import_model import make_run

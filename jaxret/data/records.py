@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +59,6 @@ class Example:
         return sum(map(math.isfinite, (*self.positive_scores, *self.negative_scores)))
 
 
+Record = dict[str, Any]  # an entry of a data file: a value for each key
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first
 Rankings = dict[str, list[tuple[str, float]]]  # query id -> its ranking: the content of a TREC run file

@@ -14,7 +14,7 @@ from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison, welch_p_value
 from jaxret.evaluation.text_table import Row, aligned_table, html_paragraphs, html_table, markdown_table
 
-Values = Mapping[str, Mapping[str, float]]  # measure -> query id -> value, of one run
+MeasureValues = Mapping[str, Mapping[str, float]]  # measure -> query id -> value, of one run
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def format_p_value(value: float | None) -> str:
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[Values]], measures: Sequence[str], seed: int = 0, resamples: int = 100_000
+    systems: Mapping[str, Sequence[MeasureValues]], measures: Sequence[str], seed: int = 0, resamples: int = 100_000
 ) -> SystemComparison:
     """Compare every system with the first one; a measure with the values of one query has means, and no test.
 
@@ -214,7 +214,7 @@ def correct_together(sets: Mapping[str, SystemComparison]) -> dict[str, SystemCo
     return {name: replace(one, tests=tuple(islice(all_tests, len(one.tests)))) for name, one in sets.items()}
 
 
-def score_systems(systems: Mapping[str, Sequence[Values]], measures: Sequence[str]) -> list[Score]:
+def score_systems(systems: Mapping[str, Sequence[MeasureValues]], measures: Sequence[str]) -> list[Score]:
     """Return the score of each system (name -> the values of each of its runs) by each measure."""
     return [
         Score(name, measure, tuple(float(np.mean(list(run[measure].values()))) for run in runs))
@@ -223,7 +223,7 @@ def score_systems(systems: Mapping[str, Sequence[Values]], measures: Sequence[st
     ]
 
 
-def require_same_queries(systems: Mapping[str, Sequence[Values]], measure: str) -> None:
+def require_same_queries(systems: Mapping[str, Sequence[MeasureValues]], measure: str) -> None:
     """Raise ValueError unless all runs have values for the same queries."""
     every = {f"run {n} of {name}": run[measure] for name, runs in systems.items() for n, run in enumerate(runs, 1)}
     (first, baseline_values), *others = every.items()
@@ -238,7 +238,7 @@ def require_same_queries(systems: Mapping[str, Sequence[Values]], measure: str) 
 
 
 def compare_over_queries(
-    baseline: Sequence[Values], system: Sequence[Values], measure: str, seed: int, resamples: int
+    baseline: Sequence[MeasureValues], system: Sequence[MeasureValues], measure: str, seed: int, resamples: int
 ) -> PairedComparison:
     """Return the paired tests of two systems; the value of a query is its mean over a system's runs.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from jaxret.data.tokens.tokenized import TokenizedCorpus, load_or_tokenize_corpu
 from jaxret.index.shards import read_entry
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import with_digest, write_json
-
-Log = Callable[[str], None]
+from jaxret.types import Log
 
 
 @dataclass

@@ -29,11 +29,11 @@ from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.models.encoders.stored import Classifier
 from jaxret.models.heads.head import one_token_selection
-from jaxret.models.model import LinenModel, Params
+from jaxret.models.model import LinenModel
 from jaxret.models.retriever import check_compute
 from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.foreign_files import open_tensors
-from jaxret.types import HiddenStates, Tokens
+from jaxret.types import HiddenStates, Params, Tokens
 
 
 class ScoreHead(nn.Module):

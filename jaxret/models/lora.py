@@ -19,8 +19,9 @@ from jaxtyping import Float
 
 from jaxret.models.encoders.architectures import EncoderConfig, StoredTensors, stored_tensors
 from jaxret.models.encoders.layers import Adapters
-from jaxret.models.model import Model, Params
+from jaxret.models.model import Model
 from jaxret.parallel.mesh import LAYERS, path_name
+from jaxret.types import Params
 
 ModelT = TypeVar("ModelT", bound=Model)
 

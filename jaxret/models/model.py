@@ -12,8 +12,8 @@ import jax
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.layers import Compute
 from jaxret.parallel.mesh import ParameterGatherer
+from jaxret.types import Params
 
-Params = dict[str, Any]
 M = TypeVar("M", bound="LinenModel")
 
 

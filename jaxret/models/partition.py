@@ -9,8 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.models.lora import BASE
-
-Tree = Any
+from jaxret.types import Tree
 
 
 def frozen_pattern(config: ConfigDict) -> str:

@@ -19,9 +19,9 @@ from jaxret.models.lora import (
     matching_layers,
     module_names,
 )
-from jaxret.models.model import Params
 from jaxret.storage.atomic import atomic_write, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
+from jaxret.types import Params
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 EXPORT = "jaxret.json"  # beside them in exports of jaxret: the config of the run, with the digest of the base

@@ -25,9 +25,9 @@ from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.model import LinenModel, Params, parameter_shapes
+from jaxret.models.model import LinenModel, parameter_shapes
 from jaxret.storage.foreign_files import open_tensors, read_tensors
-from jaxret.types import HiddenStates, MaskedTexts, Tokens
+from jaxret.types import HiddenStates, MaskedTexts, Params, Tokens
 
 METHODS = ("mlm", "condenser", "cocondenser", "retromae")
 PRETRAINING_HEAD = (

@@ -19,14 +19,13 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig, make_encoder, read_config
 from jaxret.models.encoders.fused import ATTENTION_PLATFORMS
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
-from jaxret.models.encoders.pretrained import Params
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.heads import HEADS, make_head
 from jaxret.models.heads.head import HeadInput, Side, VectorHead
 from jaxret.models.model import LinenModel
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.scoring import unit_length
-from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
+from jaxret.types import Embeddings, HiddenStates, Params, Ragged, Tokens
 
 DIRECTIONS = {"causal": True, "bidirectional": False}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

@@ -16,8 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxret.parallel.forks import require_unforked
+from jaxret.types import Tree
 
-Tree = Any
 ROWS = ("data", "fsdp")  # axes of the mesh: rows of a batch are split over both
 TENSOR = "tensor"  # the third axis, where mesh.tensor is above 1: parts of each layer's kernels
 

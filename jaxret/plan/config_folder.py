@@ -6,18 +6,17 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxret.configs import NOT_CONFIGS
 from jaxret.parallel.chips import GIB, Topology
 from jaxret.plan.compilation import require_compiler
+from jaxret.plan.estimates import PlanValues
 from jaxret.plan.planner import Planner
 from jaxret.plan.programs import encoder_directory
 from jaxret.runs.mismatch import flatten
 
-Values = dict[str, Any]
 FOR_CPUS = "package:"  # prefix of the checkpoints of small configs
 NOT_COMPILED = ("data", "encode", "seed", "validation")  # groups of keys that do not change a step's program
 SCHEDULE = ("train.steps", "optimizer.warmup_steps")
@@ -61,14 +60,14 @@ def program_key(config: ConfigDict) -> str:
 
 def plan_configs(
     folder: Path, topologies: list[Topology], log: Callable[[str], None]
-) -> Iterator[tuple[str, list[Values]]]:
+) -> Iterator[tuple[str, list[PlanValues]]]:
     """Yield every config for accelerators with its plan for each topology; equal programs are compiled once.
 
     Raises ValueError if a compiler is missing.
     """
     for topology in topologies:
         require_compiler(topology)
-    plans: dict[tuple[str, str], Values] = {}
+    plans: dict[tuple[str, str], PlanValues] = {}
     for name, config in for_accelerators(folder):
         plan, kind = Planner("train", config, name, log, advice=False), program_key(config)
         for topology in topologies:
@@ -78,7 +77,7 @@ def plan_configs(
         yield name, [plans[kind, str(topology)] for topology in topologies]
 
 
-def config_table(topologies: list[Topology], plans: Iterator[tuple[str, list[Values]]]) -> Iterator[str]:
+def config_table(topologies: list[Topology], plans: Iterator[tuple[str, list[PlanValues]]]) -> Iterator[str]:
     """Yield the lines of a table: memory of a device, and the lower bound of a step's time."""
     yield " | ".join(["| config", *map(str, topologies)]) + " |"
     yield "|:--|" + "--:|" * len(topologies)
@@ -86,6 +85,6 @@ def config_table(topologies: list[Topology], plans: Iterator[tuple[str, list[Val
         yield " | ".join([f"| {name}", *map(_cell, values)]) + " |"
 
 
-def _cell(values: Values) -> str:
+def _cell(values: PlanValues) -> str:
     fits = "" if values["memory"]["fits"] else ", does not fit"
     return f"{values['memory']['total'] / GIB:.2f} GiB{fits}, {values['lower_bound']['seconds'] * 1e3:.0f} ms"

@@ -28,7 +28,7 @@ from jaxret.training.optimizers import make_optimizer
 from jaxret.training.train_state import checkpoint_trees, make_update_rule
 from jaxret.types import VECTOR_DTYPES
 
-Values = dict[str, Any]
+PlanValues = dict[str, Any]  # the JSON object of a plan, or a part of one
 COST_SHARES = (0.2, 0.4, 0.6)  # of the full rate: small batches or models; the usual; large ones
 
 
@@ -37,13 +37,13 @@ def count_numbers(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def parameter_counts(retriever: RetrieverModel) -> Values:
+def parameter_counts(retriever: RetrieverModel) -> PlanValues:
     """Return the parameters by part, and in total."""
     params = parameter_shapes(retriever)
     return {**{name: count_numbers(part) for name, part in params.items()}, "total": count_numbers(params)}
 
 
-def program_work(program: programs.AbstractProgram) -> list[Values]:
+def program_work(program: programs.AbstractProgram) -> list[PlanValues]:
     """Return FLOPs of one run of a program on all devices together, by part, phase and precision."""
     flops = counting.count_flops(program.program.trace(*program.arguments))
     order = {name: rank for rank, name in enumerate((*counting.PARTS, *counting.PHASES))}
@@ -51,7 +51,7 @@ def program_work(program: programs.AbstractProgram) -> list[Values]:
     return [{**kind._asdict(), "flops": flops[kind]} for kind in kinds]
 
 
-def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> Values:
+def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> PlanValues:
     """Return the optimizer's operations in a step, one for each number that it computes."""
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     params, _ = divide_parameters(parameter_shapes(retriever), frozen_pattern(config))
@@ -60,22 +60,22 @@ def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> Values:
     return {"part": "optimizer", "phase": "forward", "precision": "float32", "flops": operations}
 
 
-def products(kinds: list[Values]) -> list[Values]:
+def products(kinds: list[PlanValues]) -> list[PlanValues]:
     """Return the kinds without the optimizer's: its operations are elementwise, bound by memory traffic."""
     return [kind for kind in kinds if kind["part"] != "optimizer"]
 
 
-def total_flops(kinds: list[Values]) -> int:
+def total_flops(kinds: list[PlanValues]) -> int:
     return sum(kind["flops"] for kind in products(kinds))
 
 
-def arithmetic(kinds: list[Values], topology: Topology) -> float:
+def arithmetic(kinds: list[PlanValues], topology: Topology) -> float:
     """Return the seconds of the products at the chips' full rates."""
     rates = topology.chip.rates
     return sum((kind["flops"] / rates[kind["precision"]] for kind in products(kinds)), 0.0) / topology.devices
 
 
-def cost(seconds: float, topology: Topology, price: float, utilization: float) -> Values:
+def cost(seconds: float, topology: Topology, price: float, utilization: float) -> PlanValues:
     """Return the dollars of work at some shares of the chips' full rate.
 
     Args:
@@ -92,8 +92,8 @@ def cost(seconds: float, topology: Topology, price: float, utilization: float) -
 
 
 def lower_bound(
-    kinds: list[Values], topology: Topology, traffic: int | float, executable: CompiledProgram | None
-) -> Values:
+    kinds: list[PlanValues], topology: Topology, traffic: int | float, executable: CompiledProgram | None
+) -> PlanValues:
     """Return a lower bound of a program's seconds: the slowest of arithmetic, memory and links at full rate.
 
     Args:
@@ -110,7 +110,7 @@ def lower_bound(
 
 def device_memory(
     program: programs.AbstractProgram, topology: Topology, executable: CompiledProgram | None, training: bool
-) -> Values:
+) -> PlanValues:
     """Return the bytes that a device needs, and whether they fit.
 
     Args:
@@ -131,7 +131,7 @@ def device_memory(
     return {"by_kind": by_kind, "total": need, "usable": usable, "fits": need <= usable, "at_least": False}
 
 
-def compiled_values(executable: CompiledProgram) -> Values:
+def compiled_values(executable: CompiledProgram) -> PlanValues:
     return {
         "collectives": [asdict(c) for c in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
         "collective_bytes": executable.moved,
@@ -148,7 +148,7 @@ def plan_training(
     shapes: programs.Shapes,
     topology: Topology | None,
     executable: CompiledProgram | None = None,
-) -> Values:
+) -> PlanValues:
     """Estimate a training step.
 
     Args:
@@ -161,7 +161,7 @@ def plan_training(
     program = programs.training_program(config, directory, shapes, devices)
     retriever = with_adapters(programs.retriever_of(config, directory), config.lora)
     kinds = [*program_work(program), optimizer_work(config, retriever)]
-    values: Values = {
+    values: PlanValues = {
         "parameters": parameter_counts(retriever),
         "batch": asdict(shapes),
         "flops": kinds,
@@ -185,7 +185,7 @@ def plan_encoding(
     passages: int,
     topology: Topology | None,
     executable: CompiledProgram | None = None,
-) -> Values:
+) -> PlanValues:
     """Estimate encoding a corpus of passages of the largest length.
 
     Args:
@@ -198,7 +198,7 @@ def plan_encoding(
     retriever = programs.retriever_of(config, directory)
     kinds = program_work(program)
     rows, length = program.arguments[1].ids.shape
-    values: Values = {
+    values: PlanValues = {
         "parameters": parameter_counts(retriever),
         "batch": {"passages": rows, "passage_length": length},
         "flops": kinds,
@@ -231,7 +231,7 @@ def plan_searching(
     search: SearchLoad,
     topology: Topology | None,
     executable: CompiledProgram | None = None,
-) -> Values:
+) -> PlanValues:
     """Estimate an exact search of an encoded corpus by XLA, a thousand queries at a time.
 
     Vectors stay on the devices, or are streamed in blocks if they do not fit; lists of vectors are searched block by
@@ -255,7 +255,7 @@ def plan_searching(
     vectors = retriever.most_vectors(config.tokens.passage_length)
     pieces = math.ceil(search.passages * vectors / BLOCK_ROWS) if lists else math.ceil(search.passages / search.at_once)
     runs = pieces * math.ceil(search.queries / queries)
-    values: Values = {
+    values: PlanValues = {
         "batch": {"queries": queries, "passages": search.at_once, "k": search.k, "precision": search.precision},
         "flops": kinds,
         "flops_total": total_flops(kinds) * runs * hosts,
@@ -284,7 +284,7 @@ def plan_searching(
     return values
 
 
-def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> Values:
+def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> PlanValues:
     """Estimate what one of several hosts needs beside the vectors of its passages, and what it receives from others.
 
     Args:

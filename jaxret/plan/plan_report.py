@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from jaxret.models.encoders.fused import describe_attention
 from jaxret.parallel.chips import GIB, GPU_FRACTION, Topology
 from jaxret.parallel.flops import PARTS, PHASES
-
-Values = dict[str, Any]
+from jaxret.plan.estimates import PlanValues
 
 
 def number(value: int | float) -> str:
@@ -33,7 +31,7 @@ def gib(value: int | float) -> str:
     return f"{value / GIB:,.2f} GiB"
 
 
-def plan_report(values: Values, topology: Topology | None) -> str:
+def plan_report(values: PlanValues, topology: Topology | None) -> str:
     """Format all values of a plan, in paragraphs."""
     lines = [headline(values, topology), f"encoder: {values['encoder']}", f"batch: {batch(values)}"]
     lines += [describe_attention(values["attention"])] if values["verb"] != "search" else []
@@ -47,7 +45,7 @@ def plan_report(values: Values, topology: Topology | None) -> str:
     return "\n".join(lines)
 
 
-def headline(values: Values, topology: Topology | None) -> str:
+def headline(values: PlanValues, topology: Topology | None) -> str:
     """Format whether it fits, in one line."""
     activity = {"train": "training", "encode": "encoding", "search": "search"}[values["verb"]]
     if topology is None:
@@ -63,7 +61,7 @@ def headline(values: Values, topology: Topology | None) -> str:
     return f"{subject}: does not fit, {least}{gib(need)} of {gib(usable)}, {gib(need - usable)} too much"
 
 
-def batch(values: Values) -> str:
+def batch(values: PlanValues) -> str:
     sizes = values["batch"]
     if values["verb"] == "train":
         text = (
@@ -80,13 +78,13 @@ def batch(values: Values) -> str:
     return f"{sizes['queries']} queries on {sizes['passages']:,} passages at a time, {best}"
 
 
-def _parameters(values: Values, _: Topology | None) -> Iterator[str]:
+def _parameters(values: PlanValues, _: Topology | None) -> Iterator[str]:
     if "parameters" in values:
         parts = [f"{name} {number(n)}" for name, n in values["parameters"].items() if name != "total"]
         yield f"parameters: {number(values['parameters']['total'])} ({', '.join(parts)})"
 
 
-def _flops(values: Values, _: Topology | None) -> Iterator[str]:
+def _flops(values: PlanValues, _: Topology | None) -> Iterator[str]:
     table: dict[tuple[str, str], int] = defaultdict(int)
     for kind in values["flops"]:
         table[kind["part"], kind["phase"]] += kind["flops"]
@@ -101,7 +99,7 @@ def _flops(values: Values, _: Topology | None) -> Iterator[str]:
                 yield f"  {part:<12}{', '.join(cells)}"
 
 
-def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
+def _memory(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if topology is None:
         return
     memory = values["memory"]
@@ -124,7 +122,7 @@ def _memory(values: Values, topology: Topology | None) -> Iterator[str]:
         yield f"  {'fits with' if trial['fits'] else 'too much with'} {keys}: {gib(trial['total'])}"
 
 
-def _collectives(values: Values, _: Topology | None) -> Iterator[str]:
+def _collectives(values: PlanValues, _: Topology | None) -> Iterator[str]:
     if "collectives" not in values:
         return
     result_mb, sent_mb = values["collective_bytes"] / 1e6, values["sent_bytes"] / 1e6
@@ -140,7 +138,7 @@ def _collectives(values: Values, _: Topology | None) -> Iterator[str]:
         yield f"  {kind:<19}{dtypes:<10}x {times:<6,} {size / 1e6:,.2f} MB"
 
 
-def _time(values: Values, topology: Topology | None) -> Iterator[str]:
+def _time(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if topology is None:
         return
     bound = values["lower_bound"]
@@ -165,7 +163,7 @@ def _time(values: Values, topology: Topology | None) -> Iterator[str]:
         yield f"of that the merge of {host['hosts']} hosts: {duration(host['merge_seconds'])} ({traffic_text})"
 
 
-def _run(values: Values, topology: Topology | None) -> Iterator[str]:
+def _run(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     data = values.get("data")
     if data is None:
         return
@@ -185,7 +183,7 @@ def _run(values: Values, topology: Topology | None) -> Iterator[str]:
             yield f"training: {time} if arithmetic runs at {part:.0%} of its full rate (--utilization)"
 
 
-def _cost(values: Values, topology: Topology | None) -> Iterator[str]:
+def _cost(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if "cost" not in values:
         return
     price = values["cost"]["price"]
@@ -194,7 +192,7 @@ def _cost(values: Values, topology: Topology | None) -> Iterator[str]:
     yield f"{work} costs, in dollars at {price:g} for a chip's hour: {shares} of the full rate"
 
 
-def _storage(values: Values, _: Topology | None) -> Iterator[str]:
+def _storage(values: PlanValues, _: Topology | None) -> Iterator[str]:
     if "checkpoint_bytes" in values:
         yield f"a checkpoint: {gib(values['checkpoint_bytes'])}; best, last and the one being written are kept"
     if "corpus_bytes" in values:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -18,12 +17,10 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.plan import programs
 from jaxret.plan.advice import advise, with_changes
 from jaxret.plan.compilation import CompiledProgram, compile_for, missing_compiler
-from jaxret.plan.estimates import arithmetic, cost, plan_encoding, plan_searching, plan_training
+from jaxret.plan.estimates import PlanValues, arithmetic, cost, plan_encoding, plan_searching, plan_training
 from jaxret.plan.programs import DEFAULT_SEARCH, SearchLoad
 from jaxret.plan.start_problems import start_problems
 from jaxret.plan.workload import PlanTexts, Workload, measure_workload, read_plan_texts
-
-Values = dict[str, Any]
 
 
 @dataclass
@@ -64,7 +61,7 @@ class Planner:
     def _devices(self, config: ConfigDict, topology: Topology | None) -> int:
         return topology.devices if topology else max(config.mesh.fsdp, 1) * config.mesh.tensor
 
-    def on(self, topology: Topology | None) -> Values:
+    def on(self, topology: Topology | None) -> PlanValues:
         """Return the plan for these chips.
 
         Raises:
@@ -85,7 +82,7 @@ class Planner:
         elif topology:
             self.log(f"compiling for {topology} ...")
             executable = self._compile(self.config, topology)
-        values: Values = {**head, **self._values(topology, executable), "notes": notes}
+        values: PlanValues = {**head, **self._values(topology, executable), "notes": notes}
         if topology and executable and self.verb == "train" and not values["memory"]["fits"] and self.advice:
             values["advice"] = self._advice(topology)
         return values
@@ -104,7 +101,7 @@ class Planner:
         search = self.search.on(retriever, topology)
         return compile_for(chips, programs.describe_program(self.verb, config, self.directory, shapes, search))
 
-    def _values(self, topology: Topology | None, executable: CompiledProgram | None) -> Values:
+    def _values(self, topology: Topology | None, executable: CompiledProgram | None) -> PlanValues:
         config = self.config
         if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
             config = with_changes(config, {"encoder.attention": "plain"})
@@ -125,14 +122,14 @@ class Planner:
             self.log("the cost is unknown: data.train or train.steps gives the number of steps")
         return values
 
-    def _cost(self, values: Values, topology: Topology | None, batches: float) -> Values:
+    def _cost(self, values: PlanValues, topology: Topology | None, batches: float) -> PlanValues:
         """Return the cost of so many batches; {} without a price."""
         if topology is None or self.price is None:
             return {}
         seconds = arithmetic(values["flops"], topology) * batches
         return {"cost": cost(seconds, topology, self.price, self.utilization)}
 
-    def _advice(self, topology: Topology) -> list[Values]:
+    def _advice(self, topology: Topology) -> list[PlanValues]:
         def needs(config: ConfigDict) -> int:
             self._check(config, topology)
             return self._compile(config, topology).total

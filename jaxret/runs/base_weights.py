@@ -11,10 +11,11 @@ from ml_collections import ConfigDict
 
 from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
 from jaxret.models.encoders.weight_files import weights_digest
-from jaxret.models.model import Model, Params, parameter_shapes
+from jaxret.models.model import Model, parameter_shapes
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
+from jaxret.types import Params
 
 _REMEDY = "The run holds adapters of that base alone: restore it."
 

@@ -25,7 +25,7 @@ from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
 from jaxret.models.cross_encoder import build_cross_encoder_model
 from jaxret.models.encoders.fused import require_kernel
-from jaxret.models.encoders.pretrained import Params, read_pooler
+from jaxret.models.encoders.pretrained import read_pooler
 from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.model import Model, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
@@ -42,6 +42,7 @@ from jaxret.storage.atomic import atomic_write, read_json, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
+from jaxret.types import Params
 
 ModelT = TypeVar("ModelT", bound=Model)
 

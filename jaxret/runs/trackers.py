@@ -24,7 +24,7 @@ from jaxret.runs.mismatch import flatten
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_bytes, sha256_file, write_json
 
-Values = Mapping[str, float]
+StepValues = Mapping[str, float]
 TRAINING, VALIDATION = "training", "validation/"
 KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
 
@@ -33,11 +33,11 @@ class Tracker(NamedTuple):
     """A run that is open at a tracker."""
 
     id: str  # the run's at the tracker
-    log: Callable[[int, Values], object]  # sends values of a step
+    log: Callable[[int, StepValues], object]  # sends values of a step
     finish: Callable[[], object]  # ends the run there
     newest: int | None = None  # the last step that it has; None where that is not known
     # returns those of a step's values that it does not have; None where it cannot tell
-    absent: Callable[[int, Values], Values] | None = None
+    absent: Callable[[int, StepValues], StepValues] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def open_mlflow(run: TrackedRun) -> Tracker:
     def named(name: str) -> str:
         return name.replace("@", "_at_")  # mlflow allows no @
 
-    def log(step: int, values: Values) -> None:
+    def log(step: int, values: StepValues) -> None:
         now = int(time.time() * 1000)
         client.log_batch(key, metrics=[Metric(named(name), value, now, step) for name, value in values.items()])
 
-    def absent(step: int, values: Values) -> Values:
+    def absent(step: int, values: StepValues) -> StepValues:
         def has(name: str) -> bool:
             return any(metric.step == step for metric in client.get_metric_history(key, named(name)))
 
@@ -147,7 +147,7 @@ class RunTracker:
         """Send the lines of metrics.jsonl that were not sent; return how many."""
         return sum(self.send(step, values) for step, values in _lines(self._workdir))
 
-    def send(self, step: int, values: Values) -> bool:
+    def send(self, step: int, values: StepValues) -> bool:
         """Send a line of metrics.jsonl unless it was sent; return whether it was sent now."""
         kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else TRAINING
         if not values or step <= self._newest.get(kind, -1):
@@ -198,7 +198,7 @@ class LiveTrackers:
         for name in names:
             self._try(name, partial(self._begin, name, project))
 
-    def send(self, step: int, values: Values) -> None:
+    def send(self, step: int, values: StepValues) -> None:
         for name, tracker in list(self._open.items()):
             self._try(name, partial(tracker.send, step, values))
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from jaxret.parallel.mesh import path_name
 from jaxret.storage.atomic import read_json, sha256_file, storage_errors, write_json
+from jaxret.types import Tree
 
-Tree = Any
 Index = tuple[slice, ...]
 
 

@@ -32,8 +32,7 @@ from jaxret.storage.atomic import read_json, sha256_json, sync, sync_tree
 from jaxret.storage.bucket_folder import StoredFile
 from jaxret.storage.orbax_files import OrbaxAlias, OrbaxFiles, OrbaxWriter
 from jaxret.storage.working_copy import WorkingCopy, copy_of, publish
-
-Tree = Any
+from jaxret.types import Tree
 
 CRITERION = "criterion"  # key in a checkpoint's metrics: name of the metric that ranks it
 REMEDY = "delete the folder and continue from another checkpoint"

@@ -18,8 +18,7 @@ import jax
 import tensorstore
 
 from jaxret.parallel.mesh import path_name
-
-Tree = Any
+from jaxret.types import Tree
 
 _READERS = 8  # threads, each with one array: its parts are decoded side by side
 

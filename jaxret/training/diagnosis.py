@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxret.models.model import Params
 from jaxret.parallel.mesh import path_name
 from jaxret.training.objective import ModelT, Objective
-from jaxret.types import BatchT
+from jaxret.types import BatchT, Params
 
 SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxret.models.model import Model, Params
+from jaxret.models.model import Model
 from jaxret.parallel.mesh import (
     ROWS,
     TENSOR,
@@ -26,7 +26,7 @@ from jaxret.parallel.mesh import (
 )
 from jaxret.training.losses.grad_cache import count_chunks
 from jaxret.training.losses.in_batch import LossTerms
-from jaxret.types import BatchT, HiddenStates, Tokens
+from jaxret.types import BatchT, HiddenStates, Params, Tokens
 
 ModelT = TypeVar("ModelT", bound=Model)
 ObjectiveT = TypeVar("ObjectiveT", bound="Objective[Any, Any]")

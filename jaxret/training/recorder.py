@@ -15,8 +15,9 @@ from jaxret.storage.checkpoint import Checkpoints
 from jaxret.training.diagnosis import SOUND, diagnose, not_finite
 from jaxret.training.logging import MetricsLog
 from jaxret.training.objective import Objective
-from jaxret.training.task import Log, TrainingPlan, Validator
+from jaxret.training.task import TrainingPlan, Validator
 from jaxret.training.train_state import TrainState, UpdateRule, checkpoint_trees
+from jaxret.types import Log
 
 
 class NotFiniteError(ArithmeticError):

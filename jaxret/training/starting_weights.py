@@ -11,13 +11,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxret.models.encoders.pretrained import (
-    Params,
-    find_model,
-    load_pretrained,
-    resolve_encoder,
-    stores_mlm_head,
-)
+from jaxret.models.encoders.pretrained import find_model, load_pretrained, resolve_encoder, stores_mlm_head
 from jaxret.models.encoders.weight_files import weights_digest
 from jaxret.models.lora import ADAPTER
 from jaxret.models.model import Model, parameter_shapes
@@ -33,6 +27,7 @@ from jaxret.storage.atomic import read_json, sha256_file
 from jaxret.storage.checkpoint import tree_digest
 from jaxret.training.task import AnyData, AnyJob
 from jaxret.training.train_state import TrainState, make_update_rule, place_state, restore_state
+from jaxret.types import Params
 
 HEAD = r"^(?!(\w+_)?encoder/)"  # matches paths of parameters outside encoders
 _SAME_MODEL = "train.start_from must name a run with the same encoder, head, pooling and lengths."

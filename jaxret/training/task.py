@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import Examples, TrainingSet
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig
-from jaxret.models.model import Params
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.resume import Changes
 from jaxret.runs.run_warnings import RunWarning
@@ -22,14 +21,13 @@ from jaxret.storage.atomic import read_json
 from jaxret.training.examples import data_record
 from jaxret.training.objective import ModelT, Objective
 from jaxret.training.validation import DevCollection
-from jaxret.types import BatchT, TrainingBatch
+from jaxret.types import BatchT, Log, Params, TrainingBatch
 
 ExamplesT = TypeVar("ExamplesT", bound=Examples)
 ReadExamplesT = TypeVar("ReadExamplesT", bound=Examples, contravariant=True)
 MadeBatchT = TypeVar("MadeBatchT", bound=TrainingBatch, covariant=True)
 
 Validator = Callable[[Params], dict[str, float]]  # parameters -> metrics
-Log = Callable[[str], None]  # prints a line, on one process
 
 
 @runtime_checkable

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxret.models.model import Params
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import place_leaf, shardings
 from jaxret.runs.contract import DIMENSION, LENGTHS
@@ -17,6 +16,7 @@ from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints,
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.training.task import AnyJob
+from jaxret.types import Params
 
 _VECTORS = ("encoder", "head", "pooling", "normalize", DIMENSION)  # parts of a contract in which a teacher may differ
 _REMEDY = "train.teacher must name a retriever with the same tokenizer, markers and prompts: it reads the same tokens."

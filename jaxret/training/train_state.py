@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxret.models.lora import BASE, cast_base
-from jaxret.models.model import Model, Params
+from jaxret.models.model import Model
 from jaxret.models.partition import divide_parameters, frozen_pattern, join_parameters
 from jaxret.parallel.mesh import place_leaf, replicated_sharding, shardings
 from jaxret.storage.checkpoint import Checkpoints
+from jaxret.types import Params
 
 
 @struct.dataclass

@@ -13,13 +13,13 @@ import pytest
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import BertConfig
-from jaxret.models.encoders.pretrained import Params, load_pretrained
+from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, with_pretrained
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.run import make_embedder
-from jaxret.types import Ragged, Tokens
+from jaxret.types import Params, Ragged, Tokens
 from tests.pipeline import TINY_BERT, tiny_config
 from tests.tiny import SPLADE, WITHOUT_DROPOUT, make_params, make_retriever
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, overload
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, has_keys
 from jaxret.data.formats.texts import parse_passage, parse_query, record_list
 from jaxret.data.libraries.named import NamedSet, Table, is_named
 from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.record_checks import check_query
-from jaxret.data.records import Example, Passage
+from jaxret.data.records import Example, Passage, Record
 
 PASSAGES, OTHERS = "passages", "other_passages"  # the corpus; texts that only training records have
 ALL = "full"  # the split of both ("all" is a word of TFDS)

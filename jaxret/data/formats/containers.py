@@ -15,8 +15,7 @@ from jaxret.data.formats.tables import csv_rows, require_columns
 from jaxret.data.libraries.open_sets import open_table
 from jaxret.data.lines import Digest, read_json_array, read_json_lines
 from jaxret.data.record_checks import require_object
-
-Record = dict[str, Any]
+from jaxret.data.records import Record
 
 
 def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Record]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample, is_number, is_text
 from jaxret.data.formats.format import DataFile, Format, content_id, first_present_key, id_from_location, record_format
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
@@ -28,7 +28,7 @@ from jaxret.data.record_checks import (
     require_object,
     require_strings,
 )
-from jaxret.data.records import Example, Passage, Query
+from jaxret.data.records import Example, Passage, Query, Record
 
 CORPUS_COLUMNS = ["id", "text", "title"]
 QUESTION, ANSWERS = "question", "answers"

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record
 from jaxret.data.formats.dpr import ANSWERS, QUESTION, parse_context, read_question_queries, read_question_records
 from jaxret.data.formats.format import DataFile, Format, digest_file, first_present_key, has_keys
 from jaxret.data.formats.shared_passages import SharedPassages
 from jaxret.data.formats.trec import RunLine
 from jaxret.data.lines import Digest, PathLike, write_text
 from jaxret.data.record_checks import finite_number, require_key, require_object, shorten
-from jaxret.data.records import Passage, Query
+from jaxret.data.records import Passage, Query, Record
 
 CONTEXTS = ("ctxs", "contexts")  # the second is Pyserini's
 PASSAGE_IDS = ("id", "docid", "passage_id")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, content_id, id_from_location
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
@@ -21,7 +21,7 @@ from jaxret.data.record_checks import (
     require_key,
     shorten,
 )
-from jaxret.data.records import Example, Passage, Query
+from jaxret.data.records import Example, Passage, Query, Record
 
 QUERY, POSITIVES, NEGATIVES, PROMPT = "query", "pos", "neg", "prompt"
 POSITIVE_SCORES, NEGATIVE_SCORES = "pos_scores", "neg_scores"

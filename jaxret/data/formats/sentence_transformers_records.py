@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.flag_embedding import record_scores
 from jaxret.data.formats.format import DataFile, Format, content_id, digest_file, id_from_location
@@ -27,7 +27,7 @@ from jaxret.data.record_checks import (
     require_key,
     shorten,
 )
-from jaxret.data.records import Passage, Query
+from jaxret.data.records import Passage, Query, Record
 
 LABELS = ("label", "labels", "score", "scores")
 _ANCHOR = re.compile(r"anchor|query|question|sentence1|sentence_?A", re.IGNORECASE)

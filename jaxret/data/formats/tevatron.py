@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.file_sample import FileSample
 from jaxret.data.formats.format import DataFile, Format, IdExample, has_keys, record_format
 from jaxret.data.formats.shared_passages import ScoredPassages, SharedPassages, make_example, no_positive_error
@@ -24,7 +24,7 @@ from jaxret.data.formats.texts import (
     record_list,
 )
 from jaxret.data.record_checks import finite_number, require_object, shorten
-from jaxret.data.records import Example, Passage
+from jaxret.data.records import Example, Passage, Record
 
 QUERY_ID, QUERY, QUERY_TEXT = "query_id", "query", "query_text"
 POSITIVES, NEGATIVES, EVERY_POSITIVE = "positive_passages", "negative_passages", "every_positive"

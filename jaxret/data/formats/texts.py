@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxret.data.errors import DataError, Location, Policy
-from jaxret.data.formats.containers import Record, read_records
+from jaxret.data.formats.containers import read_records
 from jaxret.data.formats.format import DataFile
 from jaxret.data.lines import Digest
 from jaxret.data.record_checks import check_passage, check_query, normalize_question, require_key, require_strings
-from jaxret.data.records import Passage, Query
+from jaxret.data.records import Passage, Query, Record
 
 
 def record_id(record: Record, key: str, location: Location, numbers: bool = True) -> str:

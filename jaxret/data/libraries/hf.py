@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import DataError, Location
-from jaxret.data.libraries.named import NamedSet, Record, Table, import_library, library_of, missing_set_error
+from jaxret.data.libraries.named import NamedSet, Table, import_library, library_of, missing_set_error
+from jaxret.data.records import Record
 
 _BLOCK = 512  # rows read at a time
 _DEFAULT = "default"

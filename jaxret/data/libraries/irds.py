@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import DataError, Location
-from jaxret.data.libraries.named import NamedSet, Record, Table, import_library, library_of, missing_set_error
+from jaxret.data.libraries.named import NamedSet, Table, import_library, library_of, missing_set_error
+from jaxret.data.records import Record
 
 _TABLES = ("docs", "queries", "qrels", "docpairs", "scoreddocs")
 _SPLITS = ("train", "dev", "validation", "test")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.errors import DataError, Location
+from jaxret.data.records import Record
 
-Record = dict[str, Any]
 LIBRARIES = {"tfds": "tensorflow_datasets", "irds": "ir_datasets", "hf": "datasets"}
 _PACKAGES = {"tfds": "tensorflow-datasets array_record", "irds": "ir_datasets", "hf": "datasets"}  # as pip calls them
 _NAME = re.compile(rf"({'|'.join(LIBRARIES)}):(?=.)")

@@ -21,7 +21,8 @@ import numpy as np
 from absl import logging
 
 from jaxret.data.errors import Location
-from jaxret.data.libraries.named import NamedSet, Record, Table, import_library, library_of, missing_set_error
+from jaxret.data.libraries.named import NamedSet, Table, import_library, library_of, missing_set_error
+from jaxret.data.records import Record
 
 PASSAGES = "passages"
 _VERSION = re.compile(r"\d+\.\d+\.\d+")

@@ -42,11 +42,10 @@ from jaxret.storage.cache import mark_used, trim_cache
 from jaxret.storage.leases import Lease, Leases
 from jaxret.storage.mapped_array import map_array
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.types import Ragged
+from jaxret.types import Log, Ragged
 
 FORMAT = 1  # version of the folder and of tokenization: another number makes every store again
 PAUSE = 0.2  # seconds between two checks whether another process has finished
-Say = Callable[[str], None]
 
 
 class StaleError(ValueError):
@@ -229,7 +228,7 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
 
 
 def open_or_make_store(
-    origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[str, Any]], log: Say
+    origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[str, Any]], log: Log
 ) -> TokenStore:
     """Open the store of `origin`; if there is no valid one, make it.
 
@@ -268,7 +267,7 @@ def open_or_make_store(
     return store
 
 
-def _lease(leases: Leases, origin: StoreOrigin, root: Path, log: Say) -> Lease:
+def _lease(leases: Leases, origin: StoreOrigin, root: Path, log: Log) -> Lease:
     """Claim the lease of a store; waits while another process holds it, and logs that once."""
     name = origin.folder(root).name
     try:

@@ -31,7 +31,6 @@ from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.store import (
     ColumnWriter,
-    Say,
     StaleError,
     StoreOrigin,
     Strings,
@@ -42,7 +41,7 @@ from jaxret.data.tokens.store import (
 )
 from jaxret.data.tokens.teacher import TeacherScores, with_scores
 from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
-from jaxret.types import Ragged
+from jaxret.types import Log, Ragged
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _forced(**sources: str | Path) -> dict[str, Any]:
 
 
 def load_or_tokenize_examples(
-    source: ExampleSource, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
+    source: ExampleSource, tokenizer: TextTokenizer, root: Path, progress: bool, log: Log
 ) -> tuple[TrainingSet, str]:
     """Return tokenized examples, memory-mapped, and the report of bad records. Raises DataError.
 
@@ -225,7 +224,7 @@ def load_tokenized_corpus(
 
 
 def load_or_tokenize_corpus(
-    corpus: Corpus, scan: CorpusScan, policy: Policy, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
+    corpus: Corpus, scan: CorpusScan, policy: Policy, tokenizer: TextTokenizer, root: Path, progress: bool, log: Log
 ) -> TokenizedCorpus:
     """Return the tokens of a scanned corpus. Raises DataError if the corpus has changed since the scan.
 

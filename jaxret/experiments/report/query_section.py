@@ -27,7 +27,7 @@ HITS = 5  # passages of a system that are shown of a query
 TABLE_QUERIES = 200  # queries of the table
 _TEXT, _QUERY = 260, 90  # characters of a passage, and of a query of the table
 
-Values = dict[str, dict[str, float]]  # system -> query id -> value, the mean over its runs
+SystemValues = dict[str, dict[str, float]]  # system -> query id -> value, the mean over its runs
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def query_section(files: ReportFiles, count: int) -> Html:
     return missing("No run was evaluated, so no query is won or lost. An encoded corpus is searched by", command)
 
 
-def _values(set_results: ComparedSet) -> Values:
+def _values(set_results: ComparedSet) -> SystemValues:
     measure = set_results.measures[0]
 
     def mean(results: Sequence[RunResult]) -> dict[str, float]:
@@ -71,7 +71,7 @@ def _values(set_results: ComparedSet) -> Values:
     return {system: mean(results) for system, results in set_results.systems.items()}
 
 
-def _table(set_results: ComparedSet, values: Values, texts: SetTexts) -> Html:
+def _table(set_results: ComparedSet, values: SystemValues, texts: SetTexts) -> Html:
     """Return the queries on which systems differ most, with all values."""
     systems = list(values)
     queries = list(values[systems[0]])
@@ -90,7 +90,7 @@ def _table(set_results: ComparedSet, values: Values, texts: SetTexts) -> Html:
     return details(f"Values of {len(selection):,} queries", data_table(caption, ["query", *systems, "spread"], rows))
 
 
-def _pairs(set_results: ComparedSet, values: Values, texts: SetTexts, count: int) -> Iterator[Html]:
+def _pairs(set_results: ComparedSet, values: SystemValues, texts: SetTexts, count: int) -> Iterator[Html]:
     """Yield a part for each system but the first: its wins and losses; of one system, its worst queries."""
     first, *others = values
     if not others:
@@ -115,7 +115,7 @@ def _pairs(set_results: ComparedSet, values: Values, texts: SetTexts, count: int
         yield Html(part.replace("<details>", "<details open>", 1)) if place == 0 else part
 
 
-def _side(set_results: ComparedSet, system: str, values: Values, texts: SetTexts, queries: Sequence[str]) -> Side:
+def _side(set_results: ComparedSet, system: str, values: SystemValues, texts: SetTexts, queries: Sequence[str]) -> Side:
     """Return what the first run of a system shows for some queries."""
     run = set_results.run_of(set_results.systems[system][0])
     rankings = read_rankings(run, set_results.name, queries, HITS)

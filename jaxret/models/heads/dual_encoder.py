@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxret.models.encoders.dense_modules import read_dense_modules
-from jaxret.models.heads.head import HeadInput, Params, Side, VectorHead
-from jaxret.types import Embeddings, HiddenStates
+from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.types import Embeddings, HiddenStates, Params
 
 
 class DualEncoderHead(VectorHead):

@@ -14,10 +14,9 @@ import numpy as np
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.selection import Selection
-from jaxret.types import Embeddings, HiddenStates, Ragged, Tokens
+from jaxret.types import Embeddings, HiddenStates, Params, Ragged, Tokens
 
 Side = Literal["query", "passage"]
-Params = dict[str, Any]
 TOKENS = ("cls", "mean", "last", "mean_without_first")
 EVERY_TOKEN = "each"  # instead of one of TOKENS: every token's state is a vector
 NOT_KEYS = ("num_layers", "hidden_size", "vocab_size", "parent", "name")  # fields that are not from the config

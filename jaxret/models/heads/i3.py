@@ -17,8 +17,8 @@ from jaxret.models.encoders.layers import Compute, Dropout
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.heads.head import HeadInput, Params, Side, VectorHead
-from jaxret.types import Embeddings, HiddenStates, Tokens
+from jaxret.models.heads.head import HeadInput, Side, VectorHead
+from jaxret.types import Embeddings, HiddenStates, Params, Tokens
 
 VARIANTS = ("paper", "released")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,7 @@ from jaxret.search.rounding import upper_norms
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.single_vector import BLOCK_ROWS
 from jaxret.storage.atomic import StorageError, atomic_write, with_digest, write_json
-
-Log = Callable[[str], None]
+from jaxret.types import Log
 
 
 def build_faiss_index(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-Tree = TypeVar("Tree")
+TreeT = TypeVar("TreeT")
 
 
 def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
@@ -40,17 +40,17 @@ def describe_rounding(queries: int, chunk_size: int, devices: int) -> str:
     return f"train.chunk_size is {chunk_size}; {fact}, the next number that divides them{shares}"
 
 
-def split_chunks(tree: Tree, chunks: int) -> Tree:
+def split_chunks(tree: TreeT, chunks: int) -> TreeT:
     """Reshape [B,...] to [chunks, B/chunks, ...]."""
     return jax.tree.map(lambda x: x.reshape(chunks, x.shape[0] // chunks, *x.shape[1:]), tree)
 
 
-def join_chunks(tree: Tree) -> Tree:
+def join_chunks(tree: TreeT) -> TreeT:
     """Undo `split`."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def encode_in_chunks(encode: Callable[..., Tree], texts: tuple[Any, ...], chunks: int) -> Tree:
+def encode_in_chunks(encode: Callable[..., TreeT], texts: tuple[Any, ...], chunks: int) -> TreeT:
     """Return `encode(*texts)` of all texts (trees of arrays by row), in `chunks` passes of B/chunks texts.
 
     Raises ValueError if `chunks` does not divide the number of texts.
@@ -62,7 +62,7 @@ def encode_in_chunks(encode: Callable[..., Tree], texts: tuple[Any, ...], chunks
         return encode(*texts)
 
     @jax.checkpoint
-    def chunk(carry: None, part: tuple[Any, ...]) -> tuple[None, Tree]:
+    def chunk(carry: None, part: tuple[Any, ...]) -> tuple[None, TreeT]:
         return carry, encode(*part)
 
     _, representations = jax.lax.scan(chunk, None, split_chunks(texts, chunks))

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 from jaxret.models.scoring import MASKED_SCORE
 from jaxret.training.losses.matryoshka import MatryoshkaSettings
 from jaxret.training.losses.sparsity import SparsitySettings
+from jaxret.types import Scalar
 
 Group = Float[jax.Array, "B G"]  # scores of each query with the passages of its group, its own positive first
 GroupMask = Bool[jax.Array, "B G"]  # masked passages count for nothing
-Scalar = Float[jax.Array, ""]
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ from jaxret.training.losses.group_losses import (
 )
 from jaxret.training.losses.matryoshka import MatryoshkaSettings, check_matryoshka
 from jaxret.training.losses.sparsity import Sparsity, SparsitySettings
-from jaxret.types import Batch
-
-Scalar = Float[jax.Array, ""]
+from jaxret.types import Batch, Scalar
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-Scalar = Float[jax.Array, ""]
+from jaxret.types import Scalar
 
 NORMS = ("flops", "l1")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from jaxret.data.tokens.store import Say
 from jaxret.parallel.processes import wait_for_all
 from jaxret.parallel.progress import job_log
 from jaxret.runs.lock import hold_folder
@@ -22,6 +21,7 @@ from jaxret.training.loop import TrainResult, train
 from jaxret.training.pretraining.pretraining_task import PRETRAINING, build_pretrainer, check_pretraining_config
 from jaxret.training.pretraining.scratch import write_random_encoder
 from jaxret.training.pretraining.write_encoder import write_pretrained_encoder
+from jaxret.types import Log
 
 
 def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, command: str = "") -> TrainResult:
@@ -48,7 +48,7 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
     return result
 
 
-def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Say) -> Path:
+def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path:
     """Write a BERT with random weights, unless the run has a checkpoint, and return its directory.
 
     The caller holds the folder's lock. It is written again each time, because a failed job may have had other settings;
@@ -65,7 +65,7 @@ def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Say) -> Path
     return start
 
 
-def write_final_encoder(folder: Workdir, command: str, log: Say) -> None:
+def write_final_encoder(folder: Workdir, command: str, log: Log) -> None:
     """Write the model of the last checkpoint; overwrite that of a shorter run. The caller holds the folder's lock."""
     run = open_model(folder, PRETRAINING.name, build_pretrainer, "last")
     if jax.process_index() == 0:

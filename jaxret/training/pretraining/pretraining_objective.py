@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from jaxret.models.encoders.layers import MASKED_LOGIT, product
-from jaxret.models.model import Params
 from jaxret.models.pretraining import PretrainingMethod, PretrainingModel, PretrainingOutput
 from jaxret.parallel.mesh import row_sharding
 from jaxret.training.losses.grad_cache import encode_in_chunks
 from jaxret.training.losses.in_batch import LossTerms
 from jaxret.training.objective import Objective, number_rows
-from jaxret.types import HiddenStates, MaskedTexts
+from jaxret.types import HiddenStates, MaskedTexts, Params
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,17 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from jaxret.data.formats import Corpus, Policy
-from jaxret.data.tokens.store import Say
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import ARCHITECTURE, BertConfig
-from jaxret.models.encoders.pretrained import Params, find_model, save_pretrained
+from jaxret.models.encoders.pretrained import find_model, save_pretrained
 from jaxret.training.config_corpora import training_corpus
 from jaxret.training.pretraining.spans import document_text
 from jaxret.training.pretraining.wordpiece import save_tokenizer, train_wordpiece
-from jaxret.types import Tokens
+from jaxret.types import Log, Params, Tokens
 
 
-def write_random_encoder(config: ConfigDict, folder: Path, log: Say) -> None:
+def write_random_encoder(config: ConfigDict, folder: Path, log: Log) -> None:
     """Write a BERT of the shapes in `pretraining.scratch` into an empty folder, with random weights (`seed.init`), its
     MLM head, and the tokenizer of the config, or one trained on the corpus.
 

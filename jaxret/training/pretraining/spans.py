@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
-from jaxret.data.tokens.store import ColumnWriter, Say, StoreOrigin, open_or_make_store
+from jaxret.data.tokens.store import ColumnWriter, StoreOrigin, open_or_make_store
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.parallel.progress import with_progress
-from jaxret.types import Ragged
+from jaxret.types import Log, Ragged
 
 
 def document_text(passage: Passage) -> str:
@@ -37,7 +37,7 @@ class Documents:
 
 
 def load_documents(
-    corpus: Corpus, on_error: str, tokenizer: TextTokenizer, root: Path, progress: bool, log: Say
+    corpus: Corpus, on_error: str, tokenizer: TextTokenizer, root: Path, progress: bool, log: Log
 ) -> Documents:
     """Return the documents of a corpus from the store, memory-mapped; tokenize them first if they are not stored.
 

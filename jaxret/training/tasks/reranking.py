@@ -22,7 +22,6 @@ from jaxret.models.cross_encoder import (
 )
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.encoders.pretrained import find_model
-from jaxret.models.model import Params
 from jaxret.models.retriever import DTYPES
 from jaxret.parallel.mesh import row_sharding
 from jaxret.parallel.progress import Progress
@@ -36,7 +35,7 @@ from jaxret.training.objective import Objective, number_rows
 from jaxret.training.optimizers import check_parameters
 from jaxret.training.prepare import read_training_data
 from jaxret.training.task import Task, TrainingData, TrainingJob
-from jaxret.types import HiddenStates, PairBatch, Tokens
+from jaxret.types import HiddenStates, PairBatch, Params, Tokens
 
 RerankingJob: TypeAlias = TrainingJob[CrossEncoderModel, TrainingSet, PairBatch]
 RerankingData: TypeAlias = TrainingData[TrainingSet]

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
-from jaxret.models.model import Params
 from jaxret.models.retriever import DTYPES, RetrieverModel, build_retriever_model
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import replicated_sharding, row_parts, row_sharding
@@ -43,7 +42,7 @@ from jaxret.training.step import make_eval_step
 from jaxret.training.task import Task, TrainingData, TrainingJob
 from jaxret.training.teacher import require_teacher, teacher_model
 from jaxret.training.validation import RetrievalValidation, make_collection
-from jaxret.types import Batch, Embeddings, HiddenStates, Tokens
+from jaxret.types import Batch, Embeddings, HiddenStates, Params, Tokens
 
 Inputs: TypeAlias = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
 RetrievalJob: TypeAlias = TrainingJob[RetrieverModel, TrainingSet, Batch]
