@@ -18,9 +18,9 @@ def main() -> None:
 
     from jaxret.parallel.events import emit
     from jaxret.storage.atomic import cache_folder
-    from jaxret.storage.cache import KINDS, cache_entries, cache_limit, clear_cache
+    from jaxret.storage.cache import CACHE_KINDS, cache_entries, cache_limit, clear_cache
 
-    for kind, title in KINDS.items():
+    for kind, title in CACHE_KINDS.items():
         if _CLEAR.value in (kind, "all"):
             deletions = clear_cache(kind)
             print(f"deleted {len(deletions):,} {title}, {sum(entry.size for entry in deletions) / 1e6:,.1f} MB")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from jaxret.configs.options import check_options, option
 from jaxret.data.records import Passage
 
-SEPARATOR = "#"  # as Anserini's segmented corpora have it
+CHUNK_SEPARATOR = "#"  # as Anserini's segmented corpora have it
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ChunkOptions:
 
 def document_id(passage_id: str) -> str:
     """Return the id of the document that a chunk is of: "D7" of "D7#12"; other ids as they are."""
-    document, separator, number = passage_id.rpartition(SEPARATOR)
+    document, separator, number = passage_id.rpartition(CHUNK_SEPARATOR)
     return document if separator and document and number.isdecimal() else passage_id
 
 
@@ -60,7 +60,7 @@ def split_passage(passage: Passage, options: ChunkOptions) -> list[Passage]:
         [('7#0', 'one two three'), ('7#1', 'three four five')]
     """
     texts = split_text(passage.text, options)
-    return [replace(passage, id=f"{passage.id}{SEPARATOR}{i}", text=text) for i, text in enumerate(texts)]
+    return [replace(passage, id=f"{passage.id}{CHUNK_SEPARATOR}{i}", text=text) for i, text in enumerate(texts)]
 
 
 def split_passages(passages: Iterable[Passage], options: ChunkOptions) -> Iterator[Passage]:

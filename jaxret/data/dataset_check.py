@@ -41,7 +41,7 @@ from jaxret.data.tokens.tokenizer import SEPARATOR, TextTokenizer
 from jaxret.parallel.events import emit
 from jaxret.types import Ragged
 
-LENGTHS = (32, 64, 128, 256, 512)
+CUT_LENGTHS = (32, 64, 128, 256, 512)
 _WHOLE = 2**20  # tokens: no text is cut
 _EXCERPT = 60  # characters of the first passage's title, and of its text
 
@@ -86,7 +86,7 @@ class DataCheck:
             self.log(f"{name}: cannot be read")
 
 
-def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = LENGTHS) -> DataCheck:
+def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = CUT_LENGTHS) -> DataCheck:
     """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is not a data set."""
     check = DataCheck(source, tokenizer, lengths)
     path = source_path(source)

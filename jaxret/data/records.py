@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,8 @@ class Example:
         return sum(map(math.isfinite, (*self.positive_scores, *self.negative_scores)))
 
 
+# Returns passages by their ids; an id that no passage has is absent.
+PassageLookup = Callable[[Collection[str]], Mapping[str, Passage]]
 Record = dict[str, Any]  # an entry of a data file: a value for each key
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first
 Rankings = dict[str, list[tuple[str, float]]]  # query id -> its ranking: the content of a TREC run file

@@ -28,7 +28,7 @@ from jaxret.evaluation.evaluation_report import (
     write_evaluation,
 )
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.evaluation.significance import holm, paired_comparison
+from jaxret.evaluation.significance import LEVEL, holm, paired_comparison
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
 from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.report.write_report import ReportOptions, write_report
@@ -80,8 +80,7 @@ SYSTEMS = (
 )
 BASELINE = "BM25"
 MEASURE = "nDCG@10"  # by which a row is compared with the one above
-LEVEL = 0.05  # p-values below it are called significant
-SIDES = ("train", "dev")
+DEMO_SPLITS = ("train", "dev")
 REPORT = "report.html"
 ANSWERS = 5  # questions whose answers are printed
 
@@ -147,16 +146,16 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
         others = [passage for passage in passages if passage.id not in judged_ids]
         rest = {passage.id for passage in others[max(max_passages - len(judged_ids), 0) :]}
         passages = [passage for passage in passages if passage.id not in rest]
-    sides: dict[str, list[SummaryPair]] = {side: [pair for pair in pairs if pair.split == side] for side in SIDES}
+    sides: dict[str, list[SummaryPair]] = {side: [pair for pair in pairs if pair.split == side] for side in DEMO_SPLITS}
     if max_passages:
         sides = {"train": sides["train"][:max_passages], "dev": sides["dev"][: max_passages // 4]}
     write_beir(folder / "python-docs", passages, questions, {"test": judgements})
-    pairs = [pair for side in SIDES for pair in sides[side]]
+    pairs = [pair for side in DEMO_SPLITS for pair in sides[side]]
     write_beir(
         folder / "pairs",
         [pair.passage for pair in pairs],
         [pair.query for pair in pairs],
-        {side: [Judgement(pair.query.id, pair.passage.id, 1) for pair in sides[side]] for side in SIDES},
+        {side: [Judgement(pair.query.id, pair.passage.id, 1) for pair in sides[side]] for side in DEMO_SPLITS},
     )
     counts = f"{len(sides['train']):,} training and {len(sides['dev']):,} dev pairs, {len(questions)} questions"
     print(f"Documentation of Python 3.11: {len(passages):,} docstrings, {counts}")

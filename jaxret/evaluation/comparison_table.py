@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxret.evaluation.comparison import Score, SystemComparison, SystemTest, format_p_value
 from jaxret.evaluation.metrics import MEAN_DECIMALS
+from jaxret.evaluation.significance import LEVEL
 from jaxret.evaluation.text_table import Row
 
 MEAN = "mean"  # the column of the mean over data sets
-LEVEL = 0.05  # of the mark in LaTeX
 Sets = Mapping[str, SystemComparison]  # data set -> comparison, all of the same systems and measures
 _COLUMNS = (
     *("data", "system", "measure", "queries", "runs", "mean", "deviation"),

@@ -45,7 +45,7 @@ def _z_scores(scores: np.ndarray) -> np.ndarray:
     return np.zeros(len(scores)) if deviation == 0 else (scores - scores.mean()) / deviation
 
 
-METHODS = {
+FUSION_METHODS = {
     method.name: method
     for method in (
         FusionMethod("rrf", _reciprocal_ranks, lambda numbers: 0.0),
@@ -63,7 +63,7 @@ def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None 
 
     Args:
         runs: the rankings of each system.
-        method: a name of METHODS: "rrf" (reciprocal ranks), "min_max" or "z_score".
+        method: a name of FUSION_METHODS: "rrf" (reciprocal ranks), "min_max" or "z_score".
         weights: of the runs; 1 each by default.
         k: passages of a query that are kept.
 
@@ -75,14 +75,14 @@ def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None 
         >>> fuse([words, vectors], "min_max", weights=[0.3, 0.7])
         {'q': [('b', 0.7), ('a', 0.3), ('c', 0.0)]}
     """
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}; it must be one of {', '.join(METHODS)}")
+    if method not in FUSION_METHODS:
+        raise ValueError(f"method is {method!r}; it must be one of {', '.join(FUSION_METHODS)}")
     weights = [1.0] * len(runs) if weights is None else list(weights)
     if len(weights) != len(runs):
         raise ValueError(f"there are {len(weights)} weights for {len(runs)} runs; give one for each")
     queries = dict.fromkeys(query for run in runs for query in run)
     rankings = {query: [run.get(query, []) for run in runs] for query in queries}
-    return {query: _fuse_query(lists, METHODS[method], weights, k) for query, lists in rankings.items()}
+    return {query: _fuse_query(lists, FUSION_METHODS[method], weights, k) for query, lists in rankings.items()}
 
 
 def _fuse_query(
@@ -116,7 +116,7 @@ def tune_weights(
         runs: rankings of queries that are not those of the evaluation.
         judgements: of the same queries.
         measure: a name such as "nDCG@10".
-        method: a name of METHODS.
+        method: a name of FUSION_METHODS.
         step: distance between the weights that are tried; 1 must be a multiple of it.
 
     Raises:

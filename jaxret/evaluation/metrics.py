@@ -56,7 +56,7 @@ _FORMULAS: dict[str, Callable[[_Hits, int | None], float]] = {
     "Success": lambda hits, _: float(bool(hits.ranks)),  # top-k accuracy
     "AP": _average_precision,
 }
-KINDS = tuple(_FORMULAS)
+MEASURE_KINDS = tuple(_FORMULAS)
 _NEEDS_CUTOFF = ("R", "Success")
 _WITHOUT_REL = ("nDCG",)  # graded gains: ir-measures knows no rel= here
 _NAME = re.compile(r"(?P<kind>[A-Za-z]+)(\(rel=(?P<relevance>[1-9][0-9]{0,8})\))?(@(?P<cutoff>[1-9][0-9]{0,8}))?")
@@ -106,7 +106,7 @@ def parse_measure(name: str) -> Measure:
 def _suggest_measure(name: str) -> str:
     """Return "; did you mean RR@10?" for another library's name: "MRR@10", "mrr_10", "ndcg_cut_10", "recall_at_100"."""
     match = re.fullmatch(r"(?P<kind>[A-Za-z_-]+?)(_at|_cut)?[@_-]*(?P<cutoff>[1-9][0-9]*)?", name)
-    kind = similar_name(match["kind"], KINDS) if match else ""
+    kind = similar_name(match["kind"], MEASURE_KINDS) if match else ""
     if not match or not kind:
         return ""
     cutoff = f"@{match['cutoff']}" if match["cutoff"] else "@k" if kind in _NEEDS_CUTOFF else ""

@@ -12,6 +12,7 @@ _NUMBERS_AT_ONCE = 2**23  # numbers drawn at a time, which bounds the memory of 
 # Sums of flipped differences this close to the observed sum count as equal to it, relative to sum |d|.
 _TOLERANCE = 1e-12
 BOOTSTRAPS = 10_000  # resamples of an interval, whose ends are read to two digits
+LEVEL = 0.05  # p-values below it are called significant
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.working_copy import shown_path
 
-MEASURES = ("nDCG@10", "R@100")
+BEIR_MEASURES = ("nDCG@10", "R@100")
 K = 100
 
 
@@ -140,7 +140,7 @@ class _Evaluator:
         options = EvaluationOptions(
             split=self.job.split,
             k=K,
-            measures=MEASURES,
+            measures=BEIR_MEASURES,
             latency=0,
             label=label,
             on_error="skip" if self.job.on_error == "skip" else "error",
@@ -163,7 +163,7 @@ class _Evaluator:
         """Evaluate BM25 on a set, the folder of a corpus, unless it is done."""
         settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
         options = EvaluationOptions(
-            split=self.job.split, k=K, measures=MEASURES, latency=0, on_error=self.job.on_error, name=stem
+            split=self.job.split, k=K, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem
         )
 
         def measure() -> list[Path]:
@@ -203,7 +203,7 @@ def read_set(path: Path) -> dict[str, Any]:
     try:
         digests = report.get("provenance", {}).get("dataset", {})
         qrels = digests.get("sha256", digests).get("qrels", "")
-        measures = {measure: report["mean"][measure] for measure in MEASURES}
+        measures = {measure: report["mean"][measure] for measure in BEIR_MEASURES}
         return {
             "measures": measures,
             "queries": report["queries_expected"],
@@ -211,14 +211,16 @@ def read_set(path: Path) -> dict[str, Any]:
             "evaluation": shown_path(path),
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not an evaluation with {' and '.join(MEASURES)}: {error} is missing") from error
+        raise ValueError(
+            f"{path} is not an evaluation with {' and '.join(BEIR_MEASURES)}: {error} is missing"
+        ) from error
 
 
 def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the result of a set: that of its only member, or the mean over its members (CQADupStack's forums)."""
     if len(members) == 1:
         return dict(next(iter(members.values())))
-    measures = {measure: fmean(one["measures"][measure] for one in members.values()) for measure in MEASURES}
+    measures = {measure: fmean(one["measures"][measure] for one in members.values()) for measure in BEIR_MEASURES}
     queries = sum(one["queries"] for one in members.values())
     return {"measures": measures, "queries": queries, "members": {name: dict(one) for name, one in members.items()}}
 
@@ -231,7 +233,7 @@ def mean_of(mean: str, results: Mapping[str, Any]) -> dict[str, float]:
     """Return measure -> mean over the sets of a mean; {} if one has no result."""
     if missing_sets(mean, results):
         return {}
-    return {m: fmean(results[name]["measures"][m] for name in paper_means()[mean]) for m in MEASURES}
+    return {m: fmean(results[name]["measures"][m] for name in paper_means()[mean]) for m in BEIR_MEASURES}
 
 
 def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str = "test") -> dict[str, dict[str, Any]]:
@@ -296,10 +298,10 @@ def beir_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the results of systems as a table: sets, then the means whose sets are all present; below it, which sets
     the other means lack. The first system decides the sets."""
     first = next(iter(systems.values()))
-    header = ["set", "queries", *(f"{measure} {name}" for measure in MEASURES for name in systems)]
+    header = ["set", "queries", *(f"{measure} {name}" for measure in BEIR_MEASURES for name in systems)]
 
     def cells(values: Sequence[Mapping[str, float]]) -> list[str]:
-        return [f"{one[m]:.{MEAN_DECIMALS}f}" if m in one else "-" for m in MEASURES for one in values]
+        return [f"{one[m]:.{MEAN_DECIMALS}f}" if m in one else "-" for m in BEIR_MEASURES for one in values]
 
     rows = []
     for name, one in first.items():

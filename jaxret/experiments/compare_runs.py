@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxret.evaluation.comparison import SystemComparison, compare_systems, correct_together
 from jaxret.evaluation.comparison_table import csv_table, latex_table, sets_table
-from jaxret.evaluation.metrics import KINDS, parse_measure
+from jaxret.evaluation.metrics import MEASURE_KINDS, parse_measure
 from jaxret.evaluation.text_table import aligned_table, markdown_table
 from jaxret.experiments.evaluation_measures import is_accuracy
 from jaxret.parallel.events import emit
@@ -290,9 +290,9 @@ def _approximation(search: Mapping[str, Any]) -> str:
 def _measure_order(measure: str) -> tuple[int, int]:
     """Return the sort key of a measure in tables; files have them alphabetically."""
     if is_accuracy(measure):
-        return len(KINDS), int(measure.partition("@")[2])
+        return len(MEASURE_KINDS), int(measure.partition("@")[2])
     parsed_measure = parse_measure(measure)
-    return KINDS.index(parsed_measure.kind), parsed_measure.cutoff or 0
+    return MEASURE_KINDS.index(parsed_measure.kind), parsed_measure.cutoff or 0
 
 
 def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> dict[str, list[RunResult]]:

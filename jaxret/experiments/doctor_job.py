@@ -21,7 +21,7 @@ from jaxret.data.tokens.batches import padded_batch_size
 from jaxret.experiments.doctor import Check, available_memory, check_backend, checks_of_machine
 from jaxret.models.encoders.fused import ATTENTION_PLATFORMS, require_kernel
 from jaxret.models.encoders.pretrained import resolve_encoder
-from jaxret.models.retriever import DTYPES
+from jaxret.models.retriever import COMPUTE_DTYPES
 from jaxret.parallel.processes import require_platform
 from jaxret.plan.advice import memory_changes
 from jaxret.plan.programs import (
@@ -82,7 +82,7 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
     platform = devices[0].platform
     yield (mesh := check_mesh(config, len(devices)))
     yield check_batch(config, _all_devices(config, len(devices)) // config.mesh.tensor)
-    yield check_precision(config.encoder.dtype, {name: product_rate(name, platform) for name in DTYPES})
+    yield check_precision(config.encoder.dtype, {name: product_rate(name, platform) for name in COMPUTE_DTYPES})
     yield check_attention_choice(config.encoder.attention, platform)
     if encoder is None:
         yield check_encoder(config.encoder.checkpoint, config.encoder.download)
@@ -146,7 +146,7 @@ def check_batch(config: ConfigDict, devices: int) -> Check:
 def product_rate(dtype: str, platform: str, seconds: float = SECONDS) -> float:
     """Return the GFLOP/s of products as the encoder has them: exact float32, or bfloat16 with float32 sums."""
     size = 512 if platform == "cpu" else 4096
-    x = jnp.ones((size, size), DTYPES[dtype])
+    x = jnp.ones((size, size), COMPUTE_DTYPES[dtype])
     precision = "highest" if dtype == "float32" else None
     multiply = jax.jit(partial(jnp.matmul, precision=precision, preferred_element_type=jnp.float32))
     multiply(x, x).block_until_ready()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import Policy, write_retrieval_results, write_run
-from jaxret.data.records import Passage, Query, Rankings
+from jaxret.data.records import Passage, PassageLookup, Query, Rankings
 from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
@@ -25,8 +25,6 @@ from jaxret.storage.unfinished import remove_leftovers
 from jaxret.storage.working_copy import require_writable
 
 _QUESTIONS = 200  # whose texts are held at a time
-
-Texts = Callable[[Collection[str]], Mapping[str, Passage]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Retrieved:
     """The rankings of a system, and access to its corpus."""
 
     rankings: Rankings  # of all queries, `EvaluationPlan.depth` passages each
-    texts: Texts  # returns passages by id
+    texts: PassageLookup  # returns passages by id
     missing_ids: Callable[[set[str]], set[str]]  # returns those of some ids that are not searched
     provenance: Mapping[str, Any]  # of the evaluation, without the data set
     bytes_per_passage: float  # what the system stores for a passage
@@ -180,7 +178,9 @@ def _count_missing_relevant(retrieval: Retrieved, dataset: EvaluationQueries) ->
     return count
 
 
-def write_dpr_results(path: Path, texts: Texts, rankings: Rankings, queries: Sequence[Query], match: str) -> None:
+def write_dpr_results(
+    path: Path, texts: PassageLookup, rankings: Rankings, queries: Sequence[Query], match: str
+) -> None:
     """Write the rankings as DPR does, with the passages' texts and whether each has an answer.
 
     Args:

@@ -22,7 +22,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.types import Ragged, Tokens
 
-DEPTH = 1000  # to which the rank of a passage is looked for
+RANK_DEPTH = 1000  # to which the rank of a passage is looked for
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ def explain_in_run(
 
 
 def describe_rank(searcher: Searcher, question: str, passage_id: str) -> str:
-    """Return a line on the rank of a passage for a question, of the first DEPTH."""
+    """Return a line on the rank of a passage for a question, of the first RANK_DEPTH."""
     passages = searcher.encoded_corpus.total_rows
-    (ranking,) = searcher.search([check_question(question)], min(DEPTH, passages)).rankings.values()
+    (ranking,) = searcher.search([check_question(question)], min(RANK_DEPTH, passages)).rankings.values()
     ids = [key for key, _ in ranking]
     if passage_id not in ids:
-        return f"not among the best {DEPTH:,} of {passages:,} passages"
+        return f"not among the best {RANK_DEPTH:,} of {passages:,} passages"
     return f"rank {ids.index(passage_id) + 1:,} of {passages:,} passages"
 
 

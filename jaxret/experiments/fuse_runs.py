@@ -12,7 +12,7 @@ from jaxret.data.formats import read_judgements, read_run, write_run
 from jaxret.data.formats.readers import run_files
 from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
-from jaxret.evaluation.fusion import METHODS, best_weights, fuse, tune_weights, weights_to_try
+from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
@@ -58,7 +58,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     """
     if any(map(is_system_folder, job.runs)):
         return _fuse_systems(job)
-    job = replace(job, method=job.method or next(iter(METHODS)))
+    job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check(job)
     runs = [_read_rankings(run) for run in job.runs]
     _report_missing(job.runs, runs)
@@ -166,8 +166,8 @@ def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
 
 def _check(job: FuseJob) -> None:
     _check_shared(job)
-    if job.method not in METHODS:
-        raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(METHODS)}")
+    if job.method not in FUSION_METHODS:
+        raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(FUSION_METHODS)}")
     if job.tune_runs and (len(job.tune_runs) != len(job.runs) or not job.tune_qrels):
         raise ValueError("--tune needs a run for each run that is fused, in the same order, and --tune_qrels")
     for run in (*job.runs, *job.tune_runs):

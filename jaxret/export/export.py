@@ -24,7 +24,7 @@ from jaxret.storage.transaction import new_folder
 
 # Library -> function that writes its files into an empty folder, reads them back, and returns sentences on their
 # difference from the run and on what they lack. It raises ValueError if they differ, or if the run has no such form.
-WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
+MODEL_WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "hf": write_hf,
     "sentence-transformers": write_sentence_transformers,
     "onnx": write_onnx,
@@ -32,7 +32,7 @@ WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "peft": write_peft,
 }
 OF_CORPORA = ("pyserini", "anserini", *STORES)  # they hold an encoded corpus
-KINDS = (*WRITERS, "orbax", *OF_CORPORA)
+EXPORT_KINDS = (*MODEL_WRITERS, "orbax", *OF_CORPORA)
 
 
 def export(
@@ -51,7 +51,7 @@ def export(
     store.
 
     Args:
-        kind: one of KINDS.
+        kind: one of EXPORT_KINDS.
         out: new folder to write.
         checkpoint: "best", "last", or a step.
         encoded_name: for OF_CORPORA: the encoded corpus, if there are several.
@@ -63,8 +63,8 @@ def export(
 
     Raises what `export_to_store` raises, too.
     """
-    if kind not in KINDS:
-        raise ValueError(f"--to={kind}: it must be one of {', '.join(KINDS)}")
+    if kind not in EXPORT_KINDS:
+        raise ValueError(f"--to={kind}: it must be one of {', '.join(EXPORT_KINDS)}")
     if encoded_name and kind not in OF_CORPORA:
         raise ValueError(
             f"--corpus={encoded_name} is for --to={' and '.join(OF_CORPORA)}; --to={kind} holds no passages"
@@ -98,7 +98,7 @@ def export(
         elif kind == "anserini":
             notes = write_anserini(run, folder, encoded_name, queries)
         else:
-            notes = [*WRITERS[kind](run_in_float32(run), folder), *limits_of_export(run)]
+            notes = [*MODEL_WRITERS[kind](run_in_float32(run), folder), *limits_of_export(run)]
         write_card(run, kind, out.name, folder, notes)
     return "\n".join([f"{out}: {notes[0]}", *notes[1:]])
 

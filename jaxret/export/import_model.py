@@ -12,7 +12,7 @@ from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.compare_original import compare_with_original
 from jaxret.models.encoders.architectures import is_language_model, read_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
-from jaxret.models.encoders.sentence_transformers import END_TOKEN, LENGTHS, TITLE_SEPARATOR
+from jaxret.models.encoders.sentence_transformers import END_TOKEN, LENGTH_KEYS, TITLE_SEPARATOR
 from jaxret.models.heads import read_model_keys
 from jaxret.parallel.events import without_events
 from jaxret.runs.from_sentence_transformers import UNSET, settings_family
@@ -112,7 +112,7 @@ def make_run(
     ends = None
     if not stated_settings:  # a plain encoder states only its largest length
         shapes = read_config(resolve_encoder(model, download))
-        for key in LENGTHS.values():
+        for key in LENGTH_KEYS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], shapes.longest)})
         ends = False if is_language_model(shapes) else None
         if not token and "cls" in shapes.lacks:

@@ -73,7 +73,7 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
     """Write README.md of an export.
 
     Args:
-        kind: the library, one of `export.KINDS`.
+        kind: the library, one of `export.EXPORT_KINDS`.
         name: name of the exported model.
         out: folder of the export.
         notes: sentences on the difference of the files from the run and on what they lack.

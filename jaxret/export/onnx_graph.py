@@ -20,7 +20,7 @@ from jaxret.models.encoders.protocol import EncoderConfig
 
 OPSET, IR = 17, 8
 IN_ONE_FILE = 2**31 - 2**20  # a protobuf holds less than 2 GiB: above it weights lie beside, in NAME.data
-REMEDY = "pip install onnx onnxruntime (or jaxret[export])"
+INSTALL = "pip install onnx onnxruntime (or jaxret[export])"
 
 
 def require_onnx() -> Any:
@@ -28,7 +28,7 @@ def require_onnx() -> Any:
     try:
         import onnx
     except ModuleNotFoundError as error:
-        raise RuntimeError(f"--to=onnx needs the package onnx: {REMEDY}") from error
+        raise RuntimeError(f"--to=onnx needs the package onnx: {INSTALL}") from error
     return onnx
 
 

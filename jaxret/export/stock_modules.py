@@ -30,7 +30,7 @@ from jaxret.types import Ragged, Tokens
 
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
 # head.token -> key of a Pooling.
-POOLINGS = {
+POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "last": "pooling_mode_lasttoken",
@@ -81,7 +81,7 @@ def stock_problem(run: Run) -> str:
         if form is None or form.token == EVERY_TOKEN:
             several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
             return f"head.name {several} has no form in stock modules of sentence-transformers"
-        if form.token not in POOLINGS:
+        if form.token not in POOLING_KEYS:
             return f"head.token {form.token!r} is not a pooling of sentence-transformers"
         if len(form.weights) > 1 and getattr(module.config, "normalize_intermediate", False):
             return f"{module.config.model_type} gives layers below the last raw in transformers, normed here"
@@ -224,7 +224,7 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
         factors = np.array([weights.get(layer, 0.0) for layer in range(start, layers + 1)], np.float32)
         add("WeightedLayerPooling", {**size, "layer_start": start, "num_hidden_layers": layers}, layer_weights=factors)
     skips = {"include_prompt": False} if run.tokenizer.skip_prompt else {}
-    add("Pooling", {**size, **{key: token == form.token for token, key in POOLINGS.items()}, **skips})
+    add("Pooling", {**size, **{key: token == form.token for token, key in POOLING_KEYS.items()}, **skips})
     for matrix in form.projections:
         add("Dense", dense_config(matrix), **{"linear.weight": matrix.T})
     if run.config.normalize:
@@ -254,11 +254,11 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
             values = np.tensordot(factors / factors.sum(), states[start:], 1)
         elif kind == f"{_TYPES}Pooling":
             settings = read_json(out / path / "config.json")
-            if settings[POOLINGS["mean"]]:
+            if settings[POOLING_KEYS["mean"]]:
                 ids, _ = tokens.padded(np.arange(len(tokens)), mask.shape[1])
                 counts = mask & (ids >= 0)  # the others are a prompt's, as `TextTokenizer` marks them
                 values = (values * counts[..., None]).sum(1) / counts.sum(1, keepdims=True)
-            elif settings[POOLINGS["last"]]:
+            elif settings[POOLING_KEYS["last"]]:
                 values = values[np.arange(len(values)), mask.sum(1) - 1]
             else:
                 values = values[:, 0]

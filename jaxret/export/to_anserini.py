@@ -21,7 +21,7 @@ from jaxret.search.searcher import corpus_folder, open_encoded_by
 from jaxret.storage.atomic import atomic_write
 from jaxret.types import SparseRows
 
-UNIT = 100  # impact of a weight of 1, as SPLADE's authors write them
+WEIGHT_UNIT = 100  # impact of a weight of 1, as SPLADE's authors write them
 ROWS = 16_384  # passages or queries in memory at a time
 FILE_ROWS = 10 * ROWS  # passages of a file
 INDEX_COMMAND = (
@@ -65,7 +65,7 @@ def write_anserini(run: Run, out: Path, encoded_name: str, queries: str = "") ->
     difference = compare_weights(encoded_corpus, words, out / "corpus")
     notes = [
         f"{encoded_corpus.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts "
-        f"are integers, {UNIT} for a weight of 1.",
+        f"are integers, {WEIGHT_UNIT} for a weight of 1.",
         f"Index them by {INDEX_COMMAND}",
     ]
     if empty:
@@ -106,7 +106,7 @@ def corpus_impacts(encoded_corpus: EncodedCorpus, words: list[str]) -> Iterator[
 def impacts_of(rows: SparseRows, row: int, words: list[str]) -> dict[str, int]:
     """Return the words of a row with an impact above 0, in the order of the vocabulary."""
     part = slice(rows.offsets[row], rows.offsets[row + 1])
-    impacts = np.rint(rows.weights[part].astype(np.float64) * UNIT).astype(np.int64)
+    impacts = np.rint(rows.weights[part].astype(np.float64) * WEIGHT_UNIT).astype(np.int64)
     return {words[word]: int(impact) for word, impact in zip(rows.words[part], impacts, strict=True) if impact}
 
 
@@ -127,13 +127,13 @@ def compare_weights(encoded_corpus: EncodedCorpus, words: list[str], folder: Pat
                     f"{folder}: passage {record.get('id')!r} is where {id!r} should be: nothing was exported"
                 )
             weights = shard[row][0].astype(np.float64)
-            if weights.max() * UNIT > 0.5:
+            if weights.max() * WEIGHT_UNIT > 0.5:
                 for word, impact in record["vector"].items():
-                    weights[number_of[word]] -= impact / UNIT
+                    weights[number_of[word]] -= impact / WEIGHT_UNIT
             largest = max(largest, float(np.abs(weights).max()))
     if next(lines, None) is not None:
         raise ValueError(f"{folder} has more lines than the corpus has passages: nothing was exported")
-    if not largest <= 0.5 / UNIT + 1e-9:
+    if not largest <= 0.5 / WEIGHT_UNIT + 1e-9:
         raise ValueError(f"{folder}: a weight differs by {largest:.4f}, more than rounding: nothing was exported")
     return largest
 

@@ -118,7 +118,7 @@ def require_runtime() -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        remedy = onnx_graph.REMEDY
+        remedy = onnx_graph.INSTALL
         raise RuntimeError(f"--to=onnx is read back by onnxruntime, which is missing: {remedy}") from error
     return onnxruntime
 

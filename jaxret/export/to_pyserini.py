@@ -16,13 +16,13 @@ import numpy as np
 from jaxret.data.records import Query
 from jaxret.export.compare_original import sample_texts
 from jaxret.export.stock_modules import vector_form, write_encoder
+from jaxret.export.stores.compare_store import TIE
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.run import Run
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import atomic_write
 
 K = 10  # passages per query that are compared
-TIE = 1e-5  # relative to scores of about 1: closer scores may be ordered differently by FAISS's float32
 _COUNT = 8  # offset of the number of vectors in the header, after a name and the vector size of four bytes each
 
 

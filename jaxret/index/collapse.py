@@ -9,28 +9,29 @@ import numpy as np
 
 from jaxret.index.shard_set import ShardSet
 
-LIMIT = 0.95  # mean cosine of random pairs; above it something is wrong
-PASSAGES = 1000  # that are looked at
+COSINE_LIMIT = 0.95  # mean cosine of random pairs; above it something is wrong
+SAMPLE_SIZE = 1000  # that are looked at
 NUMBERS = 2**25  # of vectors that are held; a sparse vector is held whole
 
 
 def collapse_warning(shards: ShardSet) -> str:
     """Return a sentence if the vectors of a finished folder have collapsed, else "".
 
-    It samples PASSAGES of them, evenly spread, the same ones every time; of a corpus in a bucket, where a job has only
-    the shards that it wrote, of these.
+    It samples SAMPLE_SIZE of them, evenly spread, the same ones every time; of a corpus in a bucket, where a job has
+    only the shards that it wrote, of these.
     """
-    sample = max(2, min(PASSAGES, NUMBERS // shards.dimension))
+    sample = max(2, min(SAMPLE_SIZE, NUMBERS // shards.dimension))
     local = shards.local()
     if not (total := sum(rows for rows, _ in local)):
         return ""
     rows = np.unique(np.linspace(0, total - 1, sample).astype(np.int64))
     cosine = mean_cosine(list(_vectors(local, rows)))
-    if cosine <= LIMIT:
+    if cosine <= COSINE_LIMIT:
         return ""
     return (
-        f"{shards.folder}: the vectors have collapsed: the mean cosine of two random passages is {cosine:.3f}, above "
-        f"{LIMIT}, so that their scores hardly differ; look at the training's loss, the pooling and the tokenizer"
+        f"{shards.folder}: the vectors have collapsed: the mean cosine of two random passages is {cosine:.3f}, "
+        f"above {COSINE_LIMIT}, so that their scores hardly differ; look at the training's loss, the "
+        "pooling and the tokenizer"
     )
 
 

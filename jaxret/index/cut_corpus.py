@@ -15,7 +15,7 @@ from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.parts_list import CorpusPart, read_parts, write_parts
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import DTYPES, Manifest, ShardError, ShardWriter, read_entry, read_manifest
+from jaxret.index.shards import SHARD_DTYPES, Manifest, ShardError, ShardWriter, read_entry, read_manifest
 from jaxret.index.source import encoded_source, is_source
 from jaxret.parallel.progress import Progress
 from jaxret.runs.contract import DIMENSION, of_whole_vectors, require_same_contract
@@ -86,7 +86,9 @@ def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
         require_same_contract(of_whole_vectors(contract), of_whole_vectors(run.contract), "", "", "")
     except ContractError:
         return False
-    precise = np.dtype(DTYPES[manifest.dtype]).itemsize >= np.dtype(DTYPES[dtype or manifest.dtype]).itemsize
+    precise = (
+        np.dtype(SHARD_DTYPES[manifest.dtype]).itemsize >= np.dtype(SHARD_DTYPES[dtype or manifest.dtype]).itemsize
+    )
     return manifest.dimension > run.model.dimension and precise
 
 
@@ -156,7 +158,7 @@ def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progres
             every = np.arange(shard.rows)
             cut = whole.take(every) if isinstance(vectors, Ragged) else whole[:]  # type: ignore[call-arg,index]
             writer.made_on = shards.manifest.shards[shard.index].get("made_on", {})
-            writer.write(shard, cut.astype(DTYPES[dtype]), shards.ids(first + every))
+            writer.write(shard, cut.astype(SHARD_DTYPES[dtype]), shards.ids(first + every))
         bar.update(shard.rows)
     where = read_entry(shards.folder / "corpus.json")
     if where is None:

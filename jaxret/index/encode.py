@@ -18,7 +18,15 @@ from jaxret.index.collapse import collapse_warning
 from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import BEGIN_FILE, DTYPES, Manifest, ShardWriter, announcement_files, read_entry, read_manifest
+from jaxret.index.shards import (
+    BEGIN_FILE,
+    SHARD_DTYPES,
+    Manifest,
+    ShardWriter,
+    announcement_files,
+    read_entry,
+    read_manifest,
+)
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.events import emit
@@ -36,7 +44,7 @@ from jaxret.types import VECTOR_DTYPES
 SHARD_ROWS = 8192
 # A shard is at most a minute's work of one device at these rates. They are assumed, not measured, so that shards are
 # the same on every machine with such devices.
-RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
+FLOP_RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
 MINUTE = 60
 LEAST_ROWS = 8  # shorter shards would waste much padding
 COUNT_BLOCK = 65_536  # passages whose vectors are counted at a time
@@ -285,7 +293,9 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
         return max(1, rows)
     megabytes = options.shard_mb or run.config.encode.shard_mb
     vectors = (
-        megabytes * MB // (run.model.dimension * np.dtype(DTYPES[options.dtype or run.config.encode.dtype]).itemsize)
+        megabytes
+        * MB
+        // (run.model.dimension * np.dtype(SHARD_DTYPES[options.dtype or run.config.encode.dtype]).itemsize)
     )
     per_passage = run.model.vectors_per_passage
     if per_passage is not None:
@@ -302,7 +312,7 @@ def rows_a_minute(run: Run) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(run.params)
     kernels = sum(leaf.size for path, leaf in leaves if jax.tree_util.keystr(path[-1:]).endswith("kernel']"))
     kernels //= 1 if run.config.encoder.tied else 2  # an encoder of queries and one of passages
-    rate = RATES.get(run.mesh.devices.flat[0].platform, RATES["gpu"])
+    rate = FLOP_RATES.get(run.mesh.devices.flat[0].platform, FLOP_RATES["gpu"])
     rows = int(MINUTE * rate / (2 * kernels * run.tokenizer.passage_length))
     return min(SHARD_ROWS, max(LEAST_ROWS, 1 << max(rows, 1).bit_length() - 1))
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.index.shards import DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
+from jaxret.index.shards import SHARD_DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
 from jaxret.parallel.progress import with_progress
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.mapped_array import map_array
 from jaxret.storage.working_copy import fetch_files, stored_file
 from jaxret.types import Ragged, SparseRows, word_dtype
 
-FEW = 64  # shards, for which there is room
+FEW_SHARDS = 64  # shards, for which there is room
 
 
 class ShardSet:
@@ -80,7 +80,7 @@ class ShardSet:
         """Return the vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""
         unique, inverse = self._unique(indices)
         shape = (len(unique), self.vectors_per_row, self.dimension)
-        vectors = np.empty(shape, DTYPES[self.manifest.dtype])
+        vectors = np.empty(shape, SHARD_DTYPES[self.manifest.dtype])
         for shard, part in self._by_shard(unique):
             vectors[part] = self.map(shard)[unique[part] - shard.start]
         return vectors[inverse]
@@ -188,7 +188,7 @@ def raise_file_limit(shards: int) -> None:
     """Let this process open so many more files, as far as the system allows: a mapped file stays open, and many systems
     allow 1,024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if shards <= FEW or soft == resource.RLIM_INFINITY:
+    if shards <= FEW_SHARDS or soft == resource.RLIM_INFINITY:
         return
     limit = soft + shards if hard == resource.RLIM_INFINITY else min(soft + shards, hard)
     with contextlib.suppress(OSError, ValueError):  # macOS has another limit
@@ -219,7 +219,7 @@ def _map(path: Path) -> np.ndarray:
 
 def _map_shard(folder: Path, shard: Shard, manifest: Manifest) -> np.ndarray | Ragged | SparseRows:
     entry = manifest.shards[shard.index]
-    shape, dtype = entry["shape"], DTYPES[entry["dtype"]]
+    shape, dtype = entry["shape"], SHARD_DTYPES[entry["dtype"]]
     if manifest.layout == "sparse":
         words = _map_array(shard.words(folder), shard, shape[:1], word_dtype(shape[1]).str)
         weights = _map_array(shard.weights(folder), shard, shape[:1], dtype)

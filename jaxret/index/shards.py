@@ -34,7 +34,7 @@ ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard, beside 
 # V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
 LAYOUTS = ("fixed", "ragged", "sparse")
 # Little-endian, so that the bytes are the same on every machine.
-DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
+SHARD_DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
 
 
 class ShardError(ValueError):
@@ -217,13 +217,13 @@ class ShardWriter:
         if isinstance(vectors, SparseRows):
             layout, shape = "sparse", [len(vectors.weights), vectors.dimension]
             dtype = _check_weights(shard, vectors, ids)
-            arrays: dict[str, tuple[np.ndarray, str]] = {"weights": (vectors.weights, DTYPES[dtype])}
+            arrays: dict[str, tuple[np.ndarray, str]] = {"weights": (vectors.weights, SHARD_DTYPES[dtype])}
             arrays["words"] = vectors.words, word_dtype(vectors.dimension).str
         else:
             layout = "ragged" if isinstance(vectors, Ragged) else "fixed"
             flat = vectors.flat if isinstance(vectors, Ragged) else np.asarray(vectors)
             shape, dtype = list(flat.shape), _check_vectors(shard, vectors, flat, ids)
-            arrays = {"vectors": (flat, DTYPES[dtype])}
+            arrays = {"vectors": (flat, SHARD_DTYPES[dtype])}
         if isinstance(vectors, Ragged | SparseRows):
             arrays["offsets"] = vectors.offsets, "<i8"
         paths = shard.files(self.folder, layout)
@@ -341,7 +341,7 @@ def check_entry(path: Path, shard: Shard, entry: Any) -> None:
             sizes = sizes and all(shape[1:] if layout == "sparse" else shape)  # texts may have no word
         if (entry.get("first_row"), entry.get("rows")) != (shard.start, shard.rows):
             problem = f"is of rows from {entry.get('first_row')!r}, {entry.get('rows')!r} of them"
-        elif not sizes or dtype not in list(DTYPES):
+        elif not sizes or dtype not in list(SHARD_DTYPES):
             problem = f"says {layout!r}, {shape!r}, {dtype!r} of layout, shape and dtype"
         else:
             return
@@ -397,8 +397,8 @@ def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray,
         if (first, last) != (0, len(flat)):
             raise ValueError(f"shard {shard.suffix}: offsets go from {first} to {last}, not from 0 to {len(flat)}")
     dtype = flat.dtype.name
-    if dtype not in DTYPES:
-        raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(DTYPES)}")
+    if dtype not in SHARD_DTYPES:
+        raise ValueError(f"shard {shard.suffix} has {dtype} vectors; they must be one of {', '.join(SHARD_DTYPES)}")
     finite = np.isfinite(flat).reshape(len(flat), -1).all(axis=1)
     if not finite.all():
         place = int(finite.argmin())
@@ -418,8 +418,8 @@ def _check_weights(shard: Shard, vectors: SparseRows, ids: Sequence[str]) -> str
     ):
         raise ValueError(f"shard {shard.suffix} wants words of {shard.rows} rows, got {entries} of {len(vectors)}")
     dtype = vectors.weights.dtype.name
-    if dtype not in DTYPES:
-        raise ValueError(f"shard {shard.suffix} has {dtype} weights; they must be one of {', '.join(DTYPES)}")
+    if dtype not in SHARD_DTYPES:
+        raise ValueError(f"shard {shard.suffix} has {dtype} weights; they must be one of {', '.join(SHARD_DTYPES)}")
     sound = np.isfinite(vectors.weights) & (vectors.weights > 0)
     if not sound.all():
         row = int(np.searchsorted(vectors.offsets, int(sound.argmin()), "right")) - 1

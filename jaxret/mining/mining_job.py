@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.readers import require_run_scores, targets_first_only
 from jaxret.data.lines import write_text
-from jaxret.data.records import Example, Passage
+from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
 from jaxret.evaluation.answers import check_answers
 from jaxret.index.encoded_corpus import open_encoded
@@ -62,8 +62,6 @@ from jaxret.storage.working_copy import require_writable
 
 RANK_BLOCK = 4096  # queries whose rankings are in memory: 4,096 x 200 are about 120 MB
 TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passages are about 50 MB
-
-TextReader = Callable[[Collection[str]], Mapping[str, Passage]]
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ def describe_queries(job: MiningJob) -> str:
 
 def open_pools(
     job: MiningJob, questions: TrainingQueries, policy: Policy, folder: Path, progress: bool, log: Callable[[str], None]
-) -> tuple[list[NegativePool], TextReader, dict[str, Any]]:
+) -> tuple[list[NegativePool], PassageLookup, dict[str, Any]]:
     """Open the pools; return them, a reader of texts, and the origin of these ({"path", "sha256", "passages"}).
 
     Args:
@@ -271,7 +269,7 @@ def open_pools(
 def select_examples(
     questions: TrainingQueries,
     pools: Sequence[NegativePool],
-    texts: TextReader,
+    texts: PassageLookup,
     chooser: NegativeSelector,
     progress: bool,
 ) -> Iterator[Example]:

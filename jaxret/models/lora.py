@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,13 @@ from jaxtyping import Float
 
 from jaxret.models.encoders.architectures import EncoderConfig, StoredTensors, stored_tensors
 from jaxret.models.encoders.layers import Adapters
-from jaxret.models.model import Model
-from jaxret.parallel.mesh import LAYERS, path_name
+from jaxret.models.model import ModelT
+from jaxret.parallel.mesh import LAYER_PATH, path_name
 from jaxret.types import Params
-
-ModelT = TypeVar("ModelT", bound=Model)
 
 ADAPTER = r"encoder/.*/lora_[ab]$"  # matches paths of adapters
 BASE = r"encoder/(?!.*/lora_[ab]$)"  # matches paths of the base's parameters
-ALL = "all-linear"
+ALL_LINEAR = "all-linear"
 BASE_DTYPES = ("bfloat16", "float32")
 KERNEL = "/kernel"
 
@@ -38,7 +36,7 @@ def linear_layers(config: EncoderConfig) -> dict[str, StoredTensors]:
     return {
         path.removesuffix(KERNEL): tensor
         for path, tensor in tensors.items()
-        if path.endswith(KERNEL) and tensor.stacked and re.match(LAYERS, path)
+        if path.endswith(KERNEL) and tensor.stacked and re.match(LAYER_PATH, path)
     }
 
 
@@ -88,7 +86,7 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
         except re.error as error:
             raise ValueError(f"{key} has {target!r}, which is not a regular expression: {error}") from error
         hits = {
-            path: {n for n, name in enumerate(module_names(tensor), 1) if target == ALL or matches(name, target)}
+            path: {n for n, name in enumerate(module_names(tensor), 1) if target == ALL_LINEAR or matches(name, target)}
             for path, tensor in layers.items()
         }
         if not any(hits.values()):
@@ -96,11 +94,11 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
             example = module_names(next(iter(layers.values())))[0]
             raise ValueError(
                 f"{key} has {target!r}, which matches no dense layer of the encoder; there are "
-                f"{', '.join(short)} (as in {example}), or {ALL!r}"
+                f"{', '.join(short)} (as in {example}), or {ALL_LINEAR!r}"
             )
         for path, numbers in hits.items():
             if numbers:
-                numbers_by_path.setdefault(re.sub(LAYERS, "", path, count=1), set()).update(numbers)
+                numbers_by_path.setdefault(re.sub(LAYER_PATH, "", path, count=1), set()).update(numbers)
     return numbers_by_path
 
 
@@ -136,7 +134,7 @@ def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
     if not 0 <= settings.dropout < 1:
         raise ValueError(f"lora.dropout is {settings.dropout}; it must be from 0 to below 1")
     if not settings.targets:
-        raise ValueError(f"lora.targets is empty; it must name dense layers, or be ({ALL!r},)")
+        raise ValueError(f"lora.targets is empty; it must name dense layers, or be ({ALL_LINEAR!r},)")
     layers = choose_layers(config, settings.targets)
     scaling = settings.alpha / (settings.rank**0.5 if settings.rslora else settings.rank)
     return Adapters(settings.rank, scaling, settings.dropout, layers, layer_numbers(config, settings))

@@ -81,6 +81,9 @@ class Model(Protocol):
         ...
 
 
+ModelT = TypeVar("ModelT", bound=Model)
+
+
 @functools.lru_cache(maxsize=16)
 def parameter_shapes(model: Model) -> Params:
     """Return the shapes and types of a model's parameters.

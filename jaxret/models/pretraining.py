@@ -29,7 +29,7 @@ from jaxret.models.model import LinenModel, parameter_shapes
 from jaxret.storage.foreign_files import open_tensors, read_tensors
 from jaxret.types import HiddenStates, MaskedTexts, Params, Tokens
 
-METHODS = ("mlm", "condenser", "cocondenser", "retromae")
+PRETRAINING_METHODS = ("mlm", "condenser", "cocondenser", "retromae")
 PRETRAINING_HEAD = (
     "pretraining.safetensors"  # beside an encoder: the parameters of the head that it was pre-trained with
 )
@@ -37,7 +37,7 @@ PRETRAINING_HEAD = (
 
 @dataclass(frozen=True)
 class PretrainingMethod:
-    """A method of METHODS and its settings."""
+    """A method of PRETRAINING_METHODS and its settings."""
 
     name: str = "mlm"
     layers: int = 2  # of Condenser's head

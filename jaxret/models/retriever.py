@@ -28,7 +28,7 @@ from jaxret.models.scoring import unit_length
 from jaxret.types import Embeddings, HiddenStates, Params, Ragged, Tokens
 
 DIRECTIONS = {"causal": True, "bidirectional": False}
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class RetrieverModule(nn.Module):
@@ -261,7 +261,7 @@ def choose_option(table: dict[str, Any], key: str, name: str) -> Any:
 
 def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
     """Return the options of computing a config's encoder. Raises ValueError for options that it does not have."""
-    dtype = choose_option(DTYPES, "encoder.dtype", config.encoder.dtype)
+    dtype = choose_option(COMPUTE_DTYPES, "encoder.dtype", config.encoder.dtype)
     choose_option(RECOMPUTE, "encoder.recompute", config.encoder.recompute)
     choose_option(ATTENTION_PLATFORMS, "encoder.attention", config.encoder.attention)
     if config.encoder.attention != "plain" and (reason := shapes.lacks.get("fused_attention")):

@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 GIB = 2**30
-PRECISIONS = ("int8", "bfloat16", "float32", "float32 exact")  # of a product's operands; exact: Precision.HIGHEST
+PRODUCT_PRECISIONS = (
+    "int8",
+    "bfloat16",
+    "float32",
+    "float32 exact",
+)  # of a product's operands; exact: Precision.HIGHEST
 
 # Part of a GPU's memory that JAX allocates, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_FRACTION = 0.75
@@ -29,7 +34,7 @@ class Chip:
     memory: int  # Bytes that a program may use
     bandwidth: float  # Memory bandwidth in bytes/s
     link: float  # Bytes/s to other chips, over all links
-    rates: dict[str, float]  # Peak FLOP/s by precision (`PRECISIONS`)
+    rates: dict[str, float]  # Peak FLOP/s by precision (`PRODUCT_PRECISIONS`)
     devices: int = 1  # Devices that JAX sees of one chip; all numbers above are of one of them
     host: int = 8  # Most chips of one host
     has_compiler: bool = True  # Whether its compiler was tried with its description; if not, plans are without it
@@ -65,7 +70,7 @@ def _gpu(name: str, memory: float, bandwidth: float, link: float, teraflops: tup
         link: GB/s to other GPUs of its machine, in one direction.
         teraflops: Peak rates of int8, bfloat16, TF32 and float32.
     """
-    rates = dict(zip(PRECISIONS, (rate * 1e12 for rate in teraflops), strict=True))
+    rates = dict(zip(PRODUCT_PRECISIONS, (rate * 1e12 for rate in teraflops), strict=True))
     platform = "rocm" if name.startswith("mi") else "cuda"
     usable = int(memory * 1e9 * GPU_FRACTION)
     return Chip(name, platform, usable, bandwidth * 1e9, link * 1e9, rates, has_compiler=False)
@@ -106,7 +111,7 @@ CHIPS = {
 
 
 # JAX's name of a device kind -> chip. H100s of another kind (PCIe, NVL) have other rates.
-KINDS = {
+DEVICE_KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -128,7 +133,7 @@ KINDS = {
 
 def find_chip(kind: str) -> Chip | None:
     """Return the chip of a Device.device_kind; None if its rates are not in the table."""
-    return CHIPS[KINDS[kind]] if kind in KINDS else None
+    return CHIPS[DEVICE_KINDS[kind]] if kind in DEVICE_KINDS else None
 
 
 # Description of a GPU for compilation without one (compute capability 9.0; its properties as CUDA and NVIDIA's

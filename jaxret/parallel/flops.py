@@ -27,7 +27,7 @@ _SIDE = re.compile(r"\b(queries|passages)\b")
 
 
 class ProductKind(NamedTuple):
-    """Kind of a product: part (one of PARTS), phase (one of PHASES) and precision (one of chips.PRECISIONS)."""
+    """Kind of a product: part (one of PARTS), phase (one of PHASES) and precision (one of chips.PRODUCT_PRECISIONS)."""
 
     part: str
     phase: str

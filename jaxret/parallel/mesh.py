@@ -18,11 +18,11 @@ from jax.sharding import PartitionSpec as P
 from jaxret.parallel.forks import require_unforked
 from jaxret.types import Tree
 
-ROWS = ("data", "fsdp")  # axes of the mesh: rows of a batch are split over both
+ROW_AXES = ("data", "fsdp")  # axes of the mesh: rows of a batch are split over both
 TENSOR = "tensor"  # the third axis, where mesh.tensor is above 1: parts of each layer's kernels
 
 # Matches paths of parameters in a stack of scanned layers. ModernBERT's later_layers are one parameter, not a stack.
-LAYERS = r"\b(?!later_)(\w+_)?layers/"
+LAYER_PATH = r"\b(?!later_)(\w+_)?layers/"
 # Scanned layers have a leading layer axis. Kernels of layers, and of a head's projection to the vocabulary, are split
 # over "fsdp" by input features, tables by hidden size; small parameters are replicated. The path of optimizer state
 # contains the parameter's path, so the same rules apply to it. In layers of language models, "tensor" splits columns of
@@ -71,8 +71,8 @@ def make_mesh(fsdp: int = 1, devices: list[jax.Device] | None = None, tensor: in
         raise ValueError(f"mesh.fsdp is {fsdp}{factor}; it must divide the number of devices, {len(devices)}")
     grid = np.array(devices).reshape(-1, fsdp, tensor)
     if tensor > 1:
-        return Mesh(grid, (*ROWS, TENSOR), axis_types=(AxisType.Auto,) * 3)
-    return Mesh(grid[..., 0], ROWS, axis_types=(AxisType.Auto,) * 2)
+        return Mesh(grid, (*ROW_AXES, TENSOR), axis_types=(AxisType.Auto,) * 3)
+    return Mesh(grid[..., 0], ROW_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 def is_one_cpu(mesh: Mesh) -> bool:
@@ -91,7 +91,7 @@ def replicated_sharding(mesh: Mesh) -> NamedSharding:
 
 def row_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
     """Return the sharding of rows over all devices, along the first axis; for stacked batches, the second."""
-    return NamedSharding(mesh, P(None, ROWS) if stacked else P(ROWS))
+    return NamedSharding(mesh, P(None, ROW_AXES) if stacked else P(ROW_AXES))
 
 
 def parameter_spec(name: str, axes: Collection[str] = ("fsdp",)) -> P:
@@ -186,13 +186,13 @@ class ParameterGatherer:
     def in_scan(self, name: str) -> bool:
         """Return whether the parameter with this path is gathered inside the scan, and not at the entry."""
         again = "fsdp" in self.axes and self.frozen and name.endswith("kernel")
-        return bool(re.search(LAYERS, name)) and (again or not self.at_once)
+        return bool(re.search(LAYER_PATH, name)) and (again or not self.at_once)
 
     def _read(self, name: str, x: jax.Array, leading_axes: int) -> jax.Array:
         spec = parameter_spec(name, self.axes)
         axis = next((place - leading_axes for place, entry in enumerate(spec) if "fsdp" in names_of(entry)), None)
         large = name.endswith(("kernel", "embedding"))  # other parameters are too small to matter
-        stacked = bool(re.search(LAYERS, name))
+        stacked = bool(re.search(LAYER_PATH, name))
         return _read(x, axis, self.dtype, self.reduce_dtype if large else jnp.float32, stacked)
 
 
@@ -208,7 +208,7 @@ def _read(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any, stacked
         stacked: Whether x belongs to a stack of layers.
     """
     if axis is None:
-        return jax.lax.pcast(x, ROWS, to="varying")
+        return jax.lax.pcast(x, ROW_AXES, to="varying")
     whole = jax.lax.all_gather(x.astype(dtype), "fsdp", axis=axis, tiled=True)
     return jax.lax.pcast(whole, "data", to="varying").astype(x.dtype)
 
@@ -225,7 +225,7 @@ def _read_backward(
     total = g.astype(reduce_dtype)
     if axis is not None:
         total = _scatter(total, axis, stacked)
-    return (jax.lax.psum(total, ROWS if axis is None else "data").astype(g.dtype),)
+    return (jax.lax.psum(total, ROW_AXES if axis is None else "data").astype(g.dtype),)
 
 
 def _scatter(g: jax.Array, axis: int, stacked: bool) -> jax.Array:

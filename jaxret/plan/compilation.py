@@ -22,7 +22,7 @@ from jaxret.parallel.chips import Topology
 from jaxret.plan.hlo import Collective, HloModule, collectives, hlo_product_flops, parse_hlo
 from jaxret.plan.traffic import traffic
 
-LIMIT = 900  # seconds; a BERT-base step takes half a minute on two cores
+COMPILE_SECONDS = 900  # seconds; a BERT-base step takes half a minute on two cores
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",  # the metadata server of a TPU VM
@@ -102,10 +102,10 @@ def _run(folder: Path, topology: Topology) -> str:
     with open(folder / "stderr.txt", "wb") as errors:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         try:
-            end = time.monotonic() + LIMIT
+            end = time.monotonic() + COMPILE_SECONDS
             while child.poll() is None and not _complete(folder / "dump"):
                 if time.monotonic() > end:
-                    raise CompileError(f"{topology}: the compiler took longer than {LIMIT} s")
+                    raise CompileError(f"{topology}: the compiler took longer than {COMPILE_SECONDS} s")
                 time.sleep(0.1)
         finally:
             child.kill()  # its dump is complete; on SIGTERM libtpu would print pages

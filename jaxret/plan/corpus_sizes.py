@@ -17,10 +17,10 @@ from jaxret.plan.programs import QUERY_ROWS, encoder_directory, retriever_of
 from jaxret.search.backends.precision import PRECISIONS
 from jaxret.search.streaming import row_bytes
 
-PASSAGES = (1_000_000, 8_841_823, 100_000_000)
+CORPUS_SIZES = (1_000_000, 8_841_823, 100_000_000)
 LENGTH = 80  # tokens of a passage with a vector for each token: about MS MARCO's mean
 SEARCHED = ("float32", "bfloat16", "int8")
-RATES = {"float32": "float32 exact"}  # precision of candidates -> of chips.PRECISIONS
+CHIP_PRECISIONS = {"float32": "float32 exact"}  # precision of candidates -> of chips.PRODUCT_PRECISIONS
 
 
 def corpus_size_table(folder: Path, topology: Topology) -> Iterator[str]:
@@ -33,7 +33,7 @@ def corpus_size_table(folder: Path, topology: Topology) -> Iterator[str]:
     yield "|:--|--:|--:|--:|" + "--:|" * len(headers)
     for name, vectors, dimension, of_query in config_families(folder):
         cell = _cell if of_query == 1 else partial(_list_cell, of_query)
-        for passages in PASSAGES:
+        for passages in CORPUS_SIZES:
             disk = [f"{passages * vectors * dimension * each / GIB:,.1f} GiB" for each in (4, 2)]
             cells = [cell(passages, vectors, dimension, each, topology) for each in SEARCHED]
             yield " | ".join([f"| {name} ({vectors} x {dimension})", f"{passages:,}", *disk, *cells]) + " |"
@@ -70,4 +70,6 @@ def _list_cell(of_query: int, passages: int, vectors: int, dimension: int, preci
 
 def _products(flops: int, precision: str, topology: Topology) -> float:
     """Seconds on all chips."""
-    return arithmetic([{"part": "loss", "precision": RATES.get(precision, precision), "flops": flops}], topology)
+    return arithmetic(
+        [{"part": "loss", "precision": CHIP_PRECISIONS.get(precision, precision), "flops": flops}], topology
+    )

@@ -27,8 +27,7 @@ from jaxret.parallel.chips import Topology
 from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.from_sentence_transformers import apply_settings
-from jaxret.search.backends.accelerators import ROWS as CELLS
-from jaxret.search.backends.accelerators import plan_cells, platform_of, search_cells
+from jaxret.search.backends.accelerators import ROW_AXIS, plan_cells, platform_of, search_cells
 from jaxret.search.backends.late_interaction import passages_at_once, search_lists
 from jaxret.search.backends.precision import Compressed, find_precision
 from jaxret.search.backends.top_k import power_of_two, rounded_size
@@ -234,8 +233,8 @@ def search_program(
     if retriever.vectors_per_passage is None:
         return list_search_program(config, retriever, load, devices[0])
     passages = load.at_once
-    mesh = Mesh(np.array(devices), (CELLS,), axis_types=(AxisType.Auto,))
-    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(CELLS))
+    mesh = Mesh(np.array(devices), (ROW_AXIS,), axis_types=(AxisType.Auto,))
+    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(ROW_AXIS))
     shape, precision = (retriever.vectors_per_passage, retriever.dimension), find_precision(load.precision)
     layout = plan_cells(passages, shape, precision, mesh.size, platform or platform_of(mesh))
     abstract_vectors = partial(_compressed, retriever.dimension, load.precision)

@@ -24,7 +24,7 @@ from jaxret.training.losses.grad_cache import count_chunks
 from jaxret.training.tasks.retrieval import make_retrieval_plan, pack_plan
 from jaxret.types import Batch, Ragged
 
-SAMPLE = 200  # batches that are measured
+WORKLOAD_BATCHES = 200  # batches that are measured
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def unshared_rows(longest: Shapes, retriever: RetrieverModel, bins: int) -> Shap
 def measure_batches(
     config: ConfigDict, data: TrainingSet, plan: BatchPlan, longest: Shapes, steps: int | None, packer: Packer
 ) -> Workload:
-    """Measure SAMPLE batches of the run, evenly spread, both padded and packed.
+    """Measure WORKLOAD_BATCHES batches of the run, evenly spread, both padded and packed.
 
     Args:
         longest: shapes of the longest batch.
@@ -174,7 +174,7 @@ def measure_batches(
         packer: packs the texts of a batch.
     """
     count = steps * config.train.accumulate if steps else len(data) // plan.batch_size
-    sample = np.unique(np.linspace(0, max(count, 1) - 1, SAMPLE).astype(int))
+    sample = np.unique(np.linspace(0, max(count, 1) - 1, WORKLOAD_BATCHES).astype(int))
     batches = [plan.training_batch(data, int(step)) for step in sample]
     real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
     padded_tokens = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])

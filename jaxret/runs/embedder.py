@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxret.models.heads.head import Side
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.mesh import (
-    ROWS,
+    ROW_AXES,
     ParameterGatherer,
     Program,
     replicated_sharding,
@@ -158,7 +158,7 @@ class Embedder:
             return transform(forward.encode(read.gather_at_entry(params), tokens, side))
 
         specs = jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, self.params))
-        return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
+        return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROW_AXES)), out_specs=P(ROW_AXES))
 
     def __call__(
         self, texts: Ragged, side: Side, progress: bool = False, advance: Callable[[int], object] | None = None

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR
 from jaxret.models.encoders.sentence_transformers import (
-    DIMENSION,
+    DIMENSION_KEY,
     END_TOKEN,
-    LENGTHS,
+    LENGTH_KEYS,
     MODULES,
     PROMPT_IN_MEAN,
     PROMPTS,
@@ -25,14 +25,14 @@ UNSET: dict[str, Any] = {
     **{f"head.{name}.{key}": getattr(head, key) for name, head in HEADS.items() for key in head.DIRECTORY_KEYS},
     "head.token": "cls",
     "normalize": False,
-    **dict.fromkeys(LENGTHS.values(), 256),
+    **dict.fromkeys(LENGTH_KEYS.values(), 256),
     **dict.fromkeys(PROMPTS, ""),
     TITLE_SEPARATOR: AUTO_SEPARATOR,
-    DIMENSION: 0,
+    DIMENSION_KEY: 0,
     PROMPT_IN_MEAN: True,
     END_TOKEN: True,
 }
-_OF_VECTORS = ("head.token", "normalize", DIMENSION, PROMPT_IN_MEAN)
+_OF_VECTORS = ("head.token", "normalize", DIMENSION_KEY, PROMPT_IN_MEAN)
 
 
 def _of_family(key: str) -> str:
@@ -80,7 +80,7 @@ def apply_settings(
         if now == UNSET[key] and key not in own_keys:
             group[name] = value
             changes += [f"{key}={value!r}"] if key in settings else []
-        elif key != TITLE_SEPARATOR and (key not in LENGTHS.values() or now > value):
+        elif key != TITLE_SEPARATOR and (key not in LENGTH_KEYS.values() or now > value):
             problems.append(f"{key} is {now!r}, there {value!r}")
     if problems:
         raise ValueError(

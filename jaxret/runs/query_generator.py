@@ -22,7 +22,7 @@ from jaxret.models.generation.decoding import generate_tokens
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.models.generation.generator_weights import load_generator
 from jaxret.models.generation.t5_decoder import T5Generator
-from jaxret.parallel.mesh import ROWS, Program, path_name, replicated_sharding, row_sharding, shard_whole_batch
+from jaxret.parallel.mesh import ROW_AXES, Program, path_name, replicated_sharding, row_sharding, shard_whole_batch
 from jaxret.runs.embedder import plan_batches
 from jaxret.types import Ragged, Tokens
 
@@ -101,8 +101,8 @@ class QueryGenerator:
         generate = jax.shard_map(
             partial(generate_tokens, self.generator, self.options),
             mesh=self.mesh,
-            in_specs=(P(), P(ROWS), P(ROWS)),
-            out_specs=P(ROWS),
+            in_specs=(P(), P(ROW_AXES), P(ROW_AXES)),
+            out_specs=P(ROW_AXES),
             check_vma=False,  # zeros and constants begin the loop's state; there is no collective in it
         )
         rows = row_sharding(self.mesh)

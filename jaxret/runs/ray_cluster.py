@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SECONDS = 10  # in which a cluster must answer
+ANSWER_SECONDS = 10  # in which a cluster must answer
 RETRIES = 3  # of work whose worker or host died
 
 
@@ -83,7 +83,7 @@ def _require_answer(address: str) -> None:
     if not host or not port.isdecimal():  # "auto", or a local cluster
         return
     try:
-        socket.create_connection((host, int(port)), SECONDS).close()
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
     except OSError as error:
         raise ConnectionError(
             f"no Ray cluster answers at {address} ({error}); start it, or correct the address"

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias
 
 import jax
 from jax.sharding import Mesh
@@ -27,7 +27,7 @@ from jaxret.models.cross_encoder import build_cross_encoder_model
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import read_pooler
 from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
-from jaxret.models.model import Model, parameter_shapes
+from jaxret.models.model import Model, ModelT, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
 from jaxret.parallel.mesh import make_mesh, place_leaf, shardings
@@ -43,8 +43,6 @@ from jaxret.storage.checkpoint import CheckpointError, Checkpoints
 from jaxret.storage.folder_kinds import RUN, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Params
-
-ModelT = TypeVar("ModelT", bound=Model)
 
 LESS_IS_BETTER = ("nll", "average_rank")  # metrics of validation for which a lower value is better
 

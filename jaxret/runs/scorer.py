@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxret.data.tokens.pairs import PairJoiner
 from jaxret.models.cross_encoder import CrossEncoderModel
 from jaxret.parallel.mesh import (
-    ROWS,
+    ROW_AXES,
     ParameterGatherer,
     Program,
     replicated_sharding,
@@ -56,7 +56,7 @@ class PairScorer:
                 return model.score(read.gather_at_entry(params), pairs)
 
             specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
-            sharded_score = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROWS)), out_specs=P(ROWS))
+            sharded_score = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROW_AXES)), out_specs=P(ROW_AXES))
             self.program_cache["score"] = Program(
                 sharded_score,
                 in_shardings=(param_shardings, row_sharding(self.mesh)),

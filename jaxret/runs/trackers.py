@@ -26,7 +26,7 @@ from jaxret.storage.atomic import read_json, sha256_bytes, sha256_file, write_js
 
 StepValues = Mapping[str, float]
 TRAINING, VALIDATION = "training", "validation/"
-KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
+LINE_KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
 
 
 class Tracker(NamedTuple):
@@ -106,7 +106,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "wandb": open_wandb,
     "mlflow": open_mlflow,
 }
-PACKAGES = {"mlflow": "mlflow-skinny"}  # what to install, where it has another name
+PACKAGE_NAMES = {"mlflow": "mlflow-skinny"}  # what to install, where it has another name
 
 
 def tracker_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -120,7 +120,9 @@ def check_trackers(names: Sequence[str], setting: str = "train.trackers") -> Non
         if name not in TRACKERS:
             raise ValueError(f"{setting} has {name!r}; trackers are {', '.join(TRACKERS)}")
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"{setting} has {name!r}, which is not installed: pip install {PACKAGES.get(name, name)}")
+            raise ValueError(
+                f"{setting} has {name!r}, which is not installed: pip install {PACKAGE_NAMES.get(name, name)}"
+            )
 
 
 class RunTracker:
@@ -137,10 +139,10 @@ class RunTracker:
         with hide_prints():
             self._tracker = TRACKERS[name](TrackedRun(project, workdir.name, state.get("id", ""), flatten(config)))
         if (newest := self._tracker.newest) is not None:
-            for kind in KINDS & self._newest.keys():
+            for kind in LINE_KINDS & self._newest.keys():
                 self._newest[kind] = min(self._newest[kind], newest)
         # A killed process may have sent a line that it did not record: the first of each kind is asked for.
-        self._unsure = set(KINDS) if state and self._tracker.absent else set[str]()
+        self._unsure = set(LINE_KINDS) if state and self._tracker.absent else set[str]()
         self._store()
 
     def catch_up(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from jaxret.data.chunks import SEPARATOR, document_id, joined_chunks
+from jaxret.data.chunks import CHUNK_SEPARATOR, document_id, joined_chunks
 from jaxret.data.records import Passage
 from jaxret.search.proof import SearchResult
 from jaxret.types import TextVectors
@@ -67,7 +67,7 @@ def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Co
     parts: dict[str, list[Passage]] = {key: [] for key in ids}
     missing_keys, start = list(parts), 0
     while missing_keys:  # their numbers begin with 0, and none is left out
-        names = {f"{key}{SEPARATOR}{i}": key for key in missing_keys for i in range(start, start + _PASSAGES)}
+        names = {f"{key}{CHUNK_SEPARATOR}{i}": key for key in missing_keys for i in range(start, start + _PASSAGES)}
         names |= {key: key for key in missing_keys if start == 0}  # that were not split
         for name, passage in read(names).items():
             parts[names[name]] += [passage] if passage.text else []

@@ -18,7 +18,7 @@ from jaxret.search.rounding import LONGEST, sum_error, upper_norms
 from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, of_one_query
 from jaxret.types import Ragged
 
-PASSAGES = 512  # scored again at a time for one query: their vectors are held as float64
+PASSAGES_AT_ONCE = 512  # scored again at a time for one query: their vectors are held as float64
 # Multiplications of a product of OpenBLAS that starts no threads. Its threads would wait for those of XLA, which spin
 # after a search: ten milliseconds for a product of one.
 ONE_THREAD = 2**18
@@ -74,8 +74,8 @@ class VectorLists:
         result = np.empty(len(rows))
         for begin, end in of_one_query(queries):
             query = self[queries[begin]]
-            for start in range(begin, end, PASSAGES):
-                some = slice(start, min(start + PASSAGES, end))
+            for start in range(begin, end, PASSAGES_AT_ONCE):
+                some = slice(start, min(start + PASSAGES_AT_ONCE, end))
                 passages = shard.take(rows[some])
                 products = _small_products(query, passages.flat)  # [U, vectors]: maxima over what lies together
                 result[some] = np.maximum.reduceat(products, passages.offsets[:-1], axis=1).sum(axis=0)

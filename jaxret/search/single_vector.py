@@ -14,7 +14,7 @@ from jaxret.search.rounding import UNIT, rounding_error, upper_norms
 BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger ones only cost memory
 QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 MiB
 WHOLE_BYTES = 2**30  # or so much, where a backend cuts them itself and they need not be copied
-FEW = 8  # pairs of a query: of fewer all are multiplied at once, each with a copy of its query
+FEW_PAIRS = 8  # pairs of a query: of fewer all are multiplied at once, each with a copy of its query
 NUMBERS = 2**18  # of vectors that a thread holds as float64
 
 
@@ -65,7 +65,7 @@ class SingleVectors:
             part = slice(begin, begin + step)
             row_of, query_of, best = rows[part], queries[part], result[part]
             bounds = of_one_query(query_of)
-            if len(bounds) > len(query_of) // FEW:
+            if len(bounds) > len(query_of) // FEW_PAIRS:
                 vectors = shard.take(row_of, axis=0, mode="clip").astype(np.float64)  # [P,V,D]
                 np.max(np.vecdot(vectors, self.vectors[query_of].astype(np.float64)[:, None]), axis=1, out=best)
                 continue

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxret.storage.atomic import cache_folder
 
-KINDS = {"compiled": "compiled programs", "tokens": "tokenized texts", "objects": "files of buckets"}
+CACHE_KINDS = {"compiled": "compiled programs", "tokens": "tokenized texts", "objects": "files of buckets"}
 VARIABLES = {"tokens": "JAXRET_TOKENS_GB", "objects": "JAXRET_OBJECTS_GB"}  # other bounds, in 10^9 bytes
 _LIMITS = {"compiled": 2 << 30, "tokens": 32 * 10**9}  # of "objects": half of the disk that is free without them
 # Nothing that was used in this time is deleted for the bound: another process may read it, or just make it.

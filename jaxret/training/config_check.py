@@ -14,7 +14,7 @@ from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model
 from jaxret.models.pooling import POOLINGS
-from jaxret.models.retriever import DTYPES, RetrieverModel
+from jaxret.models.retriever import COMPUTE_DTYPES, RetrieverModel
 from jaxret.runs.mismatch import flatten
 from jaxret.training.losses.group_losses import check_losses
 from jaxret.training.losses.in_batch import loss_settings
@@ -25,7 +25,7 @@ from jaxret.types import VECTOR_DTYPES
 
 WEAK = 0.5  # a temperature too high for cosines: those of passages differ by tenths
 
-LEAST = {  # the least valid number of a key; heads check their own
+LEAST_VALUES = {  # the least valid number of a key; heads check their own
     **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
     **dict.fromkeys(
         (
@@ -59,7 +59,7 @@ BELOW = {  # numbers that a key must stay below
     "optimizer.b1": 1,
     "optimizer.b2": 1,
     "optimizer.ema": 1,
-    **{key: 2**32 for key in LEAST if key.startswith("seed.") or key == "pretraining.seed"},
+    **{key: 2**32 for key in LEAST_VALUES if key.startswith("seed.") or key == "pretraining.seed"},
 }
 
 
@@ -68,8 +68,8 @@ def check_numbers(config: ConfigDict) -> None:
     for key, value in flatten(config.to_dict()).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{key} is {value}; it must be a finite number")
-        if key in LEAST and value < LEAST[key]:
-            raise ValueError(f"{key} is {value}; it must be at least {LEAST[key]}")
+        if key in LEAST_VALUES and value < LEAST_VALUES[key]:
+            raise ValueError(f"{key} is {value}; it must be at least {LEAST_VALUES[key]}")
         if key in BELOW and value >= BELOW[key]:
             raise ValueError(f"{key} is {value}; it must be below {BELOW[key]}")
 
@@ -80,7 +80,7 @@ def check_config(config: ConfigDict) -> None:
     for key, name, table in (
         ("head.name", config.head.name, HEADS),
         ("pooling", config.pooling, POOLINGS),
-        ("mesh.reduce_dtype", config.mesh.reduce_dtype, DTYPES),
+        ("mesh.reduce_dtype", config.mesh.reduce_dtype, COMPUTE_DTYPES),
         ("encode.dtype", config.encode.dtype, VECTOR_DTYPES),
     ):
         if name not in table:

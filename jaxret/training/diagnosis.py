@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxret.models.model import ModelT
 from jaxret.parallel.mesh import path_name
-from jaxret.training.objective import ModelT, Objective
+from jaxret.training.objective import Objective
 from jaxret.types import BatchT, Params
 
 SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxret.models.model import Model
+from jaxret.models.model import ModelT
 from jaxret.parallel.mesh import (
-    ROWS,
+    ROW_AXES,
     TENSOR,
     ParameterGatherer,
     is_one_cpu,
@@ -28,9 +28,8 @@ from jaxret.training.losses.grad_cache import count_chunks
 from jaxret.training.losses.in_batch import LossTerms
 from jaxret.types import BatchT, HiddenStates, Params, Tokens
 
-ModelT = TypeVar("ModelT", bound=Model)
 ObjectiveT = TypeVar("ObjectiveT", bound="Objective[Any, Any]")
-Inputs = TypeVar("Inputs")
+InputsT = TypeVar("InputsT")
 Result = TypeVar("Result")
 
 
@@ -81,9 +80,9 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     def on_devices(
         self,
-        compute: Callable[[ModelT, Params, Inputs, jax.Array], Result],
+        compute: Callable[[ModelT, Params, InputsT, jax.Array], Result],
         params: Params,
-        inputs: Inputs,
+        inputs: InputsT,
         key: jax.Array,
         repeated: bool,
     ) -> Result:
@@ -100,7 +99,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         unrolled = is_one_cpu(self.mesh) and self.model.compute.recompute == "none"
         model: Any = self.model.reading(read).with_compute(unrolled=unrolled)
 
-        def body(params: Params, inputs: Inputs, key: jax.Array) -> Result:
+        def body(params: Params, inputs: InputsT, key: jax.Array) -> Result:
             if self.from_copies:
                 whole = map_with_names(lambda name, x: x if read.in_scan(name) else x[0], params)
             else:
@@ -108,7 +107,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
             return compute(model, whole, inputs, key)
 
         specs = self.copies_specs(params) if self.from_copies else self.specs(params)
-        sharded_compute = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROWS), P()), out_specs=P(ROWS))
+        sharded_compute = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROW_AXES), P()), out_specs=P(ROW_AXES))
         return sharded_compute(params, inputs, key)
 
     def reader(self, at_once: bool) -> ParameterGatherer:
@@ -128,7 +127,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         def spec(name: str, _: Any) -> P:
             if read.in_scan(name):
                 return parameter_spec(name, axes)
-            return P(ROWS, *parameter_spec(name, [axis for axis in axes if axis == TENSOR]))
+            return P(ROW_AXES, *parameter_spec(name, [axis for axis in axes if axis == TENSOR]))
 
         return map_with_names(spec, params)
 
@@ -155,4 +154,4 @@ def number_rows(tokens: Tokens) -> Tokens:
     if tokens.rows is not None:
         return tokens
     count = len(tokens.ids)
-    return replace(tokens, rows=jax.lax.axis_index(ROWS) * count + jnp.arange(count))
+    return replace(tokens, rows=jax.lax.axis_index(ROW_AXES) * count + jnp.arange(count))

@@ -13,11 +13,11 @@ import jax
 
 from jaxret.types import BatchT
 
-DEPTH = 2  # batches ahead of the step that the devices compute
+BATCHES_AHEAD = 2  # batches ahead of the step that the devices compute
 
 
 class Prefetcher(Generic[BatchT]):
-    """Calls `make(step)` for the steps from `start` to `stop` in a thread, in order, up to DEPTH steps ahead.
+    """Calls `make(step)` for the steps from `start` to `stop` in a thread, in order, up to BATCHES_AHEAD steps ahead.
 
     A batch depends on its step alone, so the thread changes no result. An error is raised, unchanged, where its batch
     is taken. Leaving the block ends the thread after the batch that it is making. `make` must not wait for other
@@ -73,7 +73,7 @@ class Prefetcher(Generic[BatchT]):
     def _run(self) -> None:
         for step in self._steps:
             with self._change:
-                self._change.wait_for(lambda: self._closed or len(self._ready) < DEPTH)
+                self._change.wait_for(lambda: self._closed or len(self._ready) < BATCHES_AHEAD)
                 if self._closed:
                     return
             batch, problem = None, None

@@ -11,6 +11,7 @@ from jaxret.data.tokens.batches import TrainingSet
 from jaxret.models.encoders.fused import describe_attention, require_kernel
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.lora import with_adapters
+from jaxret.models.model import ModelT
 from jaxret.models.retriever import encoder_config
 from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.processes import any_process, require_platform
@@ -25,7 +26,6 @@ from jaxret.runs.trackers import check_trackers, tracker_names
 from jaxret.runs.workdir import Workdir
 from jaxret.training.config_check import check_config, reference_options
 from jaxret.training.examples import data_record, load_examples, load_validation_corpus
-from jaxret.training.objective import ModelT
 from jaxret.training.task import AnyJob, ExamplesT, Task, TrainingData, TrainingJob
 from jaxret.types import BatchT
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
+from jaxret.models.model import ModelT
 from jaxret.models.partition import join_parameters
 from jaxret.parallel.mesh import Program, replicated_sharding, row_sharding, shardings
 from jaxret.training.losses.in_batch import LossTerms
-from jaxret.training.objective import ModelT, Objective
+from jaxret.training.objective import Objective
 from jaxret.training.train_state import PLAIN_RULE, TrainState, UpdateRule
 from jaxret.types import BatchT, Params
 

@@ -13,13 +13,14 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import Examples, TrainingSet
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.architectures import EncoderConfig
+from jaxret.models.model import ModelT
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.resume import Changes
 from jaxret.runs.run_warnings import RunWarning
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.training.examples import data_record
-from jaxret.training.objective import ModelT, Objective
+from jaxret.training.objective import Objective
 from jaxret.training.validation import DevCollection
 from jaxret.types import BatchT, Log, Params, TrainingBatch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.records import Judgement, Rankings
-from jaxret.evaluation.fusion import METHODS, fuse, tune_weights
+from jaxret.evaluation.fusion import FUSION_METHODS, fuse, tune_weights
 
 SPARSE: Rankings = {"q": [("a", 12.0), ("b", 9.0), ("c", 3.0)], "r": [("a", 1.0)]}
 DENSE: Rankings = {"q": [("c", 0.9), ("d", 0.8), ("a", 0.1)]}
@@ -34,7 +34,7 @@ def test_z_scores_of_a_missing_passage_are_the_lowest() -> None:
     assert fused == pytest.approx({"a": z[0], "b": z[1], "c": z[2], "d": z[2]})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FUSION_METHODS)
 def test_a_retrieved_passage_is_never_below_one_that_is_not(method: str) -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
@@ -45,7 +45,7 @@ def test_a_retrieved_passage_is_never_below_one_that_is_not(method: str) -> None
 
 
 def test_a_single_run_keeps_its_order() -> None:
-    for method in METHODS:
+    for method in FUSION_METHODS:
         assert [passage for passage, _ in fuse([SPARSE, DENSE], method, (1.0, 0.0))["q"]][:2] == ["a", "b"]
         assert [passage for passage, _ in fuse([SPARSE, DENSE], method, (0.0, 1.0), k=2)["q"]] == ["c", "d"]
 

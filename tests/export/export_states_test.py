@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxret.data.formats import Corpus
-from jaxret.export.export import KINDS, OF_CORPORA, export
+from jaxret.export.export import EXPORT_KINDS, OF_CORPORA, export
 from jaxret.export.stores.store_list import STORES
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -122,7 +122,7 @@ def make_state(root: Path, kind: str, state: State, to: Path) -> tuple[Path, Enc
     [
         pytest.param(kind, to, name, marks=[] if (kind, to, name) in DAILY else pytest.mark.exhaustive)
         for kind in RUNS
-        for to in KINDS
+        for to in EXPORT_KINDS
         if to != "pgvector"  # it needs a server (stores/stores_test.py)
         for name in STATES
         if to in OF_CORPORA or name == "appended, deleted"  # the others read no corpus

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxret.index.collapse import LIMIT, PASSAGES, collapse_warning, mean_cosine
+from jaxret.index.collapse import COSINE_LIMIT, SAMPLE_SIZE, collapse_warning, mean_cosine
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardWriter
 from jaxret.types import Ragged
@@ -53,9 +53,9 @@ def test_warning_above_the_limit(lists: bool, tmp_path: Path) -> None:
     """Above the limit only; whatever the length of the vectors."""
     random = np.random.default_rng(0)
     for spread, expected in ((0.1, True), (1.0, False)):
-        rows, folder = PASSAGES + 7, tmp_path / str(spread)
+        rows, folder = SAMPLE_SIZE + 7, tmp_path / str(spread)
         vectors = (1 + spread * random.standard_normal((rows, 2, 8))) * random.uniform(1, 9, (rows, 1, 1))
-        assert (pairs(list(vectors[:40])) > LIMIT) == expected
+        assert (pairs(list(vectors[:40])) > COSINE_LIMIT) == expected
         writer = ShardWriter(folder, rows, 300, {})
         for shard in writer.shards:
             part = vectors[shard.start : shard.stop].astype(np.float32)

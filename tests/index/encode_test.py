@@ -671,7 +671,7 @@ def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monke
     products = 2 * sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
     work = products * run.tokenizer.passage_length // (1 if run.config.encoder.tied else 2)
     for minutes, rows in ((100, 64), (200, 128), (255, 128), (1e9, 8192), (3, 8)):
-        monkeypatch.setitem(encode.RATES, "cpu", work * minutes / 60)
+        monkeypatch.setitem(encode.FLOP_RATES, "cpu", work * minutes / 60)
         assert rows_a_minute(run) == rows, minutes
 
 
@@ -817,7 +817,7 @@ def test_collapsed_vectors_are_reported(
 ) -> None:
     keep_warnings(run.workdir, "encode data", [RunWarning("truncation", "of the job that encoded them")])
     for limit, expected in ((1.1, False), (-1.1, True), (1.1, False)):
-        monkeypatch.setattr("jaxret.index.collapse.LIMIT", limit)
+        monkeypatch.setattr("jaxret.index.collapse.COSINE_LIMIT", limit)
         encode_corpus(run, Corpus.open(root / "data"))
         assert ("alarm: " in capsys.readouterr().out) == expected
         kept = [one.kind for one in read_warnings(run.workdir)["encode data"]]

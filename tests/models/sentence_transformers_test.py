@@ -11,7 +11,7 @@ import pytest
 from jaxret.configs.base import get_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.encoders.sentence_transformers import (
-    DIMENSION,
+    DIMENSION_KEY,
     END_TOKEN,
     PROMPT_IN_MEAN,
     read_sentence_transformers_keys,
@@ -71,7 +71,7 @@ def test_minilm(minilm_dir: Path) -> None:
         ({"transformer": {"max_seq_length": 16, "query_length": 8}}, {"tokens.query_length": 8}),
         ({"package": "sentence_transformers.base.modules.transformer"}, {}),
         ({"encoder": "0_Transformer"}, {}),
-        ({"settings": {"truncate_dim": 8}}, {DIMENSION: 8}),
+        ({"settings": {"truncate_dim": 8}}, {DIMENSION_KEY: 8}),
         ({"settings": {"truncate_dim": None}}, {}),
         ({"pooling": {"include_prompt": False}}, {PROMPT_IN_MEAN: False}),  # tokens.prompts may name some
         (
@@ -137,7 +137,7 @@ def test_unsupported_modules_are_errors(tmp_path: Path, changes: dict[str, Any],
 def test_a_key_that_is_not_set_has_the_value_of_the_base_config() -> None:
     base = flat_config(get_config())
     assert {key: base[key] for key in UNSET} == UNSET
-    assert MEAN.keys() | {DIMENSION, END_TOKEN, PROMPT_IN_MEAN} == {
+    assert MEAN.keys() | {DIMENSION_KEY, END_TOKEN, PROMPT_IN_MEAN} == {
         key for key in UNSET if not settings_family({key: 0})
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxret.parallel.chips import CHIPS, GIB, KINDS, PRECISIONS, find_chip, parse_topology
+from jaxret.parallel.chips import CHIPS, DEVICE_KINDS, GIB, PRODUCT_PRECISIONS, find_chip, parse_topology
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_names_of_topologies_for_jax() -> None:
 
 def test_every_chip_is_complete() -> None:
     for chip in CHIPS.values():
-        assert set(chip.rates) == set(PRECISIONS)
+        assert set(chip.rates) == set(PRODUCT_PRECISIONS)
         assert chip.rates["bfloat16"] >= chip.rates["float32"] > chip.rates["float32 exact"]
         assert 10 * GIB < chip.memory < 200 * GIB
         assert chip.platform in ("tpu", "cuda", "rocm")
@@ -60,7 +60,7 @@ def test_every_chip_is_complete() -> None:
     # Six passes of bfloat16 are an exact float32 product on a TPU.
     assert CHIPS["v5e"].rates["float32 exact"] * 6 == pytest.approx(197e12)
     assert CHIPS["v7"].rates["bfloat16"] * CHIPS["v7"].devices == pytest.approx(2307e12)
-    assert all(map(find_chip, KINDS))
+    assert all(map(find_chip, DEVICE_KINDS))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from jaxret.parallel.chips import parse_topology
-from jaxret.search.backends.accelerators import ROWS
+from jaxret.search.backends.accelerators import ROW_AXIS
 from jaxret.search.backends.sparse_xla import search_sparse
 
 name, rows, words, vocabulary, queries, k = sys.argv[1], *map(int, sys.argv[2:])
@@ -32,15 +32,15 @@ description = parse_topology(name).description()
 if "chips_per_host_bounds" in description:
     description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
 devices = topologies.get_topology_desc(**description).devices
-mesh = Mesh(np.array(devices).reshape(-1), (ROWS,), axis_types=(AxisType.Auto,))
+mesh = Mesh(np.array(devices).reshape(-1), (ROW_AXIS,), axis_types=(AxisType.Auto,))
 
 def array(shape, dtype, spec):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
 arguments = (
     array((vocabulary, queries), jnp.float32, P()),
-    array((rows, words), jnp.int32, P(ROWS)),
-    array((rows, words), jnp.float32, P(ROWS)),
+    array((rows, words), jnp.int32, P(ROW_AXIS)),
+    array((rows, words), jnp.float32, P(ROW_AXIS)),
 )
 compiled = search_sparse.lower(*arguments, k, mesh).compile()
 travels = re.compile(r" all-(gather|reduce|to-all)(-start)?\\(")

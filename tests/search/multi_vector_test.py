@@ -91,7 +91,7 @@ def test_padding_never_exceeds_a_vector() -> None:
 
 def test_k_above_the_corpus_size_and_many_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_vector, "QUERY_ROWS", 8)  # several passes over a block
-    monkeypatch.setattr(multi_vector, "PASSAGES", 4)  # and a query's passages scored again in two parts
+    monkeypatch.setattr(multi_vector, "PASSAGES_AT_ONCE", 4)  # and a query's passages scored again in two parts
     queries, passages = lists([2] * 11, 3), lists(counts(6), 4)
     result = search_lists(queries, blocks(passages, 4), 50)
     expected_scores, expected_rows = brute_force(queries, passages, 50)

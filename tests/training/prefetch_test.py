@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxret.training import prefetch as module
-from jaxret.training.prefetch import DEPTH, Prefetcher
+from jaxret.training.prefetch import BATCHES_AHEAD, Prefetcher
 from jaxret.types import Batch, Tokens
 
 
@@ -44,7 +44,7 @@ def test_prefetching_is_bounded() -> None:
 
     def make(step: int) -> Batch:
         ahead.append(step - taken[0])
-        if step == DEPTH - 1:
+        if step == BATCHES_AHEAD - 1:
             full.set()
         return batch(step)
 
@@ -53,7 +53,7 @@ def test_prefetching_is_bounded() -> None:
         for step in range(50):
             feed.take(step)
             taken[0] = step + 1
-    assert max(ahead) <= DEPTH  # the step that is taken just now counts
+    assert max(ahead) <= BATCHES_AHEAD  # the step that is taken just now counts
 
 
 @pytest.mark.parametrize("error", [ValueError("row 7"), KeyboardInterrupt()])

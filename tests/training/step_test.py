@@ -188,7 +188,7 @@ def test_queries_and_passages_have_their_own_dropout_masks() -> None:
     """One encoder, and each passage is the text of its query, in the same row."""
     objective = make_objective(DUAL_ENCODER | {"encoder.tied": True}, mesh_of("1"))
     batch = make_batch(QUERIES, 1)
-    batch = replace(batch, documents=batch.queries)
+    batch = replace(batch, passages=batch.queries)
     params = make_params(objective.model)
     encode = jax.jit(lambda train: objective.encode(params, batch, jax.random.key(0), train), static_argnums=0)
     queries, passages = encode(True)

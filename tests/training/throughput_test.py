@@ -54,7 +54,7 @@ def test_tokens_of_a_step_are_those_of_all_devices(accumulate: int) -> None:
 @pytest.mark.exhaustive
 def test_flops_are_counted_once_per_shape_without_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all devices; twice as many in two batches; those that are computed again do not count."""
-    monkeypatch.setitem(chips.KINDS, "cpu", "h100")
+    monkeypatch.setitem(chips.DEVICE_KINDS, "cpu", "h100")
     counted: list[Any] = []
 
     def counting(traced: Any) -> flops.Flops:
@@ -112,7 +112,7 @@ def test_attention_kernels_do_not_change_the_count(attention: str) -> None:
 @pytest.mark.parametrize("chip_is_known", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_every_line_of_the_log_has_rates(chip_is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if chip_is_known:
-        monkeypatch.setitem(chips.KINDS, jax.devices()[0].device_kind, "h100")
+        monkeypatch.setitem(chips.DEVICE_KINDS, jax.devices()[0].device_kind, "h100")
     encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
     config = tiny_config(encoder, data, train__steps=2, data__dev="")
     assert train(config, tmp_path / "run", progress=False).programs == 1

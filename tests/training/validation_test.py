@@ -22,7 +22,7 @@ from jaxret.runs.run import Run
 from jaxret.training.examples import load_validation_corpus
 from jaxret.training.ranking import Ranker
 from jaxret.training.task import TrainingData
-from jaxret.training.tasks.retrieval import RetrievalData, RetrievalObjective, make_validation
+from jaxret.training.tasks.retrieval import RetrievalObjective, make_validation
 from jaxret.training.validation import CORPUS_MEASURES, RetrievalValidation, make_collection, make_passage_pool
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder
@@ -191,7 +191,7 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
     assert corpus is not None
     assert any(line.startswith(f"validation: 91 passages from {data}, 11 queries") for line in lines)
     objective = RetrievalObjective(model=run.model, mesh=run.mesh)
-    data_read: RetrievalData = TrainingData(run.tokenizer, {}, None, dev, corpus)
+    data_read: TrainingData[TrainingSet] = TrainingData(run.tokenizer, {}, None, dev, corpus)
     validation = make_validation(config, objective, run.params, data_read)
 
     encode_corpus(run, Corpus.open(data), progress=False)

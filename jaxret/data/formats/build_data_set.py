@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import QRELS_KEYS
-from jaxret.data.formats.built_records import ALL, FEATURES, OTHERS, PASSAGES
+from jaxret.data.formats.built_records import FEATURES, OTHERS, PASSAGES, WHOLE_SPLIT
 from jaxret.data.formats.convert import Conversion
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
@@ -125,15 +125,15 @@ class _Builder:
         rows: Rows = {
             p: 0 for records_of in examples.values() for e in records_of for p in (*e.positives, *e.negatives)
         }
-        self._table(PASSAGES, _TEXTS, {ALL: _corpus(data.passages(), rows)})
+        self._table(PASSAGES, _TEXTS, {WHOLE_SPLIT: _corpus(data.passages(), rows)})
         if not self.tables:
             raise ValueError(f"{data.source}: there is no passage, and a data set is of passages")
         others = _number_others(rows)
-        self._table(OTHERS, _TEXTS, {ALL: map(_text, others)} if others else {})
+        self._table(OTHERS, _TEXTS, {WHOLE_SPLIT: map(_text, others)} if others else {})
         queries = (
             {split: data.queries(split) for split in data.splits}
             if data.queries_by_split
-            else {ALL: data.queries(None)}
+            else {WHOLE_SPLIT: data.queries(None)}
         )
         self._table(
             "queries", _QUERIES, {split: map(_query, records_of) for split, records_of in queries.items() if records_of}

@@ -20,7 +20,7 @@ from jaxret.data.record_checks import check_query
 from jaxret.data.records import Example, Passage, Record
 
 PASSAGES, OTHERS = "passages", "other_passages"  # the corpus; texts that only training records have
-ALL = "full"  # the split of both ("all" is a word of TFDS)
+WHOLE_SPLIT = "full"  # the split of both ("all" is a word of TFDS)
 _BLOCK = 4096  # passages read at a time
 FEATURES: dict[str, Any] = {
     "query_id": str,
@@ -39,7 +39,7 @@ class _Passages:
 
     def __init__(self, named_set: NamedSet) -> None:
         self._tables: dict[bool, Table] = {
-            name == OTHERS: named_set.open(name, ALL) for name in (PASSAGES, OTHERS) if name in named_set.tables
+            name == OTHERS: named_set.open(name, WHOLE_SPLIT) for name in (PASSAGES, OTHERS) if name in named_set.tables
         }
         self._path = named_set.root
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxret.data.records import Example, Passage, Query
 from jaxret.data.tokens.known_positives import KnownPositives
-from jaxret.data.tokens.packing import SAMPLE, USUAL, Packer, Placement, RowShape, choose_row_shape
+from jaxret.data.tokens.packing import SAMPLE_BATCHES, USUAL, Packer, Placement, RowShape, choose_row_shape
 from jaxret.data.tokens.teacher import TeacherScores, row_subset
 from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation, concatenate_blocks
 from jaxret.storage.atomic import sha256_json_lists
@@ -173,7 +173,9 @@ class BatchPlan:
             hidden_size: Hidden size of the encoder, which decides what a wider row costs.
         """
         steps = -(-len(data) // self.batch_size)
-        sample = [self._lengths(data, int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLE).astype(int))]
+        sample = [
+            self._lengths(data, int(step)) for step in np.unique(np.linspace(0, steps - 1, SAMPLE_BATCHES).astype(int))
+        ]
         queries, passages = zip(*sample)
         longest = (
             self._padded_length(int(data.queries.lengths.max()), self.max_query_length),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-SAMPLE = 100  # number of batches whose lengths decide widths and sizes
+SAMPLE_BATCHES = 100  # number of batches whose lengths decide widths and sizes
 STEP, WIDTHS = 16, 16  # widths are multiples of the first; about so many are tried
 EXCHANGES = 40  # pairs of texts that are tried, to save a row of a bin
 FEW_TEXTS = 32  # of a bin: more fill their rows without exchanges

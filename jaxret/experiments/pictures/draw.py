@@ -38,7 +38,7 @@ _OF_RUNS: dict[str, Callable[[Runs], Figure]] = {
     "winners": winner_picture,
     "weights": weight_picture,
 }
-KINDS = ("sweep", *_OF_RUNS, "domains", "words")
+PICTURE_KINDS = ("sweep", *_OF_RUNS, "domains", "words")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
     """Draw a picture, write OUT.svg and OUT.png, and return their names.
 
     Args:
-        kind: one of KINDS.
+        kind: one of PICTURE_KINDS.
         arguments: folders of runs, or NAME=RUN,RUN for seeds of a system; of a sweep, its folder.
         out: path of the picture, with or without an ending; "" for the kind, in the current folder.
         options: of single kinds.
@@ -70,8 +70,8 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
         ValueError: an unknown kind, options that the kind does not read, or runs without the files that it draws.
     """
     options = options or PictureOptions()
-    if kind not in KINDS:
-        raise ValueError(f"{kind!r} is not a kind of picture; kinds are {', '.join(KINDS)}")
+    if kind not in PICTURE_KINDS:
+        raise ValueError(f"{kind!r} is not a kind of picture; kinds are {', '.join(PICTURE_KINDS)}")
     _require_options(kind, options)
     if kind in ("sweep", "words") and len(arguments) != 1:
         raise ValueError(f"a picture of {kind} is of one folder, and {len(arguments)} are named")

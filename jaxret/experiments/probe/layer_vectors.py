@@ -19,7 +19,7 @@ from jaxret.runs.run import Run
 from jaxret.types import HiddenStates, Ragged, Tokens
 
 # What represents a text at a layer, and its description. "cls" and "mean" are values of head.token, too.
-TOKENS = {
+TOKEN_TITLES = {
     "cls": "first token",
     "mean": "mean",
     "mean_without_first": "mean without the first",
@@ -42,7 +42,7 @@ class LayerVectors:
 def pool_layers(
     hidden: HiddenStates, mean_mask: Bool[jax.Array, "B T"] | None = None
 ) -> Float[jax.Array, "layers P B H"]:
-    """Return the vector of every layer for each of TOKENS. A text of one token is its own mean without the first.
+    """Return the vector of every layer for each of TOKEN_TITLES. A text of one token is its own mean without the first.
 
     mean_mask: tokens that means are over; None: all real ones.
     """
@@ -78,7 +78,7 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
     """
     embedder = run.embedder()
     shapes = run.model.module.config
-    result = np.empty((shapes.num_layers + 1, len(TOKENS), len(texts), shapes.hidden_size), np.float32)
+    result = np.empty((shapes.num_layers + 1, len(TOKEN_TITLES), len(texts), shapes.hidden_size), np.float32)
     with Progress(f"layers of {side}", len(texts), shown=progress) as bar:
         for rows, size, length in plan_batches(texts.lengths, embedder.tokens_per_batch, embedder.mesh.size):
             padded_rows = np.concatenate([rows, np.full(size - len(rows), -1)])
@@ -86,6 +86,6 @@ def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -
             states = _pooled_states(embedder.params, shard_whole_batch(embedder.mesh, tokens), run.model, side)
             result[:, :, rows] = np.asarray(states)[:, :, : len(rows)]
             bar.update(len(rows))
-    token_names = [token for token in TOKENS if token not in shapes.lacks]
-    places = [list(TOKENS).index(token) for token in token_names]
+    token_names = [token for token in TOKEN_TITLES if token not in shapes.lacks]
+    places = [list(TOKEN_TITLES).index(token) for token in token_names]
     return LayerVectors(result[:, places], tuple(token_names))

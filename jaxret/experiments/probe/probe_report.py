@@ -24,11 +24,11 @@ from jaxret.experiments.pictures.canvas import (
     use_whole_numbers,
 )
 from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
-from jaxret.experiments.probe.layer_vectors import TOKENS
+from jaxret.experiments.probe.layer_vectors import TOKEN_TITLES
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
 from jaxret.experiments.vector_diversity import has_several_vectors, report_diversity
-from jaxret.models.heads.head import TOKENS as HEAD_TOKENS
+from jaxret.models.heads.head import TOKENS
 from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import flatten
 from jaxret.runs.run import Run
@@ -139,7 +139,7 @@ def _layer_tables(probe: Probe) -> list[str]:
                 (f"{one.mean():.4f}{'*' if one.mean() == best else ' '}", f"{one.recall.mean():.3f}") for one in row
             ]
             rows.append([str(layer), *chain.from_iterable(cells)])
-        header = ["layer", *chain.from_iterable((TOKENS[token], f"R@{RECALL}") for token in tokens)]
+        header = ["layer", *chain.from_iterable((TOKEN_TITLES[token], f"R@{RECALL}") for token in tokens)]
         lines += [
             "",
             f"{MEASURE} and R@{RECALL} of one layer on both sides, {scores}:",
@@ -177,7 +177,7 @@ def _finding_table(probe: Probe, corpus_size: int) -> str:
 
 def _describe(choice: Choice) -> str:
     layers = f"1 to {choice.layers[-1]}" if choice.pooling == "mix" else ", ".join(map(str, choice.layers))
-    return f"{layers}; {TOKENS[choice.token]}; {'cosines' if choice.normalize else 'dot products'}"
+    return f"{layers}; {TOKEN_TITLES[choice.token]}; {'cosines' if choice.normalize else 'dot products'}"
 
 
 def trained_keys(choice: Choice, config: ConfigDict) -> tuple[str, dict[str, Any]]:
@@ -221,8 +221,8 @@ def _advice(run: Run, probe: Probe) -> list[str]:
     mixture = probe.findings[-1].quality.choice
     weights = {layer: weight for layer, weight in zip(mixture.layers, mixture.weights, strict=True)}
     large = ", ".join(f"layer {layer} {weight:.2f}" for layer, weight in weights.items() if weight >= SHOWN_WEIGHT)
-    pair = max((one for one in probe.pairs if one.choice.token in HEAD_TOKENS), key=Quality.mean)
-    layers = [one for one in probe.alone if one.choice.layers[0] and one.choice.token in HEAD_TOKENS]
+    pair = max((one for one in probe.pairs if one.choice.token in TOKENS), key=Quality.mean)
+    layers = [one for one in probe.alone if one.choice.layers[0] and one.choice.token in TOKENS]
     single, choice = max(layers, key=Quality.mean), pair.choice
     pairs = [result for result in probe.findings if len(result.quality.choice.layers) == 2]
     gain = max(pairs, key=lambda result: result.comparison.difference if result.comparison else 0.0)
@@ -261,7 +261,7 @@ def probe_picture(results: Mapping[str, Any]) -> Figure:
         draw_layers(ax, results, normalize)
         ax.set_title("cosines" if normalize else "dot products")
     axes[0].set_ylabel(MEASURE)
-    return add_legend(figure, axes[0], most=len(TOKENS))
+    return add_legend(figure, axes[0], most=len(TOKEN_TITLES))
 
 
 def draw_layers(ax: Axes, results: Mapping[str, Any], normalize: bool) -> None:
@@ -269,6 +269,6 @@ def draw_layers(ax: Axes, results: Mapping[str, Any], normalize: bool) -> None:
     of_scores = [row for row in results["alone"] if row["normalize"] == normalize]
     for number, token in enumerate(dict.fromkeys(row["token"] for row in of_scores)):
         line = [(row["layers"][0], row[MEASURE]) for row in of_scores if row["token"] == token]
-        ax.plot(*zip(*line, strict=True), label=TOKENS[token], **line_style(number))
+        ax.plot(*zip(*line, strict=True), label=TOKEN_TITLES[token], **line_style(number))
     ax.set_xlabel("layer")
     use_whole_numbers(ax)

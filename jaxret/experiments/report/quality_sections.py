@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxret.evaluation.comparison import Score, SystemTest, format_p_value
 from jaxret.evaluation.metrics import MEAN_DECIMALS
+from jaxret.evaluation.significance import LEVEL
 from jaxret.experiments.compare_runs import comparison_notes
 from jaxret.experiments.pictures.canvas import drawing_is_installed, picture_svg
 from jaxret.experiments.pictures.run_pictures import vector_bars
@@ -28,7 +29,6 @@ from jaxret.experiments.report.report_pictures import cost_picture, interval_pic
 from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
 from jaxret.experiments.report.run_sections import NO_PICTURES
 
-LEVEL = 0.05  # p-values below it are called significant
 _SEARCH = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
 
 

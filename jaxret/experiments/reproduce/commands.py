@@ -19,7 +19,7 @@ from jaxret.runs.mismatch import flatten
 # A row's checkpoint -> the value of validation.best.
 BEST = {"best": "metric", "last": "last"}
 # Pattern of a file's name -> name of its format in docs/data.md; the first that fits counts.
-FORMATS = {
+FILE_FORMATS = {
     "psgs_w100.tsv": "dpr.passages",
     "biencoder-*.json": "dpr.examples",
     "*.qa.csv": "dpr.queries",
@@ -234,7 +234,7 @@ def missing_files(case: Case, places: Places) -> list[str]:
 
 def _format(file: str) -> str:
     """Return " (format NAME)" of docs/data.md; "" for a file of a model."""
-    name = next((name for pattern, name in FORMATS.items() if fnmatchcase(file, pattern)), "")
+    name = next((name for pattern, name in FILE_FORMATS.items() if fnmatchcase(file, pattern)), "")
     return f" (format {name})" if name else ""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from jaxret.data.dataset_check import LENGTHS, print_data_check
+from jaxret.data.dataset_check import CUT_LENGTHS, print_data_check
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
@@ -94,7 +94,7 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
         print(f"== jaxret {' '.join(command)}", flush=True)
         path = Path(command[2])
         on_error = _flags(command).get("on_error", "error")
-        counts[path.name] = print_data_check(str(path), None, LENGTHS, on_error).counts
+        counts[path.name] = print_data_check(str(path), None, CUT_LENGTHS, on_error).counts
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         name, _, file = measure.rpartition(" of ")
         yield Measured(case, measure, counts[file][name], 0.0, paper)

@@ -330,7 +330,7 @@ NAMES = {
     "mlm_head/norm": "head.norm",
     "mlm_head/bias": "decoder.bias",
 }
-KINDS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+LAYER_KINDS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
 
 def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -351,15 +351,15 @@ def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     rope = raw.get("rope_parameters") or {}
     for kind, parameters in rope.items() if isinstance(rope, dict) else [("", rope)]:
         theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
-        if kind not in KINDS or parameters not in (
+        if kind not in LAYER_KINDS or parameters not in (
             {"rope_type": "default", "rope_theta": theta},
             {"rope_theta": theta},
         ):
             raise ValueError(
                 f"rope_parameters is {rope}; only rope_type 'default' with a rope_theta is implemented, "
-                f"for each of {' and '.join(KINDS)}"
+                f"for each of {' and '.join(LAYER_KINDS)}"
             )
-        older[KINDS[kind]] = theta
+        older[LAYER_KINDS[kind]] = theta
     return older
 
 

@@ -18,9 +18,9 @@ from jaxret.storage.foreign_files import read_settings
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
-LENGTHS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
+LENGTH_KEYS = {"query": "tokens.query_length", "document": "tokens.passage_length"}
 TITLE_SEPARATOR = "tokens.title_separator"
-DIMENSION = "encode.dimension"
+DIMENSION_KEY = "encode.dimension"
 PROMPT_IN_MEAN = "tokens.prompt_in_mean"
 END_TOKEN = "tokens.end_token"
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
@@ -126,7 +126,7 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
     size = settings.get("truncate_dim") or 0
     if type(size) is not int or size < 0:
         raise ValueError(f"{root / SETTINGS}: truncate_dim is {size!r}; a whole number from 1 on is needed, or null")
-    cut = {DIMENSION: size} if size else {}
+    cut = {DIMENSION_KEY: size} if size else {}
     prompts = _prompts(root / SETTINGS, settings)
     token, in_mean = _token(entries[1].folder / "config.json")
     mean = {} if in_mean or token != "mean" else {PROMPT_IN_MEAN: False}
@@ -194,12 +194,12 @@ def _lengths(folder: Path) -> dict[str, int]:
     own = folder / "tokenizer_config.json"
     limit = raw.get("max_seq_length") or _read(own).get("model_max_length") or sys.maxsize
     limits = {f"max_seq_length, or model_max_length of {own.name}": limit}
-    limits |= {key: raw.get(key) or limit for key in (f"{side}_length" for side in LENGTHS)}
+    limits |= {key: raw.get(key) or limit for key in (f"{side}_length" for side in LENGTH_KEYS)}
     for key, value in limits.items():
         if type(value) not in (int, float):
             raise ValueError(f"{path}: {key} is {value!r}; a number of tokens is needed")
     longest = min(limit, read_config(folder).longest)
-    lengths = {key: min(raw.get(f"{side}_length") or longest, longest) for side, key in LENGTHS.items()}
+    lengths = {key: min(raw.get(f"{side}_length") or longest, longest) for side, key in LENGTH_KEYS.items()}
     for key, length in lengths.items():
         if type(length) is not int or length < 3:
             raise ValueError(f"{path}: the length of texts, {key}, is {length!r}; it must be a whole number from 3 on")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from jaxret.models.encoders.layers import RECOMPUTE, Compute
-from jaxret.parallel.mesh import LAYERS, map_with_names
+from jaxret.parallel.mesh import LAYER_PATH, map_with_names
 from jaxret.types import Tree
 
 _FIRST = "0"  # name of the first layer, where layers are apart
@@ -29,7 +29,7 @@ class Stack(nn.Module):
     4 x 128) takes 308 MiB less than a scan over slices of the parameters. It compiles more slowly than flax.linen.scan,
     which has no second body for the last layer: 20 s against 11 s. (python bench/stack.py)
 
-    Raises ValueError for a name that `parallel.mesh.LAYERS` does not match.
+    Raises ValueError for a name that `parallel.mesh.LAYER_PATH` does not match.
     """
 
     # Makes a layer, as `partial(BertLayer, config, compute, selection)`: a module (hidden, its row of `per_layer` if
@@ -40,7 +40,7 @@ class Stack(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.search(LAYERS, f"{self.name}/"):
+        if not re.search(LAYER_PATH, f"{self.name}/"):
             raise ValueError(
                 f"a stack of layers is called {self.name!r}; its name must be 'layers' or end with '_layers'"
             )
@@ -171,7 +171,7 @@ def split_layers(params: Tree) -> Tree:
         return params
     split = {}
     for name, own in params.items():
-        if re.search(LAYERS, f"{name}/"):
+        if re.search(LAYER_PATH, f"{name}/"):
             depth = len(jax.tree.leaves(own)[0])
             split[name] = {str(index): jax.tree.map(itemgetter(index), own) for index in range(depth)}
         else:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 from jaxret.configs.options import check_options, option
 
-METHODS = ("sample", "beam", "greedy")
+DECODING_METHODS = ("sample", "beam", "greedy")
 
 
 @dataclass(frozen=True)
 class DecodingOptions:
     """How queries are decoded. Defaults of beam search are those of transformers' `generate`."""
 
-    method: str = option("sample", "greedy: the likeliest token each time; beam: beam search; sample", choices=METHODS)
+    method: str = option(
+        "sample", "greedy: the likeliest token each time; beam: beam search; sample", choices=DECODING_METHODS
+    )
     queries: int = option(1, "queries for each passage: samples, or the best beams", lower_bound=1)
     query_length: int = option(32, "most tokens of a query", lower_bound=1)
     seed: int = option(0, "seed of sampling", lower_bound=0)

@@ -21,7 +21,6 @@ from jaxret.models.heads.mvr import MvrHead
 from jaxret.models.heads.pylate import is_pylate
 from jaxret.models.heads.pylate import read_pylate_keys as stated_by_pylate
 from jaxret.models.heads.splade import SpladeHead
-from jaxret.types import Params
 
 HEADS: dict[str, type[VectorHead]] = {
     "dual_encoder": DualEncoderHead,

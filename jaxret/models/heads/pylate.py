@@ -19,7 +19,7 @@ from jaxret.data.tokens.backend import load_backend
 from jaxret.models.encoders.dense_modules import read_dense
 from jaxret.models.encoders.sentence_transformers import (
     DENSE,
-    LENGTHS,
+    LENGTH_KEYS,
     MODULES,
     PROMPTS,
     SETTINGS,
@@ -58,7 +58,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
         return {}
     settings = _settings(root)
     backend, special = load_backend(encoder_folder(root))
-    lengths = {f"{side}_length": settings[f"{side}_length"] for side in LENGTHS}
+    lengths = {f"{side}_length": settings[f"{side}_length"] for side in LENGTH_KEYS}
     for key, length in lengths.items():
         if type(length) is not int or length < 4:
             raise ValueError(f"{root / SETTINGS}: {key} is {length!r}; it must be a whole number from 4 on")
@@ -82,7 +82,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
     return {
         **{f"head.colbert.{key}": value for key, value in head_keys.items()},
         "normalize": True,
-        **{key: lengths[f"{side}_length"] for side, key in LENGTHS.items()},
+        **{key: lengths[f"{side}_length"] for side, key in LENGTH_KEYS.items()},
         **dict.fromkeys(PROMPTS, ""),
         TITLE_SEPARATOR: title_separator(root),
     }

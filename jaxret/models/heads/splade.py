@@ -18,7 +18,7 @@ from jaxret.types import Embeddings, HiddenStates
 
 # Weights of a query's words: as those of a passage; 1 for each word of its text; or one that is learned for each word
 # of the vocabulary, from 1 on. The last two compute no query with the encoder.
-QUERIES = ("encoded", "words", "learned")
+QUERY_ENCODINGS = ("encoded", "words", "learned")
 
 
 class SpladeHead(VectorHead):
@@ -30,15 +30,15 @@ class SpladeHead(VectorHead):
     """
 
     expansion: bool = True
-    queries: str = "encoded"  # one of QUERIES
+    queries: str = "encoded"  # one of QUERY_ENCODINGS
     special_ids: tuple[int, ...] = (0, 101, 102)  # tokens that are not words of a text
     chunk: int = 16
 
     FREE: ClassVar[tuple[str, ...]] = ("chunk",)
 
     def check(self) -> None:
-        if self.queries not in QUERIES:
-            raise ValueError(f"head.splade.queries is {self.queries!r}; it must be one of {', '.join(QUERIES)}")
+        if self.queries not in QUERY_ENCODINGS:
+            raise ValueError(f"head.splade.queries is {self.queries!r}; it must be one of {', '.join(QUERY_ENCODINGS)}")
         if self.chunk < 1:
             raise ValueError(f"head.splade.chunk is {self.chunk}; at least 1 token is projected at a time")
 

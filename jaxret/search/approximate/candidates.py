@@ -24,7 +24,7 @@ from jaxret.search.single_vector import SingleVectors
 from jaxret.types import Ragged
 
 PROXY_BYTES = 2**26  # of the vectors of a front that are made at a time
-SAMPLE = 50  # queries, evenly spread, that are searched exactly too
+SAMPLE_QUERIES = 50  # queries, evenly spread, that are searched exactly too
 
 
 class ProxyShard(RowSubset):
@@ -126,8 +126,8 @@ class CandidateGenerator:
 def compare_with_exact(
     spec: CandidateSpec, result: SearchResult, vectors: Ragged, corpus: StoredCorpus, backend: Backend
 ) -> dict[str, Any]:
-    """Return the recall of an approximate search, as JSON: SAMPLE of the queries are searched exactly, and R@d is the
-    share of the best d passages of that search that are among the best d of the approximate one.
+    """Return the recall of an approximate search, as JSON: SAMPLE_QUERIES of the queries are searched exactly, and R@d
+    is the share of the best d passages of that search that are among the best d of the approximate one.
 
     Args:
         spec: proxy and number of candidates.
@@ -135,7 +135,7 @@ def compare_with_exact(
         vectors: of the queries.
         backend: of the exact search.
     """
-    some = np.unique(np.linspace(0, len(vectors) - 1, min(SAMPLE, len(vectors))).astype(np.int64))
+    some = np.unique(np.linspace(0, len(vectors) - 1, min(SAMPLE_QUERIES, len(vectors))).astype(np.int64))
     k = result.rows.shape[1]
     exact = search(vectors.take(some), corpus, k, backend)
     depths = sorted({min(k, depth) for depth in (1, 10, 100, k)})

@@ -34,7 +34,7 @@ TPU_CELL = 4_096
 MAXIMA_CELL = 2**20
 MAXIMA_NUMBERS = 2**30  # of a cell, which may have to be copied
 CHUNK_BYTES = 2**26  # of float32 vectors that are on their way to the devices at a time
-ROWS = "rows"  # the axis of the mesh
+ROW_AXIS = "rows"  # the axis of the mesh
 
 
 class CellLayout(NamedTuple):
@@ -56,7 +56,7 @@ class CellLayout(NamedTuple):
 
 
 def local_mesh() -> Mesh:
-    return Mesh(np.array(jax.local_devices()), (ROWS,), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(jax.local_devices()), (ROW_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def platform_of(mesh: Mesh) -> str:
@@ -124,7 +124,7 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
         layout: where rows lie.
         precision: of the numbers on the devices.
     """
-    where = NamedSharding(mesh, P(ROWS))
+    where = NamedSharding(mesh, P(ROW_AXIS))
     vectors, rows = None, 0
     for chunk in chunks:
         dimension = chunk.shape[-1]
@@ -204,9 +204,9 @@ def search_cells(
         tops, cell_rows, bounds = several  # [cells of the device, Q, ...]
         return jax.tree.map(lambda x: x[None], merge(tops, cell_rows, bounds.max(axis=0), per_device))
 
-    specs = (P(), P(), P(ROWS), P(ROWS))
+    specs = (P(), P(), P(ROW_AXIS), P(ROW_AXIS))
     # A kernel does not say over which devices its results vary.
-    sharded_search = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROWS), check_vma=not by_maxima)
+    sharded_search = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXIS), check_vma=not by_maxima)
     per_device_hits = sharded_search(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
     tops, places, bounds = jax.lax.with_sharding_constraint(per_device_hits, NamedSharding(mesh, P()))
     return merge(tops, places, bounds.max(axis=0), k)

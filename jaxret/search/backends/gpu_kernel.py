@@ -2,7 +2,7 @@
 
 XLA's own program writes the scores of a cell and reads them again, and copies the cell's vectors before: two and a half
 times the bytes of the product alone (docs/scale.md). This kernel writes an eighth of the scores, once. The groups with
-the highest maxima hold the best rows; only their k * GROUP rows are multiplied again.
+the highest maxima hold the best rows; only their k * GROUP_PLACES rows are multiplied again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jaxret.search.backends.precision import Compressed
 from jaxret.search.backends.top_k import power_of_two
 
-GROUP = 8  # places of a group: `PLACES // GROUP` apart, so that a thread has all of them
+GROUP_PLACES = 8  # places of a group: `PLACES // GROUP_PLACES` apart, so that a thread has all of them
 QUERIES, PLACES, NUMBERS = 128, 128, 64  # of a tile: its products are 64 KiB of registers
-LEAST = 16  # queries of a product on tensor cores
+LEAST_QUERIES = 16  # queries of a product on tensor cores
 # Pallas has Triton count in 32 bits up to here, and Triton takes these as signed: numbers of int8 after 2**31 are lost.
 IN_32_BITS = 2**32
 
@@ -36,14 +36,14 @@ def can_take(platform: str, width: int, dimension: int, dtype: Any) -> bool:
 
 
 def whole_tiles(count: int) -> int:
-    """Return the number of queries, padded to tiles of LEAST or QUERIES, the two sizes that the self-check covers."""
-    return LEAST if count <= LEAST else max(QUERIES, power_of_two(count))
+    """Return the number of queries, padded to tiles of LEAST_QUERIES or QUERIES, which the self-check covers."""
+    return LEAST_QUERIES if count <= LEAST_QUERIES else max(QUERIES, power_of_two(count))
 
 
 def group_maxima(
     queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, interpret: bool = False
 ) -> jax.Array:
-    """Return an upper bound on the products of each group of a cell with queries, float32 [Q, n // GROUP].
+    """Return an upper bound on the products of each group of a cell with queries, float32 [Q, n // GROUP_PLACES].
 
     Args:
         queries: [Q,D]; Q comes from `whole_tiles`.
@@ -68,7 +68,7 @@ def group_maxima(
     everywhere = pl.BlockSpec(memory_space=pl.ANY)
     cost = {
         "flops": 2 * count * size * dimension,
-        "bytes": sum(map(_bytes, [*query_leaves, mask])) + 4 * count * size // GROUP,
+        "bytes": sum(map(_bytes, [*query_leaves, mask])) + 4 * count * size // GROUP_PLACES,
     }
     cost["bytes"] += sum(_bytes(x) // len(x) for x in vector_leaves)  # of one cell
     call = pl.pallas_call(
@@ -80,8 +80,8 @@ def group_maxima(
             pl.BlockSpec((PLACES,), lambda query, place: (place,)),
             everywhere,
         ],
-        out_specs=pl.BlockSpec((rows, PLACES // GROUP), lambda query, place: (query, place)),
-        out_shape=jax.ShapeDtypeStruct((count, size // GROUP), jnp.float32),
+        out_specs=pl.BlockSpec((rows, PLACES // GROUP_PLACES), lambda query, place: (query, place)),
+        out_shape=jax.ShapeDtypeStruct((count, size // GROUP_PLACES), jnp.float32),
         compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=3),
         # A plan reads the kernel's FLOPs there (plan/hlo.py), because its call has no field for them.
         name="_".join(["group_maxima", *(f"{what}_{number}" for what, number in cost.items())]),
@@ -118,7 +118,7 @@ def _tile(tree: Any, dimension: int, *refs: Any) -> None:
         *(None if x is None else x[...] for x in (None, queries.scale, queries.norm, queries.error))
     )
     scores = at_most(products, of_queries, part, mask[...])
-    out[...] = scores.reshape(rows, GROUP, PLACES // GROUP).max(axis=1)
+    out[...] = scores.reshape(rows, GROUP_PLACES, PLACES // GROUP_PLACES).max(axis=1)
 
 
 def at_most(products: jax.Array, queries: Compressed, vectors: Compressed, mask: jax.Array) -> jax.Array:
@@ -139,7 +139,7 @@ def at_most(products: jax.Array, queries: Compressed, vectors: Compressed, mask:
 def best_of_groups(
     queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, groups: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return scores and positions in the cell [Q, k * GROUP] of the members of groups.
+    """Return scores and positions in the cell [Q, k * GROUP_PLACES] of the members of groups.
 
     Args:
         queries: [Q,D].
@@ -147,10 +147,10 @@ def best_of_groups(
         mask: [n]: 0 where a position has a vector, else -inf.
         groups: [Q,k] of `group_maxima`.
     """
-    apart = PLACES // GROUP
+    apart = PLACES // GROUP_PLACES
     first = groups // apart * PLACES + groups % apart
-    places = (first[:, :, None] + apart * jnp.arange(GROUP)).reshape(len(groups), -1)
-    numbers = vectors.numbers[cell, places]  # [Q, k * GROUP, D]; not in memory: it is multiplied as it is read
+    places = (first[:, :, None] + apart * jnp.arange(GROUP_PLACES)).reshape(len(groups), -1)
+    numbers = vectors.numbers[cell, places]  # [Q, k * GROUP_PLACES, D]; not in memory: it is multiplied as it is read
     kind = jnp.int32 if numbers.dtype == jnp.int8 else jnp.float32
     products = (queries.numbers[:, None].astype(kind) * numbers.astype(kind)).sum(axis=-1)
     rest = (None if x is None else x[cell, places] for x in (vectors.scale, vectors.norm, vectors.error))

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxret.search.backends.accelerators import ROWS, local_mesh
+from jaxret.search.backends.accelerators import ROW_AXIS, local_mesh
 from jaxret.search.backends.top_k import best, merge, power_of_two, rounded_size
 from jaxret.search.proof import BlockHits
 from jaxret.search.rounding import TINY
@@ -46,7 +46,7 @@ class XlaLists:
             np.arange(len(block.words)) - np.repeat(block.offsets[:-1], counts),
         )
         words[places], weights[places] = block.words, normal(block.weights)
-        where = NamedSharding(mesh, P(ROWS))
+        where = NamedSharding(mesh, P(ROW_AXIS))
         return XlaBlock(mesh, len(block), jax.device_put(words, where), jax.device_put(weights, where))
 
 
@@ -103,10 +103,15 @@ def search_sparse(
     def on_device(table: jax.Array, words: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
         scores = products_of(table, words, weights)
         top, places, bound = best(scores, min(k, scores.shape[1]))
-        rows = places + jax.lax.axis_index(ROWS) * scores.shape[1]
+        rows = places + jax.lax.axis_index(ROW_AXIS) * scores.shape[1]
         return top[None], rows[None], bound[None]
 
-    split = jax.shard_map(on_device, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=(P(ROWS), P(ROWS), P(ROWS)))
+    split = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(P(), P(ROW_AXIS), P(ROW_AXIS)),
+        out_specs=(P(ROW_AXIS), P(ROW_AXIS), P(ROW_AXIS)),
+    )
     tops, rows, bounds = split(table, words, weights)
     return merge(tops, rows, bounds.max(axis=0), k)
 

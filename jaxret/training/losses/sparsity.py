@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxret.types import Scalar
 
-NORMS = ("flops", "l1")
+SPARSITY_NORMS = ("flops", "l1")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class SparsitySettings:
 
     def __post_init__(self) -> None:
         for key in ("query_norm", "passage_norm"):
-            if (norm := getattr(self, key)) not in NORMS:
-                raise ValueError(f"loss.sparsity.{key} is {norm!r}; it must be one of {', '.join(NORMS)}")
+            if (norm := getattr(self, key)) not in SPARSITY_NORMS:
+                raise ValueError(f"loss.sparsity.{key} is {norm!r}; it must be one of {', '.join(SPARSITY_NORMS)}")
         for key in ("query", "passage", "steps"):
             if (value := getattr(self, key)) < 0:
                 raise ValueError(f"loss.sparsity.{key} is {value}; it must be at least 0")
@@ -53,7 +53,7 @@ def penalty(norm: str, weights: Float[jax.Array, "B D"], exists: Bool[jax.Array,
     """Return sum_j (mean_i |w_ij|)^2 for "flops" (Paria et al. 2020, eq. 5), mean_i sum_j |w_ij| for "l1".
 
     Args:
-        norm: one of NORMS.
+        norm: one of SPARSITY_NORMS.
         weights: of all texts of the batch, those of other devices too: FLOPS of parts do not add up to FLOPS of all.
         exists: False for empty rows, which count for nothing.
     """

@@ -10,8 +10,14 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.store import store_root
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.pretrained import find_model
-from jaxret.models.pretraining import METHODS, PRETRAINING_HEAD, PretrainingMethod, PretrainingModel, PretrainingModule
-from jaxret.models.retriever import DTYPES, check_compute
+from jaxret.models.pretraining import (
+    PRETRAINING_HEAD,
+    PRETRAINING_METHODS,
+    PretrainingMethod,
+    PretrainingModel,
+    PretrainingModule,
+)
+from jaxret.models.retriever import COMPUTE_DTYPES, check_compute
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, require_stored_contract
 from jaxret.training.config_corpora import training_corpus
@@ -25,7 +31,7 @@ from jaxret.training.pretraining.spans import Documents, Spans, cut_spans, load_
 from jaxret.training.task import Task, TrainingData, TrainingJob
 from jaxret.types import MaskedTexts
 
-NAME = "pretraining"  # as config.task
+TASK_NAME = "pretraining"  # as config.task
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,8 @@ PretrainingJob: TypeAlias = TrainingJob[PretrainingModel, PretrainingCorpus, Mas
 def make_method(config: ConfigDict) -> PretrainingMethod:
     """Return the method of a config. Raises ValueError for an unknown name."""
     c = config.pretraining
-    if c.method not in METHODS:
-        raise ValueError(f"pretraining.method is {c.method!r}; it must be one of {', '.join(METHODS)}")
+    if c.method not in PRETRAINING_METHODS:
+        raise ValueError(f"pretraining.method is {c.method!r}; it must be one of {', '.join(PRETRAINING_METHODS)}")
     return PretrainingMethod(c.method, c.head_layers, c.skip_from, c.late_mlm, c.contrast_weight)
 
 
@@ -69,8 +75,8 @@ def check_pretraining_config(config: ConfigDict) -> None:
     """Raise ValueError for settings that no encoder can be pre-trained with."""
     c = config.pretraining
     make_method(config)
-    if config.task != NAME:
-        raise ValueError(f"task is {config.task!r}; pre-training needs a config whose task is {NAME!r}")
+    if config.task != TASK_NAME:
+        raise ValueError(f"task is {config.task!r}; pre-training needs a config whose task is {TASK_NAME!r}")
     for key in ("mask_rate", "decoder_rate"):
         if not 0 < c[key] < 1:
             raise ValueError(f"pretraining.{key} is {c[key]}; it must be above 0 and below 1")
@@ -165,7 +171,7 @@ def make_masked_batches(
 
 
 PRETRAINING: Task[PretrainingModel, PretrainingCorpus, MaskedTexts] = Task(
-    name=NAME,
+    name=TASK_NAME,
     encoder_settings=lambda _: {},
     build=build_pretrainer,
     check=check_pretraining,
@@ -174,7 +180,7 @@ PRETRAINING: Task[PretrainingModel, PretrainingCorpus, MaskedTexts] = Task(
         model=model,
         mesh=mesh,
         chunk_size=config.train.chunk_size,
-        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
+        reduce_dtype=COMPUTE_DTYPES[config.mesh.reduce_dtype],
     ),
     make_plan=make_masked_batches,
     make_validator=lambda *_: None,

@@ -22,7 +22,7 @@ from jaxret.models.cross_encoder import (
 )
 from jaxret.models.encoders.fused import require_no_dropout
 from jaxret.models.encoders.pretrained import find_model
-from jaxret.models.retriever import DTYPES
+from jaxret.models.retriever import COMPUTE_DTYPES
 from jaxret.parallel.mesh import row_sharding
 from jaxret.parallel.progress import Progress
 from jaxret.runs.reranker import make_pair_scorer
@@ -38,7 +38,6 @@ from jaxret.training.task import Task, TrainingData, TrainingJob
 from jaxret.types import HiddenStates, PairBatch, Params, Tokens
 
 RerankingJob: TypeAlias = TrainingJob[CrossEncoderModel, TrainingSet, PairBatch]
-RerankingData: TypeAlias = TrainingData[TrainingSet]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ def make_reranking_objective(
         model=model,
         mesh=mesh,
         chunk_size=config.train.chunk_size,
-        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
+        reduce_dtype=COMPUTE_DTYPES[config.mesh.reduce_dtype],
         settings=LossSettings(**loss_fields(config), epochs_per_step=epochs_per_batch),
     )
 
@@ -153,8 +152,8 @@ def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
     loss_fields(config)
 
 
-def _read_data(job: RerankingJob) -> RerankingData:
-    data: RerankingData = read_training_data(job)
+def _read_data(job: RerankingJob) -> TrainingData[TrainingSet]:
+    data: TrainingData[TrainingSet] = read_training_data(job)
     if not job.has_begun and not job.config.train.start_from:
         directory = find_model(job.config.encoder.checkpoint, job.config.encoder.download)
         parts = dict.fromkeys(path.partition("/")[0] for path in score_head_names(job.model.module.config))
@@ -168,20 +167,25 @@ def _read_data(job: RerankingJob) -> RerankingData:
     return data
 
 
-def _make_plan(job: RerankingJob, data: RerankingData, objective: Objective[CrossEncoderModel, PairBatch]) -> PairPlan:
+def _make_plan(
+    job: RerankingJob, data: TrainingData[TrainingSet], objective: Objective[CrossEncoderModel, PairBatch]
+) -> PairPlan:
     plan = make_batch_plan(job.config, job.config.train.batch_size, job.mesh.size)
     return PairPlan(plan, _make_scorer(job, data, {}).joiner)
 
 
 def _make_validator(
-    job: RerankingJob, data: RerankingData, objective: Objective[CrossEncoderModel, PairBatch], params: Params
+    job: RerankingJob,
+    data: TrainingData[TrainingSet],
+    objective: Objective[CrossEncoderModel, PairBatch],
+    params: Params,
 ) -> RerankingValidation | None:
     if not data.dev:
         return None
     return RerankingValidation(data.dev, _make_scorer(job, data, params), job.progress)
 
 
-def _make_scorer(job: RerankingJob, data: RerankingData, params: Params) -> PairScorer:
+def _make_scorer(job: RerankingJob, data: TrainingData[TrainingSet], params: Params) -> PairScorer:
     return make_pair_scorer(job.model, params, job.mesh, data.tokenizer, job.config.encode.tokens_per_batch)
 
 

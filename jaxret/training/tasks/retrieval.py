@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import DTYPES, RetrieverModel, build_retriever_model
+from jaxret.models.retriever import COMPUTE_DTYPES, RetrieverModel, build_retriever_model
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import replicated_sharding, row_parts, row_sharding
 from jaxret.runs.contract import make_contract
@@ -46,7 +46,6 @@ from jaxret.types import Batch, Embeddings, HiddenStates, Params, Tokens
 
 Inputs: TypeAlias = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
 RetrievalJob: TypeAlias = TrainingJob[RetrieverModel, TrainingSet, Batch]
-RetrievalData: TypeAlias = TrainingData[TrainingSet]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +180,7 @@ def make_retrieval_objective(
         model=retriever,
         mesh=mesh,
         chunk_size=config.train.chunk_size,
-        reduce_dtype=DTYPES[config.mesh.reduce_dtype],
+        reduce_dtype=COMPUTE_DTYPES[config.mesh.reduce_dtype],
         settings=loss_settings(config, retriever, epochs_per_step),
     )
     return objective if teacher is None else replace(objective, teacher=replace(objective, model=teacher))
@@ -214,7 +213,7 @@ def make_validation(
     config: ConfigDict,
     objective: Objective[RetrieverModel, Batch],
     params: Params,
-    data: RetrievalData,
+    data: TrainingData[TrainingSet],
     progress: bool = False,
 ) -> RetrievalValidation:
     """Return the validation on the dev set, and on the corpus, a pool or all training passages.
@@ -232,7 +231,7 @@ def make_validation(
     return RetrievalValidation(data.dev, collection, plan, make_eval_step(objective, params), ranker, progress)
 
 
-def _read_data(job: RetrievalJob) -> RetrievalData:
+def _read_data(job: RetrievalJob) -> TrainingData[TrainingSet]:
     if job.config.train.teacher:  # before any text is tokenized
         contract = make_contract(job.model, load_tokenizer(job.config, job.encoder, job.model), job.encoder)
         require_teacher(job.config, job.model, contract)
@@ -241,12 +240,14 @@ def _read_data(job: RetrievalJob) -> RetrievalData:
 
 
 def _make_validator(
-    job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch], params: Params
+    job: RetrievalJob, data: TrainingData[TrainingSet], objective: Objective[RetrieverModel, Batch], params: Params
 ) -> RetrievalValidation | None:
     return make_validation(job.config, objective, params, data, job.progress) if data.dev else None
 
 
-def _make_plan(job: RetrievalJob, data: RetrievalData, objective: Objective[RetrieverModel, Batch]) -> BatchPlan:
+def _make_plan(
+    job: RetrievalJob, data: TrainingData[TrainingSet], objective: Objective[RetrieverModel, Batch]
+) -> BatchPlan:
     for warning in data.warnings:
         job.log(warning.text)
     plan = make_retrieval_plan(job.config, job.model, job.config.train.batch_size, row_parts(job.mesh))

@@ -24,7 +24,7 @@ from jaxret.experiments.probe.layer_quality import (
     fit_weights,
     rank_measures,
 )
-from jaxret.experiments.probe.layer_vectors import TOKENS, LayerVectors, encode_layers, pool_layers
+from jaxret.experiments.probe.layer_vectors import TOKEN_TITLES, LayerVectors, encode_layers, pool_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.probe_report import report_probe, trained_keys
 from jaxret.experiments.probe.run_probe import choose, probe_layers
@@ -56,13 +56,13 @@ def test_vectors_of_layers_equal_numpy() -> None:
     states = random.standard_normal((3, 2, 5, 4)).astype(np.float32)
     mask = np.array([[True] * 3 + [False] * 2, [True] + [False] * 4])
     pooled = np.asarray(pool_layers(HiddenStates(jnp.array(states), jnp.array(mask))))
-    assert pooled.shape == (3, len(TOKENS), 2, 4)
-    of = dict(zip(TOKENS, pooled.swapaxes(0, 1)))
+    assert pooled.shape == (3, len(TOKEN_TITLES), 2, 4)
+    of = dict(zip(TOKEN_TITLES, pooled.swapaxes(0, 1)))
     np.testing.assert_allclose(of["cls"], states[:, :, 0])
     np.testing.assert_allclose(of["mean"][:, 0], states[:, 0, :3].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(of["mean_without_first"][:, 0], states[:, 0, 1:3].mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(of["last"][:, 0], states[:, 0, 2])
-    for token in TOKENS:  # a text of one token
+    for token in TOKEN_TITLES:  # a text of one token
         np.testing.assert_allclose(of[token][:, 1], states[:, 1, 0], rtol=1e-6)
 
 

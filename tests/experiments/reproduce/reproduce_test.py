@@ -20,7 +20,7 @@ from jaxret.data.formats.detect import FORMATS_BY_NAME
 from jaxret.experiments.recipes.stages import read_stages
 from jaxret.experiments.reproduce import papers
 from jaxret.experiments.reproduce import run_row as run_row_module
-from jaxret.experiments.reproduce.commands import FORMATS, Places, case_commands, missing_files, run_folder
+from jaxret.experiments.reproduce.commands import FILE_FORMATS, Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.listing import list_rows, row_text
 from jaxret.experiments.reproduce.page import page
 from jaxret.experiments.reproduce.papers import Case, PaperRow, datasets, find_rows, paper_rows, resolved
@@ -333,9 +333,9 @@ def test_missing_files_are_listed_with_their_origin() -> None:
 
 def test_every_file_has_a_format_of_the_documentation() -> None:
     files = {Path(file).name for data in datasets().values() for file in data.files}
-    formats = {file: [name for pattern, name in FORMATS.items() if fnmatchcase(file, pattern)] for file in files}
+    formats = {file: [name for pattern, name in FILE_FORMATS.items() if fnmatchcase(file, pattern)] for file in files}
     assert [file for file, names in formats.items() if not names] == ["config.json"], "a model's"
-    assert set(FORMATS.values()) <= set(FORMATS_BY_NAME)
+    assert set(FILE_FORMATS.values()) <= set(FORMATS_BY_NAME)
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

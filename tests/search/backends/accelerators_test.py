@@ -145,7 +145,7 @@ def test_one_device_gives_the_result_of_the_program_for_several(texts: tuple[np.
     """`cpu.search_cells` beside `accelerators.search_cells`, of the same vectors: scores, places and bounds."""
     queries, passages = texts
     layout = plan_cells(len(passages), (1, 16), FLOAT32, 1, "cpu")
-    mesh = Mesh(np.array(jax.local_devices()[:1]), (accelerators.ROWS,), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(jax.local_devices()[:1]), (accelerators.ROW_AXIS,), axis_types=(AxisType.Auto,))
     step = layout.chunk(16) * layout.cells
     held = put_on_devices((passages[start : start + step] for start in range(0, 1500, step)), layout, FLOAT32, mesh)
     assert isinstance(held, DeviceVectors)
