@@ -120,7 +120,7 @@ def close(terms: LossTerms, expected: dict[str, float]) -> bool:
 
 
 @pytest.mark.table
-@pytest.mark.parametrize("V", [1, 2, 5])
+@pytest.mark.parametrize("V", [5, 1, 2])
 def test_golden_values_of_every_term(V: int) -> None:
     case = Case(V)
     for settings in SETTINGS:
@@ -176,9 +176,9 @@ def test_every_feature_of_the_case_changes_the_loss() -> None:
 
 
 @pytest.mark.table
-@pytest.mark.parametrize("V", [1, 2, 5])
-@pytest.mark.parametrize("positive", ["max", "first"])
-@pytest.mark.parametrize("local", ["none", "first", "argmax"])
+@pytest.mark.parametrize("V", [2, 1, 5])
+@pytest.mark.parametrize("positive", ["first", "max"])
+@pytest.mark.parametrize("local", ["argmax", "first", "none"])
 def test_gradients_are_the_finite_differences_of_the_oracle(V: int, positive: Any, local: Any) -> None:
     case = Case(V, seed=3)
     settings = LossSettings(positive, local, 0.8, 1.7, 0.5)
