@@ -143,15 +143,16 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
     many = {f"p{i}": Passage(f"p{i}", f"text {i}") for i in range(50)}
     result = PoolResult([(key, 1 - i / 100) for i, key in enumerate(many)], {})
 
-    def drawn(seed: int, query: str = "q") -> list[str]:
+    def drawn(seed: int, query: str = "q", pools: int = 1) -> list[str]:
         chooser = NegativeSelector(MiningSettings(keep=5, seed=seed))
         chooser.make_example(ASKED, [FOUND], TEXTS)  # what came before changes nothing
-        example = chooser.make_example(TrainingQuery(Query(query, "a"), (GOLD,)), [result], many)
+        example = chooser.make_example(TrainingQuery(Query(query, "a"), (GOLD,)), [result] * pools, many)
         assert example is not None
         return [p.id for p in example.negatives]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert drawn(1) != drawn(1, "another")
+    assert drawn(1) == drawn(1, pools=2)[:5] != drawn(1, pools=2), "another pool draws other ranks"
     assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "in rank order"
 
 
