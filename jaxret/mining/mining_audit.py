@@ -30,7 +30,7 @@ class MiningAudit:
     with_answer: int = 0  # contains an answer string of its query
     answerable: int = 0  # negatives of queries with answer strings
     above_best_positive: int = 0  # scored above the best of its positives
-    comparable: int = 0  # negatives with a score, whose target has one too
+    scored: int = 0  # negatives with a score, whose target has one too
 
     def add(self, example: Example, relevant: frozenset[str], others: Iterable[str], matcher: AnswerMatcher) -> None:
         """Count one example.
@@ -55,7 +55,7 @@ class MiningAudit:
             self.answerable += len(example.negatives)
             self.with_answer += sum(matcher((p.text for p in example.negatives), example.query))
         if example.is_distillable:
-            self.comparable += sum(map(math.isfinite, example.negative_scores))
+            self.scored += sum(map(math.isfinite, example.negative_scores))
             best = max(filter(math.isfinite, example.positive_scores))
             self.above_best_positive += sum(score > best for score in example.negative_scores)
 
@@ -65,7 +65,7 @@ class MiningAudit:
             (self.positive_of_other_query, self.negatives, "another query's positive"),
             (self.near_positive, self.negatives, f"nearly the positive's text ({NEAR_SHARE:.0%} of the words)"),
             (self.with_answer, self.answerable, "an answer string in it"),
-            (self.above_best_positive, self.comparable, "scored above the best positive"),
+            (self.above_best_positive, self.scored, "scored above the best positive"),
         ]
         rows = [f"  {_part(count, total):>7} {count:>12,} of {total:,}  {label}" for count, total, label in lines]
         mean = self.negatives / self.records if self.records else 0

@@ -57,12 +57,12 @@ class CompiledProgram:
     @property
     def sent(self) -> float:
         """Lower bound of the bytes that the device sends."""
-        return sum((c.times * c.sent_bytes for c in self.collectives), 0.0)
+        return sum((c.times * c.sent for c in self.collectives), 0.0)
 
     @property
     def overlapped(self) -> float:
         """Share of `sent` that moves while the device computes products, in XLA's schedule."""
-        return sum((c.times * c.sent_bytes for c in self.collectives if c.overlaps), 0.0) / max(self.sent, 1.0)
+        return sum((c.times * c.sent for c in self.collectives if c.overlapped), 0.0) / max(self.sent, 1.0)
 
 
 class CompileError(RuntimeError):

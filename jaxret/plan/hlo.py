@@ -184,10 +184,10 @@ class Collective:
     dtypes: tuple[str, ...]
     times: int  # in a run of the program
     bytes: float  # of its results on one device, one time
-    sent_bytes: float  # lower bound of the bytes that a device sends, one time
+    sent: float  # lower bound of the bytes that a device sends, one time
     group: int  # devices that take part
     name: str  # operation of the source
-    overlaps: bool  # whether products are scheduled while it moves its bytes
+    overlapped: bool  # whether products are scheduled while it moves its bytes
 
 
 def collectives(module: HloModule, devices: int) -> list[Collective]:
@@ -219,7 +219,7 @@ def collectives(module: HloModule, devices: int) -> list[Collective]:
             by_key[key] = collective
         if _has_products_beside(module, computation, instruction):
             beside.add(key)
-    return [replace(collective, overlaps=key in beside) for key, collective in by_key.items()]
+    return [replace(collective, overlapped=key in beside) for key, collective in by_key.items()]
 
 
 def _has_products_beside(module: HloModule, name: str, collective: Instruction) -> bool:

@@ -36,7 +36,10 @@ PARTICIPLE = re.compile(r"[a-z]{2,}ed")
 NOUNS = {"embed", "feed", "need", "seed", "speed", "shed", "ragged"}
 # Fields whose names are keys elsewhere.
 FIELDS = {
+    "Collective.overlapped": "in the JSON of `jaxret plan`",
+    "Collective.sent": "in the JSON of `jaxret plan`",
     "FalseNegativeSettings.masked": "key of the config, loss.false_negatives.masked",
+    "MiningAudit.scored": "in the record of `jaxret mine`",
     "MlrHead.chosen": "key of the config, head.mlr.chosen",
     "Truncation.estimated": "in the manifests of token stores",
     "Truncation.lost": "in the manifests of token stores",

@@ -501,7 +501,8 @@ def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> Non
     near = len(set(words)) / (len(set(words)) + 1) >= 0.8
     assert (counts.records, counts.without_negatives, counts.negatives) == (2, 1, 5)
     assert (counts.repeats_positive, counts.positive_of_other_query, counts.near_positive) == (2, 1, int(near))
-    assert (counts.with_answer, counts.answerable, counts.above_best_positive, counts.comparable) == (1, 5, 1, 4)
+    assert (counts.with_answer, counts.answerable, counts.above_best_positive, counts.scored) == (1, 5, 1, 4)
+    assert counts.to_json()["scored"] == 4  # its record keeps this key
     assert "2 of 5  the positive again" in str(counts)
 
 

@@ -24,10 +24,10 @@ def test_collectives_in_a_loop_count_per_iteration() -> None:
     gather, reduce = sorted(hlo.collectives(hlo.parse_hlo(PROGRAM), 4), key=lambda c: c.kind)
     assert (gather.kind, gather.dtypes, gather.times, gather.group) == ("all-gather", ("bf16",), 1, 4)
     assert gather.bytes == ALL_ROWS * SIZE * 2
-    assert gather.sent_bytes == gather.bytes * 3 / 4
+    assert gather.sent == gather.bytes * 3 / 4
     assert (reduce.kind, reduce.dtypes, reduce.times, reduce.group) == ("all-reduce", ("f32",), LAYERS, 4)
     assert reduce.bytes == SIZE * SIZE * 4
-    assert reduce.sent_bytes == 2 * reduce.bytes * 3 / 4
+    assert reduce.sent == 2 * reduce.bytes * 3 / 4
     assert "while/body" in reduce.name
 
 
@@ -119,9 +119,9 @@ def collective(line: str) -> hlo.Collective:
 
 def test_started_collectives_count_their_results() -> None:
     gather = collective("%g = (bf16[2,3]{1,0}, bf16[8,3]{1,0}) all-gather-start(%p), replica_groups=[1,4]<=[4]")
-    assert (gather.kind, gather.bytes, gather.sent_bytes) == ("all-gather", 48, 36)
+    assert (gather.kind, gather.bytes, gather.sent) == ("all-gather", 48, 36)
     scatter = collective("%s = f32[2,3]{1,0} reduce-scatter(%p), replica_groups=[1,4]<=[4], to_apply=%add")
-    assert (scatter.bytes, scatter.sent_bytes) == (24, 72)
+    assert (scatter.bytes, scatter.sent) == (24, 72)
     several = collective("%a = (f32[5]{0}, bf16[5]{0}) all-reduce(%p, %q), replica_groups=[1,4]<=[4], to_apply=%add")
     assert (several.bytes, several.dtypes) == (30, ("bf16", "f32"))
 
@@ -165,7 +165,7 @@ def test_a_collective_is_overlapped_by_products_of_its_schedule(
     text = "HloModule m\n\n" + (computation(f"%{called} (p: f32[2,2]) -> f32[8] {{\n", inner) if called else "")
     text += computation("ENTRY %main (p: f32[2,2]) -> f32[8] {\n", lines).replace("%NAME", f"%{called}")
     (collective,) = hlo.collectives(hlo.parse_hlo(text), 4)
-    assert collective.overlaps == overlapped
+    assert collective.overlapped == overlapped
 
 
 def test_an_overlapped_gather_counts_per_start() -> None:
