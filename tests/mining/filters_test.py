@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxret.data.records import Passage, Query
+from jaxret.data.records import Example, Passage, Query
 from jaxret.evaluation.answers import AnswerMatcher
 from jaxret.mining.filters import FILTERS, RetrievedPassages, filter_passages
 from jaxret.mining.mining_settings import MiningSettings
@@ -84,6 +85,8 @@ def test_an_unscored_positive_leaves_no_candidate(unknown: float) -> None:
     scores = SCORES.copy()
     scores[5] = math.nan
     assert names(replace(CASE, scores=scores), margin=0.05) == ["near"]
+    assert names(replace(CASE, scores=scores), min_score=0.1) == ["near"]
+    assert names(replace(CASE, scores=scores), max_score=0.85) == ["near"]
 
 
 def test_each_passage_is_counted_for_the_first_filter_that_leaves_it_out() -> None:
@@ -154,6 +157,15 @@ def test_a_sample_depends_on_seed_and_query_alone() -> None:
     assert drawn(1) != drawn(1, "another")
     assert drawn(1) == drawn(1, pools=2)[:5] != drawn(1, pools=2), "another pool draws other ranks"
     assert drawn(1) == sorted(drawn(1), key=lambda key: int(key[1:])), "in rank order"
+
+
+def test_a_teacher_scores_a_record_of_another_file_only_for_the_same_text() -> None:
+    """Ids may be row numbers."""
+    selector, teacher = NegativeSelector(MiningSettings()), SimpleNamespace(ranking=lambda query: [("gold", 2.0)])
+    vars(selector).update(teacher=teacher)
+    record = Example(QUERY, (GOLD,), (PASSAGES[4],))
+    same, other = (selector.score_concatenated(record, {"q": text}) for text in (QUERY.text, "another question"))
+    assert (same.positive_scores, other.positive_scores) == ((2.0,), ())
 
 
 def test_a_positive_without_id_is_matched_by_text() -> None:

@@ -225,7 +225,7 @@ def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
     batches = [PLAN.training_batch(data, step) for step in range(6)]
     widths = {batch.passages.ids.shape[1] for batch in batches}
     assert len(widths) > 1, "control: there is something to pad"
-    whole = stack_batches(batches, data.pad_id)
+    whole = stack_batches(batches, 7)
     assert whole.passages.ids.shape == (6, 32, max(widths))
     for number, batch in enumerate(batches):
         for side in ("queries", "passages"):
@@ -233,7 +233,7 @@ def test_stacked_batches_are_padded_to_the_longest(data: TrainingSet) -> None:
             length = expected.ids.shape[1]
             np.testing.assert_array_equal(actual.ids[number, :, :length], expected.ids)
             np.testing.assert_array_equal(actual.mask[number, :, :length], expected.mask)
-            assert (actual.ids[number, :, length:] == data.pad_id).all()
+            assert (actual.ids[number, :, length:] == 7).all()
             assert not actual.mask[number, :, length:].any()
         for name in ("positives", "passage_ids", "known_positives"):
             np.testing.assert_array_equal(getattr(whole, name)[number], getattr(batch, name))
