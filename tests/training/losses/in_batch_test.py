@@ -237,6 +237,13 @@ def test_one_vector_without_local_weight_gives_the_loss_of_dpr(positive: Any, lo
     assert abs(float(shuffled.loss) - float(dpr)) > 0.1, "control: other labels"
 
 
+def test_parts_compete_with_the_documents_of_the_whole() -> None:
+    """The third document, the best of both parts, does not compete."""
+    S, competing = jnp.array([[[2.0], [1.0], [9.0]]]), jnp.array([[True, True, False]])
+    terms = total_loss(Scores(S, jnp.array([0]), competing, LossSettings(parts_weight=0.5), parts=(S, 2 * S))).terms
+    assert float(terms["parts"]) == pytest.approx(np.log1p(np.exp(-1)) + np.log1p(np.exp(-2)), rel=1e-6)
+
+
 def test_equal_scores_are_ordered_by_position() -> None:
     scores, everyone = jnp.zeros((2, 4, 1)), jnp.ones((2, 4), bool)
     for positives in ([0, 1], [2, 3]):
