@@ -88,8 +88,8 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
         opened.append(int(rows[0]))
         return opened[-1]
 
-    base = SimpleNamespace(filters=(), shards=None, among=open_filter)
-    monkeypatch.setattr(served_module, "matching_rows", lambda shards, filters: np.array([int(filters[0][-1])]))
+    base = SimpleNamespace(filters=(), encoded_corpus=None, among=open_filter)
+    monkeypatch.setattr(served_module, "matching_rows", lambda encoded_corpus, filters: np.array([int(filters[0][-1])]))
     served = object.__new__(ServedRetriever)
     vars(served).update(fields={"number": []}, _filter_searchers=OrderedDict())
     monkeypatch.setattr(ServedRetriever, "_searcher", lambda self: base)

@@ -63,7 +63,7 @@ def written(folder: Path, passages: Any, deleted: tuple[int, ...] = GONE) -> Pat
 
 
 @pytest.fixture(params=[1, 3], ids=["one vector", "three vectors"])
-def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> EncodedCorpus:
+def encoded_corpus(request: pytest.FixtureRequest, tmp_path: Path) -> EncodedCorpus:
     return open_encoded(written(tmp_path / "run" / "embeddings" / "c", vectors(request.param)))
 
 
