@@ -153,7 +153,7 @@ def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
 
     from jaxret.configs.minilm import get_config
     from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
-    from jaxret.models.retriever import build_retriever_model
+    from jaxret.models.retriever import make_retriever_model
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, replicated_sharding
     from jaxret.runs.run import load_tokenizer, make_embedder
@@ -165,7 +165,7 @@ def make_ours(arguments: argparse.Namespace) -> tuple[Any, Any, Path]:
     config.encode.tokens_per_batch = arguments.tokens or on_gpu or config.encode.tokens_per_batch
     directory, mesh = resolve_encoder(config.encoder.checkpoint), make_mesh()
     shapes, encoder = load_pretrained(directory, config.encoder.ignore)
-    retriever = build_retriever_model(config, shapes)
+    retriever = make_retriever_model(config, shapes)
     tokenizer = load_tokenizer(config, directory, retriever)
     params = jax.device_put({"encoder": encoder}, replicated_sharding(mesh))
     return tokenizer, make_embedder(retriever, params, mesh, tokenizer, config), directory

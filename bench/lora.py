@@ -57,7 +57,7 @@ def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, 
     from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
     from jaxret.models.lora import with_adapters
     from jaxret.models.peft_files import save_adapters
-    from jaxret.models.retriever import build_retriever_model, encoder_config
+    from jaxret.models.retriever import encoder_config, make_retriever_model
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, shard_batch
     from jaxret.training.optimizers import make_optimizer
@@ -73,7 +73,7 @@ def make_ours(arguments: argparse.Namespace, adapters: Path) -> tuple[Run, Run, 
     c.optimizer.decay, c.optimizer.warmup_fraction, c.optimizer.learning_rate = "none", 0.0, 1e-4
     directory, mesh = resolve_encoder(c.encoder.checkpoint), make_mesh()
     shapes = encoder_config(c, directory)
-    retriever = with_adapters(build_retriever_model(c, shapes), c.lora)
+    retriever = with_adapters(make_retriever_model(c, shapes), c.lora)
     _, weights = load_pretrained(directory, c.encoder.ignore, shapes)
     optimizer, _ = make_optimizer(c.optimizer, total_steps=1000)
     state = init_state(c, mesh, retriever, weights, optimizer)

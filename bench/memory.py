@@ -81,14 +81,14 @@ def write_models(folder: Path, shard_rows: int) -> None:
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
-    from jaxret.models.retriever import build_retriever_model
+    from jaxret.models.retriever import make_retriever_model
     from jaxret.training.loop import train
 
     config, bert, encoder = get_config("as_it_comes"), BertConfig(30522, 64, 2, 4, 128, 512), folder / "encoder"
     config.tokens.passage_length, config.encode.shard_rows = 64, shard_rows
     source = resolve_encoder(config.encoder.checkpoint)
     config.encoder.checkpoint, config.encoder.sha256 = str(encoder), ""
-    save_pretrained(encoder, bert, build_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
+    save_pretrained(encoder, bert, make_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
     for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
         shutil.copyfile(source / name, encoder / name)
     config.data.train, config.train.steps = str(folder / "data"), 0

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxret.configs.minilm import get_config
 from jaxret.models.encoders.pretrained import load_pretrained, resolve_encoder
-from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.models.retriever import encoder_config, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.runs.run import load_tokenizer
 from jaxret.training.examples import load_examples
@@ -42,7 +42,7 @@ def main() -> None:
     config.tokens.query_length = config.tokens.passage_length = 256
     config.train.batch_size = arguments.queries
     directory, mesh = resolve_encoder(config.encoder.checkpoint), make_mesh()
-    retriever = build_retriever_model(config, encoder_config(config, directory))
+    retriever = make_retriever_model(config, encoder_config(config, directory))
     data = load_examples(config, "train", load_tokenizer(config, directory, retriever), True, print)
     assert data is not None
     objective = make_retrieval_objective(config, retriever, mesh)

@@ -39,7 +39,7 @@ def make_config(folder: Path) -> Any:
     from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
     from jaxret.models.encoders.bert import BertConfig
     from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
-    from jaxret.models.retriever import build_retriever_model
+    from jaxret.models.retriever import make_retriever_model
 
     config = get_config("dual_encoder")
     source, encoder = resolve_encoder(config.encoder.checkpoint), folder / "encoder"
@@ -51,7 +51,7 @@ def make_config(folder: Path) -> Any:
     config.train.steps, config.train.log_every, config.train.checkpoint_every = 10, 5, 10
     if not encoder.exists():
         bert = BertConfig(30522, 64, 2, 4, 128, 512)
-        save_pretrained(encoder, bert, build_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
+        save_pretrained(encoder, bert, make_retriever_model(config, bert).init(jax.random.key(0))["encoder"])
         for name in filter(lambda name: (source / name).exists(), TOKENIZER_FILES):
             shutil.copyfile(source / name, encoder / name)
         write_beir(folder / "data", [Passage("0", "drawn")], [Query("0", "drawn")], {"train": [Judgement("0", "0", 1)]})

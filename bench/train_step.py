@@ -54,7 +54,7 @@ class Work:
     def of(cls, arguments: argparse.Namespace) -> Work:
         from jaxret.configs.minilm import get_config
         from jaxret.models.encoders.pretrained import resolve_encoder
-        from jaxret.models.retriever import build_retriever_model, encoder_config
+        from jaxret.models.retriever import encoder_config, make_retriever_model
         from jaxret.runs.run import load_tokenizer
         from jaxret.training.examples import load_examples
         from jaxret.training.tasks.retrieval import make_retrieval_plan, pack_plan
@@ -70,7 +70,7 @@ class Work:
         shapes = encoder_config(c, directory)
         if not arguments.dropout:
             shapes = replace(shapes, hidden_dropout=0.0, attention_dropout=0.0)
-        retriever = build_retriever_model(c, shapes)
+        retriever = make_retriever_model(c, shapes)
         data = load_examples(c, "train", load_tokenizer(c, directory, retriever), False, lambda line: None)
         assert data is not None
         return cls(
@@ -106,7 +106,7 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     import jax
 
     from jaxret.models.encoders.pretrained import load_pretrained
-    from jaxret.models.retriever import build_retriever_model
+    from jaxret.models.retriever import make_retriever_model
     from jaxret.parallel.memory import keep_freed_memory
     from jaxret.parallel.mesh import make_mesh, shard_batch
     from jaxret.training.optimizers import make_optimizer
@@ -116,7 +116,7 @@ def make_ours(work: Work, arguments: argparse.Namespace) -> tuple[Step, Step]:
     from jaxret.training.throughput import ideal_seconds
 
     keep_freed_memory()  # as every script of jaxret does
-    config, mesh, retriever = work.config, make_mesh(), build_retriever_model(work.config, work.shapes)
+    config, mesh, retriever = work.config, make_mesh(), make_retriever_model(work.config, work.shapes)
     optimizer, _ = make_optimizer(config.optimizer, total_steps=1000)
     _, weights = load_pretrained(work.directory, config.encoder.ignore, work.shapes)
     state = init_state(config, mesh, retriever, weights, optimizer)

@@ -17,7 +17,7 @@ from jaxret.models.encoders.decoder import DecoderConfig
 from jaxret.models.encoders.modernbert import ModernBertConfig
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import make_head
-from jaxret.models.retriever import RetrieverModel, build_retriever_model
+from jaxret.models.retriever import RetrieverModel, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, shard_batch
 from jaxret.runs.embedder import Embedder
 from jaxret.training.losses.in_batch import loss_settings
@@ -123,7 +123,7 @@ def make_retriever(overrides: dict[str, Any], encoder: EncoderConfig = BERT) -> 
     config = make_config(overrides)
     if "mlm_head" in {field.name for field in dataclasses.fields(encoder)}:
         encoder = dataclasses.replace(encoder, mlm_head="mlm_head" in make_head(config, encoder).needs())
-    return build_retriever_model(config, encoder)
+    return make_retriever_model(config, encoder)
 
 
 def make_objective(

@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 
 from jaxret.cli.flags import OptionFlags
-from jaxret.configs import all_keys, load_config, locate_config, require_keys
+from jaxret.configs import all_keys, find_config, load_config, require_keys
 from jaxret.configs.synonyms import CONFIG, suggest_name
 from jaxret.parallel.events import emit, show_texts_by
 from jaxret.parallel.metrics_file import report_status, start_metrics_file
@@ -383,7 +383,7 @@ def _with_config(arguments: list[str]) -> list[str]:
         return arguments
     config = config_arguments[-1].partition("=")[2]
     require_keys(load_config(config), keys, config, "--config.")
-    return [f"--config={locate_config(config)}", *(argument for argument in words if argument not in config_arguments)]
+    return [f"--config={find_config(config)}", *(argument for argument in words if argument not in config_arguments)]
 
 
 def config_keys(arguments: Iterable[str]) -> list[str]:

@@ -29,7 +29,7 @@ def config_names() -> list[str]:
     return sorted(path.with_suffix("").as_posix() for path in paths)
 
 
-def locate_config(config: str) -> str:
+def find_config(config: str) -> str:
     """Return the path of a config file, with its :SUFFIX, for NAME or FILE.py, with or without a suffix.
 
     "configs/NAME.py" is a config of the package if no such file exists. Raises ValueError if there is none.
@@ -51,9 +51,9 @@ def locate_config(config: str) -> str:
 
 
 def load_config(config: str) -> ConfigDict:
-    """Return the config that `locate_config` locates, locked: an unknown key is an error. Raises ValueError for any
+    """Return the config that `find_config` locates, locked: an unknown key is an error. Raises ValueError for any
     error in the file."""
-    path, colon, suffix = locate_config(config).partition(":")
+    path, colon, suffix = find_config(config).partition(":")
     name = config.partition(":")[0]
     try:
         with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def load_config(config: str) -> ConfigDict:
 
 def load_stages(config: str) -> list[Any]:
     """Return the stages of `jaxret recipe` from a config's `stages` function. Raises ValueError if there is none."""
-    path, colon, suffix = locate_config(config).partition(":")
+    path, colon, suffix = find_config(config).partition(":")
     spec = spec_from_file_location("stages_of_a_config", path)
     assert spec is not None
     assert spec.loader is not None

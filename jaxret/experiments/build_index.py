@@ -25,7 +25,7 @@ from jaxret.search.approximate.seismic_build import (
     measure_seismic_recall,
     sparse_passages_as_queries,
 )
-from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, build_settings, parse_settings
+from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, parse_factory, parse_settings
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.searcher import corpus_folder, open_encoded_by
 from jaxret.types import SparseRows
@@ -72,7 +72,7 @@ def index_corpus(
 def check_options_of_index(encoded_corpus: EncodedCorpus, options: IndexOptions) -> None:
     """Raise ValueError for a factory or for search parameters that do not fit the vectors of a corpus."""
     if encoded_corpus.sparse:
-        build_settings(options.factory)
+        parse_factory(options.factory)
     else:
         require_one_query_vector(encoded_corpus)
         empty = make_index(options.factory, encoded_corpus.dimension)

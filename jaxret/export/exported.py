@@ -20,7 +20,7 @@ from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
 from jaxret.models.model import parameter_shapes
 from jaxret.models.peft_files import EXPORT
-from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.models.retriever import encoder_config, make_retriever_model
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.embedder import Embedder
@@ -89,7 +89,7 @@ def read_export(folder: str | Path) -> Exported:
     sides: tuple[Side, ...] = ("query", "passage")
     folders = {"encoder": folder} if config.encoder.tied else {f"{side}_encoder": folder / side for side in sides}
     shapes = encoder_config(config, next(iter(folders.values())))
-    retriever = build_retriever_model(config, shapes)
+    retriever = make_retriever_model(config, shapes)
     params: dict[str, Any] = traverse_util.unflatten_dict(read_tensors(folder / HEAD), sep="/")
     params |= {name: load_pretrained(path, ("pooler",), shapes)[1] for name, path in folders.items()}
     shapes_expected = traverse_util.flatten_dict(parameter_shapes(retriever), sep="/")

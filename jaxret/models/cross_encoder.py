@@ -146,7 +146,7 @@ def classifier(config: EncoderConfig) -> Classifier:
     return form
 
 
-def build_cross_encoder_model(config: ConfigDict, shapes: EncoderConfig) -> CrossEncoderModel:
+def make_cross_encoder_model(config: ConfigDict, shapes: EncoderConfig) -> CrossEncoderModel:
     """Return the cross-encoder of a config on an encoder. Raises ValueError for combinations that are not supported."""
     classifier(shapes)
     return CrossEncoderModel(CrossEncoderModule(shapes, check_compute(config, shapes)))

@@ -276,7 +276,7 @@ def check_compute(config: ConfigDict, shapes: EncoderConfig) -> Compute:
     return Compute(dtype, config.encoder.recompute, attention=config.encoder.attention)
 
 
-def build_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> RetrieverModel:
+def make_retriever_model(config: ConfigDict, shapes: EncoderConfig) -> RetrieverModel:
     """Return the retriever of a config on an encoder. Raises ValueError for unknown heads, tokens, poolings and dtypes,
     and for combinations that mean nothing."""
     head = make_head(config, shapes)

@@ -10,14 +10,14 @@ from pathlib import Path
 def compile_job(job_file: str, dump: str) -> None:
     from jax.experimental import topologies
 
-    from jaxret.plan.programs import build_program
+    from jaxret.plan.programs import make_program
 
     job = json.loads(Path(job_file).read_text())
     description = job["topology"]
     if "chips_per_host_bounds" in description:
         description["chips_per_host_bounds"] = tuple(description["chips_per_host_bounds"])
     devices = topologies.get_topology_desc(**description).devices
-    program = build_program(job, devices)
+    program = make_program(job, devices)
     lowering = program.program.trace(*program.arguments).lower()
     options: dict[str, bool | str] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
     if description["platform"] == "cuda":  # without a GPU to measure on, XLA has no tiles for some products

@@ -22,7 +22,7 @@ from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
 from jaxret.models.lora import with_adapters
 from jaxret.models.model import parameter_shapes
-from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
+from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
 from jaxret.parallel.chips import Topology
 from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
@@ -114,7 +114,7 @@ def retriever_of(config: ConfigDict, directory: Path) -> RetrieverModel:
     """Build the retriever of a config. Raises ValueError for other tasks and settings that do not fit the encoder."""
     if config.task != "retrieval":
         raise ValueError(f"task is {config.task!r}; only retrievers can be planned: set task='retrieval'")
-    return build_retriever_model(config, encoder_config(config, directory))
+    return make_retriever_model(config, encoder_config(config, directory))
 
 
 def checked_retriever(config: ConfigDict, directory: Path) -> RetrieverModel:
@@ -345,7 +345,7 @@ def describe_program(
     shapes: Shapes | None = None,
     search: SearchLoad | None = None,
 ) -> dict[str, Any]:
-    """Describe a program for `build_program`, as values for JSON.
+    """Describe a program for `make_program`, as values for JSON.
 
     Args:
         kind: train, encode or search.
@@ -357,7 +357,7 @@ def describe_program(
     return {**values, "shapes": asdict(shapes) if shapes else None}
 
 
-def build_program(job: dict[str, Any], devices: Sequence[Any]) -> AbstractProgram:
+def make_program(job: dict[str, Any], devices: Sequence[Any]) -> AbstractProgram:
     """Build the program that `describe_program` describes on these devices."""
     config, directory = ConfigDict(job["config"]), Path(job["directory"])
     if job["kind"] == "train":

@@ -17,9 +17,9 @@ from jaxret.data.tokens.tokenizer import TextTokenizer, Truncation
 from jaxret.models.cross_encoder import (
     CrossEncoderModel,
     CrossEncoderModule,
-    build_cross_encoder_model,
     classifier,
     load_score_head,
+    make_cross_encoder_model,
     read_cross_encoder,
     require_passage_room,
 )
@@ -127,7 +127,7 @@ def make_pair_scorer(
 
 def open_reranker(workdir: str | os.PathLike[str], checkpoint: str = "best", **overrides: Any) -> Reranker:
     """Open the run of a cross-encoder, with fields of `RunOverrides`; errors as in `open_run`."""
-    run = open_model(workdir, "reranking", build_cross_encoder_model, checkpoint, RunOverrides(**overrides))
+    run = open_model(workdir, "reranking", make_cross_encoder_model, checkpoint, RunOverrides(**overrides))
     tokens = run.config.encode.tokens_per_batch
     scorer = make_pair_scorer(run.model, run.params, run.mesh, run.tokenizer, tokens)
     folder = run.workdir

@@ -23,13 +23,13 @@ from safetensors.numpy import save
 from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.prompts import read_prompts
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR, SEPARATOR, TOKENIZER_FILES, TextTokenizer
-from jaxret.models.cross_encoder import build_cross_encoder_model
+from jaxret.models.cross_encoder import make_cross_encoder_model
 from jaxret.models.encoders.fused import require_kernel
 from jaxret.models.encoders.pretrained import read_pooler
 from jaxret.models.lora import BASE, cast_base, make_adapters, merge_adapters, with_adapters
 from jaxret.models.model import Model, ModelT, parameter_shapes
 from jaxret.models.partition import divide_parameters, join_parameters
-from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
+from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
 from jaxret.parallel.mesh import make_mesh, place_leaf, shardings
 from jaxret.runs.added_keys import complete_config
 from jaxret.runs.base_weights import encoder_of_base, read_base
@@ -270,7 +270,7 @@ def open_run(
     return open_model(
         workdir,
         "retrieval",
-        build_retriever_model,
+        make_retriever_model,
         checkpoint,
         RunOverrides(query_length, passage_length, tokens_per_batch, attention),
     )
@@ -389,7 +389,7 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
     """
 
     def open_other(folder: str, step: str) -> tuple[Params, dict[str, Any]]:
-        build = build_retriever_model if config.task == "retrieval" else build_cross_encoder_model
+        build = make_retriever_model if config.task == "retrieval" else make_cross_encoder_model
         other = open_model(folder, config.task, build, step)
         return other.params, other.checkpoint
 
@@ -401,7 +401,7 @@ def require_base(workdir: Workdir, config: ConfigDict) -> None:
     if not config.train.start_from:
         encoder_of_base(workdir, config)  # by its digest: the weights are not read
         return
-    build = build_retriever_model if config.task == "retrieval" else build_cross_encoder_model
+    build = make_retriever_model if config.task == "retrieval" else make_cross_encoder_model
     base_of_run(workdir, config, build(config, encoder_config(config, workdir.encoder)))
 
 

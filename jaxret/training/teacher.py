@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxret.models.retriever import RetrieverModel, build_retriever_model, encoder_config
+from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
 from jaxret.parallel.mesh import place_leaf, shardings
 from jaxret.runs.contract import DIMENSION, LENGTHS
 from jaxret.runs.mismatch import require_equal
@@ -33,7 +33,7 @@ def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel
         return None
     folder = Workdir(config.train.teacher)
     stored_config = config_of_task(folder, "retrieval")
-    model = build_retriever_model(stored_config, encoder_config(stored_config, folder.encoder)).plain
+    model = make_retriever_model(stored_config, encoder_config(stored_config, folder.encoder)).plain
     heads = student.module.head, model.module.head
     slots = [[head.prefix_length(side) for side in ("query", "passage")] for head in heads]
     if config.tokens.packing and (model.module.head.unattended() or slots[0] != slots[1]):

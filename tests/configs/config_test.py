@@ -28,7 +28,7 @@ from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.encoders.t5 import T5Config
 from jaxret.models.heads import HEADS
 from jaxret.models.heads.head import NOT_KEYS
-from jaxret.models.retriever import build_retriever_model
+from jaxret.models.retriever import make_retriever_model
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.mining.keywords import write_keywords
@@ -171,7 +171,7 @@ def test_a_shipped_config_builds(name: str, suffix: str) -> None:
         encoder = T5Config(99, 16, layers, 2, 8, 32)
     if name in LANGUAGE_MODELS:
         encoder = DecoderConfig(99, 16, layers, 2, 1, 8, 32, max_positions=512, model_type="qwen3")
-    retriever = build_retriever_model(config, encoder)
+    retriever = make_retriever_model(config, encoder)
     check_config(config)
     check_text_lengths(config, retriever)
     loss_settings(config, retriever)

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jaxret.configs import change_config, load_config, locate_config
+from jaxret.configs import change_config, find_config, load_config
 from jaxret.data.formats import parse_source
 from jaxret.evaluation.metrics import parse_measure
 from jaxret.experiments.compare_runs import split_argument
@@ -42,7 +42,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
         ["loss.temperature=0.5,1", "train.batch_size=8,16", "head.mlr.chosen=(4,),(4,6)"],
     ),
     "lengths": (lambda text: parse_lengths(text.split(",")), ["10,80", "1.5,2"]),
-    "config": (locate_config, ["base", "minilm:mlr", "recipes/mlr_mined"]),
+    "config": (find_config, ["base", "minilm:mlr", "recipes/mlr_mined"]),
 }
 
 

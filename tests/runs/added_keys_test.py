@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.models.cross_encoder import build_cross_encoder_model
+from jaxret.models.cross_encoder import make_cross_encoder_model
 from jaxret.models.heads import HEADS
 from jaxret.models.model import Model
 from jaxret.runs.added_keys import ADDED_KEYS, complete_config, complete_contract
@@ -48,7 +48,7 @@ def current_keys(folder: Path) -> dict[str, list[str]]:
     models: list[Model] = [
         *map(make_retriever, families),
         *(make_retriever({"head.token": "mean"}, shapes) for shapes in (T5, MODERNBERT, XLM_ROBERTA)),
-        build_cross_encoder_model(make_config({"task": "reranking"}), BERT),
+        make_cross_encoder_model(make_config({"task": "reranking"}), BERT),
     ]
     contracts = {key for model in models for key in flatten(make_contract(model, tokenizer, folder))}
     return {

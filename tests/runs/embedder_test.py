@@ -15,7 +15,7 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.pretrained import load_pretrained
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import RetrieverModel, build_retriever_model, with_pretrained
+from jaxret.models.retriever import RetrieverModel, make_retriever_model, with_pretrained
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.run import make_embedder
@@ -84,7 +84,7 @@ def test_padded_lengths() -> None:
 def model() -> tuple[RetrieverModel, Params]:
     bert, encoder = load_pretrained(TINY_BERT)
     config = tiny_config(Path("unused"), "unused", head__name="mlr", head__mlr__chosen=(1, 3), normalize=True)
-    retriever = build_retriever_model(config, bert)
+    retriever = make_retriever_model(config, bert)
     return retriever, with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
 
 
@@ -165,7 +165,7 @@ def test_an_embedder_is_frozen_and_a_copy_uses_its_own_retriever(
     with pytest.raises(FrozenInstanceError):
         once.retriever = model[0].unpooled()  # type: ignore[misc]
     config = tiny_config(Path("unused"), "unused", head__name="mlr", head__mlr__chosen=(1, 3), pooling="average")
-    pooled = build_retriever_model(config, load_pretrained(TINY_BERT)[0])
+    pooled = make_retriever_model(config, load_pretrained(TINY_BERT)[0])
     texts, first = some_texts(), replace(once, retriever=pooled)
     assert first(texts, "passage").stacked().shape == (45, 1, 32)
     assert replace(first, retriever=pooled.unpooled())(texts, "passage").stacked().shape == (45, 2, 32)
@@ -184,7 +184,7 @@ def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
     """ME-BERT: what does not exist must not win a maximum."""
     encoder_config, encoder = load_pretrained(TINY_BERT)
     config = tiny_config(Path("unused"), "unused", head__name="me_bert", head__me_bert__count=6)
-    retriever = build_retriever_model(config, encoder_config)
+    retriever = make_retriever_model(config, encoder_config)
     params = with_pretrained(jax.eval_shape(retriever.init, jax.random.key(0)), encoder)
     texts = Ragged.from_lists([[5, 9, 7], list(range(10, 20))])
     short, whole = embedder((retriever, params))(texts, "passage").stacked()
@@ -197,7 +197,7 @@ def test_a_text_with_fewer_tokens_than_vectors_repeats_its_first() -> None:
 def test_padding_uses_the_tokenizers_pad_id() -> None:
     """RoBERTa pads with 1, others with 0; a run's embedder must ask, not know."""
     config = tiny_config(Path("unused"), "unused")
-    retriever = build_retriever_model(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
+    retriever = make_retriever_model(config, BertConfig(99, 32, 1, 2, 64, max_positions=40))
     tokenizer = TextTokenizer(None, cls_id=2, sep_id=3, pad_id=7, query_length=8, passage_length=8)
     mesh = make_mesh(devices=jax.devices()[:1])
     assert make_embedder(retriever, {}, mesh, tokenizer, config).pad_id == 7

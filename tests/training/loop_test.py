@@ -27,7 +27,7 @@ from jaxret.data.formats import read_examples
 from jaxret.data.tokens.batches import BatchPlan, tokenize_examples
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.models.encoders.pretrained import load_pretrained
-from jaxret.models.retriever import build_retriever_model
+from jaxret.models.retriever import make_retriever_model
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError
@@ -90,7 +90,7 @@ def state_at(workdir: Path, config: ConfigDict, step: int = STEPS) -> TrainState
     bert, _ = load_pretrained(config.encoder.checkpoint)
     optimizer, _ = make_optimizer(config.optimizer, STEPS)
     with open_checkpoints(Workdir(workdir), config) as checkpoints:
-        retriever = build_retriever_model(config, bert)
+        retriever = make_retriever_model(config, bert)
         return restore_state(checkpoints, step, make_mesh(), retriever, optimizer, make_update_rule(config))
 
 

@@ -38,7 +38,7 @@ from jaxret.experiments.vector_diversity import (
     report_diversity,
 )
 from jaxret.models.encoders.pretrained import resolve_encoder
-from jaxret.models.retriever import build_retriever_model, encoder_config
+from jaxret.models.retriever import encoder_config, make_retriever_model
 from jaxret.parallel.events import emit
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
@@ -222,7 +222,7 @@ def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[
 def _has_several_vectors(run: SweepRun) -> bool:
     config = run.stage.config
     directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download, weights=False)
-    return has_several_vectors(build_retriever_model(config, encoder_config(config, directory)))
+    return has_several_vectors(make_retriever_model(config, encoder_config(config, directory)))
 
 
 def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:

@@ -23,7 +23,7 @@ from jaxret.parallel.progress import Progress
 from jaxret.search.approximate.faiss_index import MappedCorpus
 from jaxret.search.approximate.index_files import identity_of, index_entry, read_index_manifest
 from jaxret.search.approximate.recall import RecallQueries, record_recall
-from jaxret.search.approximate.seismic_index import build_settings, load_seismic_index, seismic_library
+from jaxret.search.approximate.seismic_index import load_seismic_index, parse_factory, seismic_library
 from jaxret.search.in_memory import require_finite_vectors
 from jaxret.search.inverted_lists import InvertedLists, sparse_norms
 from jaxret.search.search_options import IndexOptions
@@ -51,7 +51,7 @@ def build_seismic_index(
 
     Raises ValueError for a factory of another kind, and for weights that are not numbers.
     """
-    settings, library, start = build_settings(options.factory), seismic_library(), time.perf_counter()
+    settings, library, start = parse_factory(options.factory), seismic_library(), time.perf_counter()
     passages, largest = library.SeismicDataset(dim=encoded_corpus.dimension), 0.0
     with Progress("index", encoded_corpus.total_rows, "passage", shown=progress) as bar:
         for first, shard in encoded_corpus:

@@ -59,7 +59,7 @@ def parse_settings(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     return values
 
 
-def build_settings(factory: str) -> dict[str, Any]:
+def parse_factory(factory: str) -> dict[str, Any]:
     """Return the settings of a factory string. Raises ValueError for another string."""
     name, _, settings = factory.partition(",")
     if name != NAME:

@@ -18,7 +18,7 @@ from jaxret.storage.transaction import new_folder
 from jaxret.storage.working_copy import publish, refresh
 from jaxret.training.config_check import check_config
 from jaxret.training.loop import TrainResult, train
-from jaxret.training.pretraining.pretraining_task import PRETRAINING, build_pretrainer, check_pretraining_config
+from jaxret.training.pretraining.pretraining_task import PRETRAINING, check_pretraining_config, make_pretrainer
 from jaxret.training.pretraining.scratch import write_random_encoder
 from jaxret.training.pretraining.write_encoder import write_pretrained_encoder
 from jaxret.types import Log
@@ -67,7 +67,7 @@ def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path
 
 def write_final_encoder(folder: Workdir, command: str, log: Log) -> None:
     """Write the model of the last checkpoint; overwrite that of a shorter run. The caller holds the folder's lock."""
-    run = open_model(folder, PRETRAINING.name, build_pretrainer, "last")
+    run = open_model(folder, PRETRAINING.name, make_pretrainer, "last")
     if jax.process_index() == 0:
         shutil.rmtree(folder / "model", ignore_errors=True)
         with new_folder(folder / "model") as temporary:

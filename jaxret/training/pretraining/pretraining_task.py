@@ -63,7 +63,7 @@ def make_method(config: ConfigDict) -> PretrainingMethod:
     return PretrainingMethod(c.method, c.head_layers, c.skip_from, c.late_mlm, c.contrast_weight)
 
 
-def build_pretrainer(config: ConfigDict, shapes: EncoderConfig) -> PretrainingModel:
+def make_pretrainer(config: ConfigDict, shapes: EncoderConfig) -> PretrainingModel:
     """Return the model of a config, on an encoder of these shapes. Raises ValueError if they do not fit."""
     method = make_method(config)
     if problem := method.problem(shapes):
@@ -173,7 +173,7 @@ def make_masked_batches(
 PRETRAINING: Task[PretrainingModel, PretrainingCorpus, MaskedTexts] = Task(
     name=TASK_NAME,
     encoder_settings=lambda _: {},
-    build=build_pretrainer,
+    build=make_pretrainer,
     check=check_pretraining,
     read_data=read_pretraining_data,
     make_objective=lambda config, model, mesh, _: PretrainingObjective(

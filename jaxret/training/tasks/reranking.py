@@ -16,7 +16,7 @@ from jaxret.data.tokens.batches import TrainingSet
 from jaxret.data.tokens.pairs import PairPlan
 from jaxret.models.cross_encoder import (
     CrossEncoderModel,
-    build_cross_encoder_model,
+    make_cross_encoder_model,
     require_passage_room,
     score_head_names,
 )
@@ -192,7 +192,7 @@ def _make_scorer(job: RerankingJob, data: TrainingData[TrainingSet], params: Par
 RERANKING: Task[CrossEncoderModel, TrainingSet, PairBatch] = Task(
     name="reranking",
     encoder_settings=lambda _: {},  # a sentence-transformers directory describes vectors, which a cross-encoder has not
-    build=build_cross_encoder_model,
+    build=make_cross_encoder_model,
     check=check_reranking,
     read_data=_read_data,
     make_objective=make_reranking_objective,

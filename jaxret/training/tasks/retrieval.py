@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.models.heads import read_model_keys
 from jaxret.models.heads.head import Side
-from jaxret.models.retriever import COMPUTE_DTYPES, RetrieverModel, build_retriever_model
+from jaxret.models.retriever import COMPUTE_DTYPES, RetrieverModel, make_retriever_model
 from jaxret.models.scoring import late_interaction, similarities
 from jaxret.parallel.mesh import replicated_sharding, row_parts, row_sharding
 from jaxret.runs.contract import make_contract
@@ -259,7 +259,7 @@ def _make_plan(
 RETRIEVAL: Task[RetrieverModel, TrainingSet, Batch] = Task(
     name="retrieval",
     encoder_settings=read_model_keys,
-    build=build_retriever_model,
+    build=make_retriever_model,
     check=check_retrieval,
     read_data=_read_data,
     make_objective=make_retrieval_objective,

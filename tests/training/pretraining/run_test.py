@@ -35,7 +35,7 @@ from jaxret.storage.lockfile import LockedError
 from jaxret.training.loop import train
 from jaxret.training.pretraining import pretrain as pretrain_module
 from jaxret.training.pretraining.pretrain import pretrain, write_scratch_encoder
-from jaxret.training.pretraining.pretraining_task import build_pretrainer
+from jaxret.training.pretraining.pretraining_task import make_pretrainer
 from jaxret.training.pretraining.wordpiece import train_wordpiece
 from jaxret.types import Tokens
 from tests.configs.config_test import SHIPPED, Reads, shipped
@@ -215,7 +215,7 @@ def test_a_head_of_the_same_shapes_is_reused(run: Path, data: Path, tmp_path: Pa
     shapes = read_config(run / "model")
     for other in ({"pretraining__head_layers": 2}, {"pretraining__method": "retromae"}, {"pretraining__method": "mlm"}):
         assert (
-            build_pretrainer(config_of(data, **{**more, **other}), shapes).stored_head(run / "model") == {}
+            make_pretrainer(config_of(data, **{**more, **other}), shapes).stored_head(run / "model") == {}
         )  # controls
 
 
@@ -236,7 +236,7 @@ def test_shipped_configs_have_the_papers_values() -> None:
             p, o = c.pretraining, c.optimizer
             shape = p.method, o.learning_rate, c.train.batch_size, p.length, p.mask_rate, c.train.epochs
             values[f"{name}:{suffix}" if suffix else name] = (*shape, o.warmup_fraction, o.weight_decay)
-            build_pretrainer(c, BertConfig(99, 16, 12, 2, 32, max_positions=512))
+            make_pretrainer(c, BertConfig(99, 16, 12, 2, 32, max_positions=512))
     assert values == PAPERS
 
 
