@@ -146,7 +146,7 @@ def test_include_prompt_of_sentence_transformers_round_trips(tmp_path: Path, mod
     import_model(str(model), tmp_path / "run", token="mean", normalize=True, title_separator=" ")
     export(tmp_path / "run", "sentence-transformers", tmp_path / "out")
     settings, pooling = tmp_path / "out" / "config_sentence_transformers.json", tmp_path / "out/1_Pooling/config.json"
-    prompts = {"query": "Instruct: go\nQuery:", "passage": "of "}
+    prompts = {"query": "Instruct: go\nQuery:", "document": "of "}
     write_json(settings, read_json(settings) | {"prompts": prompts})
     write_json(pooling, read_json(pooling) | {"include_prompt": False})
     said = import_model(str(tmp_path / "out"), tmp_path / "again")
