@@ -20,12 +20,13 @@ from jaxret.types import Embeddings
 
 
 class Pooling(nn.Module):
-    """A pooling to one vector."""
+    """Base of poolings, which make one vector of a passage's unless they say otherwise."""
 
-    num_vectors: int | None
+    num_vectors: int | None  # of a passage; None: it depends on the text
     LOSS: ClassVar[dict[str, str]] = {}
 
     def inference_vectors(self) -> int | None:
+        """Return the number of vectors that a passage has in a search; None: it depends on the text."""
         return 1
 
 

@@ -106,7 +106,8 @@ def _host_digest(leaf: np.ndarray) -> np.ndarray:
 def leaf_digests(tree: Tree) -> dict[str, str]:
     """Return a digest of 16 hex digits per leaf path, the same on one device and on many."""
     leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    on_devices = _leaf_digests({name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)})
+    others = {name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)}
+    on_devices = _leaf_digests(others) if others else {}  # a program of nothing would be compiled, too
     return {
         name: np.asarray(on_devices[name] if name in on_devices else _host_digest(np.asarray(leaf))).tobytes().hex()
         for name, leaf in leaves.items()

@@ -106,8 +106,7 @@ def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions, log
     except RuntimeError as error:
         remedy = "take fewer lists or bits" if rows == encoded_corpus.total_rows else "raise train_vectors"
         raise ValueError(
-            f"--factory={options.factory} cannot be trained on {len(vectors):,} vectors "
-            f"({faiss_cause(error)}): {remedy}"
+            f"factory={options.factory} cannot be trained on {len(vectors):,} vectors ({faiss_cause(error)}): {remedy}"
         ) from error
     return len(vectors)
 
