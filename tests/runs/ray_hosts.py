@@ -45,17 +45,22 @@ def add_host(cluster: Any, number: int, processors: int = 1) -> Any:
     return cluster.add_node(num_cpus=processors, node_ip_address=f"127.0.0.{number}")
 
 
-def stop_while_it_reads(hosts: Sequence[Any], name: str, seconds: float = 240) -> tuple[Any, int]:
-    """Wait until a worker of one of the hosts has mapped a file whose name has `name`, and stop that worker (SIGSTOP)
-    before it has answered; return its host and process."""
+def stop_second_worker(hosts: Sequence[Any], seconds: float = 240) -> tuple[Any, int]:
+    """Wait until a second worker of the hosts has loaded JAX for its call, and stop it (SIGSTOP) before it has answered;
+    return its host and process. The first one encodes queries, so the second one searches: it still has to open the
+    run then, which takes far longer than a look at the processes."""
     raylets = {host.all_processes["raylet"][0].process.pid: host for host in hosts}
+    with_jax: set[int] = set()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for process in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             folder = Path(f"/proc/{process}")
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent not in raylets or name not in (folder / "maps").read_text():
+                if parent not in raylets or "jaxlib" not in (folder / "maps").read_text():
+                    continue
+                with_jax.add(process)
+                if len(with_jax) < 2:
                     continue
                 os.kill(process, signal.SIGSTOP)
                 if (folder / "cmdline").read_bytes().startswith(b"ray::_Worker.call"):
@@ -64,4 +69,4 @@ def stop_while_it_reads(hosts: Sequence[Any], name: str, seconds: float = 240) -
             except OSError:  # it has ended
                 continue
         time.sleep(0.03)
-    raise TimeoutError(f"no worker of the hosts has mapped {name} in {seconds} s")
+    raise TimeoutError(f"no second worker of the hosts was in a call with JAX in {seconds} s")

@@ -27,7 +27,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, corpus_folder
 from jaxret.storage.atomic import read_json
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
-from tests.runs.ray_hosts import add_host, ray_cluster, stop_while_it_reads
+from tests.runs.ray_hosts import add_host, ray_cluster, stop_second_worker
 from tests.search.process_group_test import CASES, KINDS, encoded_run, root  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_hosts_that_die_and_come_leave_the_same_results(cluster: Any, one: Path,
     ours = command("search.py", f"--workdir={tmp_path / 'ours' / 'run'}", *flags, "--engine=ray", "--workers=3")
     job = subprocess.Popen(ours, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        dying, worker = stop_while_it_reads(hosts, "vectors-")
+        dying, worker = stop_second_worker(hosts)
         assert job.poll() is None
         hosts.remove(dying)
         cluster.remove_node(dying, allow_graceful=False)
