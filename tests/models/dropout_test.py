@@ -46,6 +46,15 @@ def test_kept_numbers_are_divided_by_the_share_that_is_kept() -> None:
     assert abs(dropped.mean() - 1) < 0.1, "the mean stays"
 
 
+def test_initializing_draws_no_masks() -> None:
+    """Every start of a run traces it, and no parameter depends on what dropout leaves."""
+    layer, key = Layer(), jax.random.key(0)
+    init = jax.make_jaxpr(lambda: layer.init({"params": key, "dropout": key}, ONES))
+    assert "random_bits" not in str(init())
+    train = jax.make_jaxpr(lambda params: layer.apply(params, ONES, rngs={"dropout": key}))
+    assert "random_bits" in str(train({"params": {"scale": 1.0}}))
+
+
 def test_every_call_and_text_has_its_own_mask() -> None:
     masks = np.asarray(TwoCalls().apply({}, ONES, rngs={"dropout": jax.random.key(0)})).reshape(-1, LENGTH * WIDTH)
     assert len(np.unique(masks, axis=0)) == 2 * TEXTS

@@ -242,7 +242,9 @@ class Dropout(nn.Module):
 
     @property
     def active(self) -> bool:
-        return self.training and self.rate > 0
+        """Return whether numbers are dropped. Initializing drops none: no parameter depends on it, and it is traced at each
+        start of a run."""
+        return self.training and self.rate > 0 and not self.is_initializing()
 
     @nn.compact
     def __call__(self, x: Float[jax.Array, "R ..."]) -> Float[jax.Array, "R ..."]:
