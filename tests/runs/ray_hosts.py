@@ -46,9 +46,11 @@ def add_host(cluster: Any, number: int, processors: int = 1) -> Any:
 
 
 def stop_second_worker(hosts: Sequence[Any], seconds: float = 240) -> tuple[Any, int]:
-    """Wait until a second worker of the hosts has loaded JAX for its call, and stop it (SIGSTOP) before it has answered;
-    return its host and process. The first one encodes queries, so the second one searches: it still has to open the
-    run then, which takes far longer than a look at the processes."""
+    """Wait until a second worker of the hosts has loaded JAX for its call, and stop it (SIGSTOP) before it answers.
+
+    The first one encodes queries, so the second one searches. It still has to open the run then, which takes far longer
+    than a look at the processes. Returns its host and process.
+    """
     raylets = {host.all_processes["raylet"][0].process.pid: host for host in hosts}
     with_jax: set[int] = set()
     end = time.monotonic() + seconds

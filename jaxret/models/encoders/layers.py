@@ -242,8 +242,8 @@ class Dropout(nn.Module):
 
     @property
     def active(self) -> bool:
-        """Return whether numbers are dropped. Initializing drops none: no parameter depends on it, and it is traced at each
-        start of a run."""
+        """Return whether numbers are dropped. Initializing drops none: no parameter depends on it, and each start of a
+        run traces it."""
         return self.training and self.rate > 0 and not self.is_initializing()
 
     @nn.compact
