@@ -28,7 +28,7 @@ _MATCH = shared_flags.match(None, "; default: strings, or the setting of a stage
 
 
 def main() -> None:
-    from jaxret.experiments.recipes.check_recipe import EvaluationSetup, complete_evaluation
+    from jaxret.experiments.recipes.check_recipe import EvaluationRequest, complete_evaluation
     from jaxret.experiments.recipes.run_recipe import run_recipe
     from jaxret.experiments.recipes.stages import read_stages
     from jaxret.parallel.memory import keep_freed_memory
@@ -39,8 +39,8 @@ def main() -> None:
     require_platform(config.mesh.platform, "mesh.platform")
     measures = tuple(_MEASURES.value) if _MEASURES.value else None
     sources = shared_flags.open_corpus(_CORPUS), _QUERIES.value, _QRELS.value
-    setup = EvaluationSetup(*sources, _SPLIT.value, _K.value, measures, _MATCH.value or "string")
-    evaluation = complete_evaluation(setup, config)
+    request = EvaluationRequest(*sources, _SPLIT.value, _K.value, measures, _MATCH.value or "string")
+    evaluation = complete_evaluation(request, config)
     name = config_flags.get_config_filename(flags.FLAGS["config"])
     stages = read_stages(name, config_overrides(config, sys.argv), _MATCH.value or "")
     run_recipe(stages, _WORKDIR.value, evaluation)

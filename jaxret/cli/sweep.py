@@ -39,7 +39,7 @@ _MATCH = shared_flags.match()
 
 
 def main() -> None:
-    from jaxret.experiments.recipes.check_recipe import EvaluationSetup
+    from jaxret.experiments.recipes.check_recipe import EvaluationRequest
     from jaxret.experiments.sweeps.grid import read_grid
     from jaxret.experiments.sweeps.run_sweep import SweepSetup, list_sweep, report_sweep
     from jaxret.parallel.events import emit
@@ -51,7 +51,7 @@ def main() -> None:
     require_platform(config.mesh.platform, "mesh.platform")
     measures = tuple(_MEASURES.value) if _MEASURES.value else None
     sources = shared_flags.open_corpus(_CORPUS), _QUERIES.value, _QRELS.value
-    evaluation = EvaluationSetup(*sources, _SPLIT.value, _K.value, measures, _MATCH.value)
+    evaluation = EvaluationRequest(*sources, _SPLIT.value, _K.value, measures, _MATCH.value)
     overrides = config_overrides(config, sys.argv)
     grid = read_grid(_GRID.value, _SEEDS.value, config, tuple(overrides))
     name = config_flags.get_config_filename(flags.FLAGS["config"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,26 @@ from jaxret.training.teacher import require_run, require_same_tokens
 
 
 @dataclass(frozen=True)
-class EvaluationSetup:
-    """The data and measures that evaluate every stage of a recipe."""
+class EvaluationRequest:
+    """The data and measures that a user names; `complete_evaluation` fills in the rest."""
 
-    corpus: Corpus | None  # None in a setup that `complete_evaluation` completes
-    queries: str  # folder or file with queries
-    qrels: str  # folder or file with judgements; "" for none
+    corpus: Corpus | None  # None for that of the config's data.train
+    queries: str  # folder or file with queries; "" for the folder of the config's data.train
+    qrels: str  # folder or file with judgements; "" for those beside the queries, if there are any
     split: str = "test"  # split to read, where a source is a folder
     k: int = 100  # passages per query
     measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
     match: str = "string"  # how answers are read, "string" or "regex"
 
 
-def complete_evaluation(setup: EvaluationSetup, config: ConfigDict) -> EvaluationSetup:
+@dataclass(frozen=True)
+class EvaluationSetup(EvaluationRequest):
+    """The data and measures that evaluate every stage of a recipe: a request whose data are all there."""
+
+    corpus: Corpus
+
+
+def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> EvaluationSetup:
     """Return the setup with empty sources filled from the config's data.train, if that is a folder.
 
     Raises FileNotFoundError if data.train does not exist, ValueError for a source that is still missing.
@@ -61,14 +68,15 @@ def complete_evaluation(setup: EvaluationSetup, config: ConfigDict) -> Evaluatio
     if train and not is_named(path := source_path(train)) and not path.exists():
         raise FileNotFoundError(f"--config.data.train={train}: {path} does not exist")
     folder = train if train and is_folder(source_path(train)) else ""
-    queries = setup.queries or folder
-    for flag, value in (("--config.data.train", train), ("--corpus", setup.corpus or folder), ("--queries", queries)):
+    queries = request.queries or folder
+    for flag, value in (("--config.data.train", train), ("--corpus", request.corpus or folder), ("--queries", queries)):
         if not value:
             if not train:
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
-    qrels = setup.qrels or (queries if is_folder(source_path(queries)) else "")
-    return replace(setup, corpus=setup.corpus or training_corpus(config), queries=queries, qrels=qrels)
+    qrels = request.qrels or (queries if is_folder(source_path(queries)) else "")
+    sources = {"corpus": request.corpus or training_corpus(config), "queries": queries, "qrels": qrels}
+    return EvaluationSetup(**{**vars(request), **sources})
 
 
 def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:
@@ -156,7 +164,6 @@ def _check_files(stage: Stage) -> None:
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:
     """Check a teacher. A retriever scores passages by their ids in the corpus that it encoded, so the texts of the data
     must be those of that corpus."""
-    assert evaluation.corpus is not None
     corpus, path = evaluation.corpus, source_path(stage.config.data.train)
     own_corpus: Corpus | None = None  # of records, which have their texts with them
     if stage.mining:

@@ -109,7 +109,6 @@ class _Recipe:
         self._digests: dict[Path, str] = {}
         self._outputs: dict[str, dict[str, str]] = {}  # step -> {file: digest} of its outputs: inputs of later steps
         self._lineage: dict[str, str] = {}  # stage -> digest of its inputs without seeds
-        assert self.evaluation.corpus is not None
         self._corpus = self.evaluation.corpus
         self._encoded_name = corpus_name(self._corpus)
         self._corpus_digest = self._digest(self._corpus.files)

@@ -24,7 +24,12 @@ from jaxret.experiments.compare_runs import read_result
 from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, save_picture
 from jaxret.experiments.pictures.sweep_picture import sweep_picture
-from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, complete_evaluation
+from jaxret.experiments.recipes.check_recipe import (
+    EvaluationRequest,
+    EvaluationSetup,
+    check_recipe,
+    complete_evaluation,
+)
 from jaxret.experiments.recipes.run_recipe import run_stages
 from jaxret.experiments.recipes.stages import Stage, read_stages
 from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct_points
@@ -59,7 +64,7 @@ class SweepSetup:
     config: str  # "NAME" or "FILE.py", with or without ":SUFFIX"
     overrides: Mapping[str, Any]  # keys of the config that have another value in every point
     grid: Grid  # the swept keys and seeds
-    evaluation: EvaluationSetup  # data and measures; the tests of the table are of the first measure
+    evaluation: EvaluationRequest  # data and measures; the tests of the table are of the first measure
     # whether each point runs the stages of the config; else the config is trained once, on data.train
     stages: bool = False
     baseline: str = ""  # label of the point that others are tested against; "" for the first
