@@ -106,7 +106,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         return None
     provenance = {
         "systems": {shown_message(str(each.folder)): each.digest for each in systems},
-        "corpus": systems[0].corpus,
+        "corpus": systems[0].corpus_identity,
         "exact": True,
     }
     provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}

@@ -18,12 +18,12 @@ from jaxret.storage.atomic import sha256_json
 
 
 class OpenSystem(NamedTuple):
-    """A system, its corpus ({"sha256", "passages"}), and the digest of what its scores depend on."""
+    """A system that scores passages of a corpus."""
 
     folder: str
     system: ScoringSystem
-    corpus: dict[str, Any]
-    digest: str
+    corpus_identity: dict[str, Any]  # {"sha256", "passages"}
+    digest: str  # of what its scores depend on
 
 
 def is_system_folder(path: str) -> bool:
@@ -48,7 +48,9 @@ def open_systems(folders: Sequence[str], encoded_name: str = "") -> list[OpenSys
     first = systems[0]
     for other in systems[1:]:
         remedy = "Fuse systems of one corpus; encode and index the same file."
-        require_equal({"corpus": first.corpus}, {"corpus": other.corpus}, first.folder, other.folder, remedy)
+        require_equal(
+            {"corpus": first.corpus_identity}, {"corpus": other.corpus_identity}, first.folder, other.folder, remedy
+        )
     return systems
 
 
@@ -73,4 +75,6 @@ def _open_run(folder: str, encoded_name: str) -> OpenSystem:
     searcher = Searcher(run, corpus_folder(run.workdir, encoded_name), many=True)
     if len(searcher.encoded_corpus.parts) > 1 or searcher.encoded_corpus.selection is not None:
         raise ValueError(f"{folder}: passages were appended or deleted; encode the changed corpus anew to fuse it")
-    return OpenSystem(folder, DenseSystem(searcher), dict(searcher.encoded_corpus.corpus), run.checkpoint["digest"])
+    return OpenSystem(
+        folder, DenseSystem(searcher), dict(searcher.encoded_corpus.corpus_identity), run.checkpoint["digest"]
+    )

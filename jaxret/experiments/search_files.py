@@ -136,7 +136,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
 
 def describe_passages(searcher: Searcher) -> str:
     """Return which passages are searched, as "12 of 57,578 passages, those with section:python"."""
-    rows, passages = searcher.encoded_corpus.total_rows, searcher.encoded_corpus.corpus["passages"]
+    rows, passages = searcher.encoded_corpus.total_rows, searcher.encoded_corpus.corpus_identity["passages"]
     clause = " that documents are ranked by" * searcher.max_passage
     if not searcher.filters:
         return f"{passages:,} passages{clause}"

@@ -63,8 +63,9 @@ class EncodedCorpus:
         return self.shards[0].fingerprint
 
     @property
-    def corpus(self) -> dict[str, Any]:
-        """Return {"sha256", "passages"} of the passages, filtered or not: results record it."""
+    def corpus_identity(self) -> dict[str, Any]:
+        """Return {"sha256", "passages"} of the passages, filtered or not: results record it. After an append or a
+        deletion, the digest is of the list of parts."""
         return parts_identity(self.parts)
 
     @property

@@ -256,7 +256,7 @@ def open_pools(
         )
     if not job.corpus:
         searcher = next(pool for pool in pools if isinstance(pool, RunPool)).searcher
-        return pools, searcher.passages, searcher.encoded_corpus.corpus
+        return pools, searcher.passages, searcher.encoded_corpus.corpus_identity
     scan = job.corpus.scan(policy)
     for pool in pools:
         if isinstance(pool, RunPool):

@@ -138,8 +138,8 @@ class RunPool:
         return [dict(zip(ids, row, strict=True)) for ids, row in zip(encoded_ids, scores, strict=True)]
 
     def parent(self) -> dict[str, Any]:
-        run, shards = self.searcher.run, self.searcher.encoded_corpus
-        return {"pool": str(run.workdir), "checkpoint": run.checkpoint, "corpus": shards.corpus}
+        run, identity = self.searcher.run, self.searcher.encoded_corpus.corpus_identity
+        return {"pool": str(run.workdir), "checkpoint": run.checkpoint, "corpus": identity}
 
 
 class RankingFilePool:
@@ -215,7 +215,7 @@ def require_encoded(encoded_corpus: EncodedCorpus, corpus: Corpus, sha256: str, 
         sha256: its digest.
         remedy: end of the message.
     """
-    encoded_sha256 = encoded_corpus.corpus["sha256"]
+    encoded_sha256 = encoded_corpus.corpus_identity["sha256"]
     if len(encoded_corpus.parts) == 1 and encoded_sha256 != sha256:
         digests = f"its texts have SHA-256 {sha256}, those that were encoded {encoded_sha256}"
         raise ContractError(f"{corpus} is not what {encoded_corpus.folder} was encoded from: {digests}; {remedy}")

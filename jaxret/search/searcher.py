@@ -57,11 +57,6 @@ class SearchOutcome:
     max_passage: bool = False  # the rankings are of documents
     approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
 
-    @property
-    def corpus(self) -> dict[str, Any]:
-        """Return {"sha256", "passages"}; after an append or a deletion, the digest is of the list of parts."""
-        return self.encoded_corpus.corpus
-
 
 def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
     """Return the folder of an encoded corpus, by its name, or by the folder or file that was encoded; without either,
@@ -472,7 +467,7 @@ def provenance(run: Run, outcome: SearchOutcome, k: int, **more: Any) -> dict[st
         "config": read_json(run.workdir.config),
         "training_data": read_json(run.workdir.data),
         "environment": read_json(run.workdir.environment),
-        "corpus": outcome.corpus,
+        "corpus": outcome.encoded_corpus.corpus_identity,
         "search": {
             "backend": outcome.result.backend,
             "scored_exactly": outcome.result.scored_pairs,  # (query, passage) pairs

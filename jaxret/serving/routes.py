@@ -262,7 +262,7 @@ class Routes:
         def content() -> dict[str, Any]:
             return {
                 "model": model.name,
-                "corpus": {"name": model.encoded_name, **searcher.encoded_corpus.corpus},
+                "corpus": {"name": model.encoded_name, **searcher.encoded_corpus.corpus_identity},
                 "exact": exact,
                 "results": [[asdict(hit) for hit in answer.hits[:k]] for answer in answers],
                 "query_vectors": [model.question_labels(ids) for ids in tokens],
@@ -413,7 +413,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
     facts |= {"head": model.run.config.head.name, "dimension": model.dimension, "corpus": None}
     facts["vectors_per_passage"] = model.run.model.vectors_per_passage
     if model.searcher:
-        facts["corpus"] = {"name": model.encoded_name, **model.searcher.encoded_corpus.corpus}
+        facts["corpus"] = {"name": model.encoded_name, **model.searcher.encoded_corpus.corpus_identity}
         facts["backend"] = model.searcher.description
         facts["stale"] = model.searcher.is_stale()
     return facts

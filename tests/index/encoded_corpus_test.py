@@ -86,7 +86,7 @@ def test_a_search_covers_only_remaining_passages(
         assert actual.total_rows == len(kept)
         assert actual.ids(np.arange(len(kept))) == [f"d{row}" for row in kept]
         assert actual.missing_ids({"d0", "d147", "x"}) == {"d0", "d147", "x"} - {f"d{row}" for row in kept}
-    assert encoded_corpus.corpus["passages"] == len(left)
+    assert encoded_corpus.corpus_identity["passages"] == len(left)
 
 
 def test_control_deleted_passages_would_be_retrieved(tmp_path: Path) -> None:
@@ -121,11 +121,14 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path) -> None:
 
 def test_digests_depend_on_parts_and_deletions(tmp_path: Path) -> None:
     _, passages = vectors("fixed", 1)
-    result = [open_encoded(written(tmp_path / str(n), passages, gone)).corpus for n, gone in enumerate(([], [1], [2]))]
+    result = [
+        open_encoded(written(tmp_path / str(n), passages, gone)).corpus_identity
+        for n, gone in enumerate(([], [1], [2]))
+    ]
     assert len({one["sha256"] for one in result}) == 3
     assert [one["passages"] for one in result] == [TOTAL, TOTAL - 1, TOTAL - 1]
     (tmp_path / "0" / "parts.json").unlink()
-    assert open_encoded(tmp_path / "0").corpus == {"sha256": "0" * 64, "passages": SIZES[0]}
+    assert open_encoded(tmp_path / "0").corpus_identity == {"sha256": "0" * 64, "passages": SIZES[0]}
 
 
 def test_rows_are_deleted_once_and_kept_as_ranges() -> None:

@@ -168,7 +168,9 @@ def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Pat
     everything["p3"] = Passage("p3", "silver river")
     assert searcher.passages(everything) == everything
     assert searcher.encoded_corpus.total_rows == len(everything)
-    assert searcher.search([Query("0", "silver river")], 100).corpus["passages"] == len(everything)
+    assert searcher.search([Query("0", "silver river")], 100).encoded_corpus.corpus_identity["passages"] == len(
+        everything
+    )
 
 
 def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:
@@ -224,9 +226,9 @@ def test_invalid_changes_are_refused_without_effect(root: Path, runs: RunsByKind
 
 def test_results_record_the_searched_parts(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
     run, folder = changed(runs["one vector"], tmp_path / "run")
-    result = [Searcher(run, folder).encoded_corpus.corpus]
+    result = [Searcher(run, folder).encoded_corpus.corpus_identity]
     append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
-    result.append(Searcher(run, folder).encoded_corpus.corpus)
+    result.append(Searcher(run, folder).encoded_corpus.corpus_identity)
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
     retrieved = Searcher(run, folder).search([Query("0", "river")], 3)
     result.append(provenance(runs["one vector"], retrieved, 3)["corpus"])

@@ -80,7 +80,7 @@ def test_the_ranking_equals_a_full_product(root: Path, run: Run) -> None:
         by_id = dict(zip(ids, scores.tolist(), strict=True))
         np.testing.assert_allclose([score for _, score in ranking], np.sort(scores)[::-1][:K], atol=1e-5)
         np.testing.assert_allclose([score for _, score in ranking], [by_id[key] for key, _ in ranking], atol=1e-5)
-    assert result.corpus["passages"] == shards.total_rows
+    assert result.encoded_corpus.corpus_identity["passages"] == shards.total_rows
 
 
 def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

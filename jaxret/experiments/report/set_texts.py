@@ -75,7 +75,7 @@ def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
     corpus = run.results[result]["provenance"]["corpus"]
     for name in run.workdir.corpora:
         encoded_corpus = open_encoded(run.workdir.embeddings(name), verify=False)
-        if encoded_corpus.corpus == corpus:
+        if encoded_corpus.corpus_identity == corpus:
             return [shards.folder for shards in encoded_corpus.shards]
     manifests = sorted(run.workdir.path.glob(f"bm25/*/{MANIFEST}"))
     return [path.parent for path in manifests if read_json(path).get("corpus") == corpus][:1]

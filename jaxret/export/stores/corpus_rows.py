@@ -35,7 +35,7 @@ class CorpusRows:
             )
         if not encoded_corpus.total_rows:
             raise ValueError(f"{encoded_corpus.folder} has no passage to export: all were deleted")
-        self.corpus, self.texts = encoded_corpus, texts
+        self.encoded_corpus, self.texts = encoded_corpus, texts
         self.dtype: str = encoded_corpus.shards[0].manifest.dtype
         self.several = encoded_corpus.ragged or encoded_corpus.shards[0].vectors_per_row > 1
         self._passages = [Passages(shards.folder) for shards in encoded_corpus.shards] if texts else []
@@ -54,23 +54,23 @@ class CorpusRows:
 
     def __iter__(self) -> Iterator[tuple[int, int, Iterator[pa.RecordBatch]]]:
         """Yield (first row, rows, batches) of each shard."""
-        for first, shard in self.corpus:
+        for first, shard in self.encoded_corpus:
             yield first, len(shard), self._batches(first, shard)
 
     def _batches(self, first: int, shard: Any) -> Iterator[pa.RecordBatch]:
-        vectors = shard.lengths.sum() if self.corpus.ragged else len(shard) * shard.shape[1]
-        each = max(1, int(vectors) * self.corpus.dimension // len(shard))
+        vectors = shard.lengths.sum() if self.encoded_corpus.ragged else len(shard) * shard.shape[1]
+        each = max(1, int(vectors) * self.encoded_corpus.dimension // len(shard))
         step = max(1, min(_ROWS, _NUMBERS // each))
         for start in range(0, len(shard), step):
             rows = np.arange(start, min(start + step, len(shard)))
-            block = shard.take(rows) if self.corpus.ragged else shard[start : start + len(rows)]
+            block = shard.take(rows) if self.encoded_corpus.ragged else shard[start : start + len(rows)]
             yield self._batch(first + rows, block)
 
     def _batch(self, rows: np.ndarray, vectors: Any) -> pa.RecordBatch:
-        ids = self.corpus.ids(rows)
+        ids = self.encoded_corpus.ids(rows)
         columns = [pa.array(ids, pa.string()), pa.array(rows, pa.int64())]
         if self._metadata:
-            ((part, _, own_rows),) = self.corpus.by_part(rows)  # a shard lies in one
+            ((part, _, own_rows),) = self.encoded_corpus.by_part(rows)  # a shard lies in one
             read = self._passages[part].read(set(ids))
             passages = [read.get(key) or Passage(key, "") for key in ids]  # one without text was encoded under "keep"
             columns += [pa.array([getattr(p, name) for p in passages], pa.string()) for name in ("title", "text")]
@@ -78,9 +78,9 @@ class CorpusRows:
         return pa.record_batch([*columns, self._vectors(vectors)], schema=self.schema)
 
     def _vectors(self, vectors: Any) -> pa.Array:
-        lists = vectors if self.corpus.ragged else Ragged.from_stacked(np.asarray(vectors))
+        lists = vectors if self.encoded_corpus.ragged else Ragged.from_stacked(np.asarray(vectors))
         flat = np.ascontiguousarray(lists.flat, self.dtype).reshape(-1)
-        one = pa.FixedSizeListArray.from_arrays(pa.array(flat), self.corpus.dimension)
+        one = pa.FixedSizeListArray.from_arrays(pa.array(flat), self.encoded_corpus.dimension)
         return pa.ListArray.from_arrays(pa.array(lists.offsets, pa.int32()), one) if self.several else one
 
 

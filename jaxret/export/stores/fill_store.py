@@ -76,21 +76,21 @@ def store_target(rows: CorpusRows, kind: str, out: Path, options: StoreOptions) 
         out: folder of the export.
         options: address and table.
     """
-    corpus = rows.corpus
-    name = options.table or ("" if kind == "parquet" else column_names([corpus.folder.name], ())[0])
-    return StoreTarget(out, options.url, name, rows.schema, rows.dtype, corpus.dimension, corpus.ragged)
+    encoded_corpus = rows.encoded_corpus
+    name = options.table or ("" if kind == "parquet" else column_names([encoded_corpus.folder.name], ())[0])
+    return StoreTarget(out, options.url, name, rows.schema, rows.dtype, encoded_corpus.dimension, encoded_corpus.ragged)
 
 
 def identity_of_rows(rows: CorpusRows) -> dict[str, Any]:
     """Return what the exported rows were made from, as JSON."""
-    corpus = rows.corpus
+    encoded_corpus = rows.encoded_corpus
     return {
-        "corpus": corpus.corpus,
-        "contract": corpus.fingerprint.get("contract"),
-        "checkpoint": corpus.fingerprint.get("checkpoint"),
-        "vectors": [sha256_file(shards.folder / "manifest.json") for shards in corpus.shards],
+        "corpus": encoded_corpus.corpus_identity,
+        "contract": encoded_corpus.fingerprint.get("contract"),
+        "checkpoint": encoded_corpus.fingerprint.get("checkpoint"),
+        "vectors": [sha256_file(shards.folder / "manifest.json") for shards in encoded_corpus.shards],
         "dtype": rows.dtype,
-        "dimension": corpus.dimension,
+        "dimension": encoded_corpus.dimension,
         "similarity": "dot",
         "columns": {field.name: str(field.type) for field in rows.schema},
         "metadata": rows.fields,
@@ -115,15 +115,15 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
             f"{store.place} has {count:,} passages, and {start:,} were written; it was changed since: give a new --out "
             "and --table"
         )
-    with Progress("export", rows.corpus.total_rows, "passage", start=start) as bar:
+    with Progress("export", rows.encoded_corpus.total_rows, "passage", start=start) as bar:
         for number, (first, size, batches) in enumerate(rows):
             if number < len(journal.entries):
                 continue
             entry = store.write(number, counted_batches(batches, size, bar))
             journal.note({"first_row": first, "rows": size, **entry})
-    if (count := store.count()) != rows.corpus.total_rows:
+    if (count := store.count()) != rows.encoded_corpus.total_rows:
         raise ValueError(
-            f"{store.place} has {count:,} passages, and the corpus {rows.corpus.total_rows:,}: another job "
+            f"{store.place} has {count:,} passages, and the corpus {rows.encoded_corpus.total_rows:,}: another job "
             "wrote there, too; export again with a new --out and --table"
         )
 

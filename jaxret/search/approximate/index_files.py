@@ -32,7 +32,7 @@ def identity_of(encoded_corpus: EncodedCorpus) -> dict[str, Any]:
     digests = [
         [entry[file]["sha256"] for entry in part.manifest.shards for file in files] for part in encoded_corpus.shards
     ]
-    return {**encoded_corpus.corpus, "vectors": sha256_json(digests)}
+    return {**encoded_corpus.corpus_identity, "vectors": sha256_json(digests)}
 
 
 def read_index_manifest(folder: Path) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def open_index_manifest(encoded_corpus: EncodedCorpus, name: str) -> tuple[Path,
         raise FileNotFoundError(f"{encoded_corpus.folder} has no index {name!r}; {has}")
     manifest = read_index_manifest(folder)
     if manifest["corpus"] != identity_of(encoded_corpus):
-        was, now = manifest["corpus"]["passages"], encoded_corpus.corpus["passages"]
+        was, now = manifest["corpus"]["passages"], encoded_corpus.corpus_identity["passages"]
         raise ValueError(
             f"{folder} is an index of other vectors ({was:,} passages) than the corpus has now ({now:,}; appended, "
             f"deleted or encoded again): {BUILD} --factory={manifest['factory']} --name={name}, or search "
