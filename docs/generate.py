@@ -1,4 +1,5 @@
-"""Write the pages that follow from other files: commands, config keys and modules, and tutorials from their notebooks.
+"""Write what follows from other files: pages of commands, config keys and modules, tutorials from their notebooks, and
+the table of formats in docs/data.md.
 
 `make docs` runs it before Sphinx. The pages are in docs/reference/ and docs/tutorials/, and in no commit.
 """
@@ -19,9 +20,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
 PACKAGE = ROOT / "jaxret"
+FORMAT_MARKS = "<!-- formats: docs/generate.py writes them -->", "<!-- end of formats -->"
 sys.path.insert(0, str(ROOT))
 
 from jaxret.cli.verbs import VERBS  # noqa: E402  (the path comes first)
+from jaxret.data.formats.detect import FORMATS  # noqa: E402
 
 
 class Key(NamedTuple):
@@ -129,6 +132,21 @@ def modules() -> str:
     return "\n".join(lines)
 
 
+def with_format_table(page: str) -> str:
+    """Return docs/data.md with a line for each format between its two marks."""
+    lines = ["", "| format | name | its files | contain |", "|:--|:--|:--|:--|"]
+    for one in sorted(FORMATS, key=lambda one: one.name):
+        roles = ["examples"] if one.gives("examples") else one.roles()
+        keys = "|".join(map(re.escape, one.keys)) or "(?!)"  # no key: what never matches
+        description = re.sub(rf"(?<![\w-])({keys}|\w*_\w+)(?![\w-])", r"`\g<0>`", one.description)
+        title = re.sub(r"\w*_\w+", r"`\g<0>`", one.title)
+        cells = (title, f"`{one.name}`", description, ", ".join(roles))
+        lines.append(f"| {' | '.join(cells)} |")
+    before, table = page.split(FORMAT_MARKS[0])
+    _, after = table.split(FORMAT_MARKS[1])
+    return FORMAT_MARKS[0].join([before, "\n".join([*lines, "", FORMAT_MARKS[1]])]) + after
+
+
 def tutorial(notebook: Path) -> str:
     """Return the page of a notebook: its text, its code, and what the code printed when the notebook was last run."""
     lines = []
@@ -154,6 +172,8 @@ def main() -> None:
     PAGES.mkdir(exist_ok=True)
     for name, page in (("commands", commands), ("config", config_keys), ("modules", modules)):
         (PAGES / f"{name}.md").write_text(page())
+    data = ROOT / "docs" / "data.md"
+    data.write_text(with_format_table(data.read_text(encoding="utf-8")), encoding="utf-8")
     for notebook in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
         notebook.with_suffix(".md").write_text(tutorial(notebook), encoding="utf-8")
 

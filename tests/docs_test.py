@@ -22,6 +22,7 @@ import pytest
 
 from jaxret.cli.verbs import VERBS
 from jaxret.configs import load_config
+from jaxret.data.formats.detect import FORMATS
 from tests.pipeline import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -50,6 +51,15 @@ def key_paths(group: Any, prefix: str = "") -> Iterator[str]:
 def test_the_page_of_config_keys_has_every_key(generate: ModuleType) -> None:
     keys = [key.path for key in generate.read_keys() if key.default is not None]
     assert sorted(keys) == sorted(key_paths(load_config("base")))
+
+
+def test_the_table_of_formats_is_that_of_the_code(generate: ModuleType) -> None:
+    """python docs/generate.py, and commit docs/data.md"""
+    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    assert generate.with_format_table(page) == page
+    for one in FORMATS:
+        assert f" | `{one.name}` | " in page
+    assert "| `tevatron.corpus` | JSON records with `docid`, `text`, and perhaps `title` | passages |" in page
 
 
 def test_a_key_has_the_comments_above_it_and_behind_it(generate: ModuleType) -> None:
