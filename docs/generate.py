@@ -77,7 +77,7 @@ def read_keys() -> list[Key]:
         text = line.strip()
         if text.startswith("#"):
             above.append(text.lstrip("# "))
-        elif match := re.match(r"c\.([\w.]+) = (.*)$", text):
+        elif match := re.match(r"config\.([\w.]+) = (.*)$", text):
             value, behind = _split_comment(match[2])
             group = value == "ConfigDict()"
             keys.append(Key(match[1], None if group else value, " ".join([*above, behind]).strip()))

@@ -6,10 +6,10 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.dtype = "bfloat16"
-    c.encoder.tied = True
-    c.head.name = "aggretriever"
-    c.tokens.query_length = 32
-    c.tokens.passage_length = 156
-    return c
+    config = base()
+    config.encoder.dtype = "bfloat16"
+    config.encoder.tied = True
+    config.head.name = "aggretriever"
+    config.tokens.query_length = 32
+    config.tokens.passage_length = 156
+    return config

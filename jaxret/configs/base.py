@@ -40,376 +40,376 @@ def two_stages(
 
 
 def get_config() -> ConfigDict:
-    c = ConfigDict()
+    config = ConfigDict()
 
     # What is trained: retrieval (one model for vectors of queries and passages), or reranking (a cross-encoder, which
     # reads a query and a passage together and returns a score; it does not read `head`, `pooling` and `normalize`).
-    c.task = "retrieval"
+    config.task = "retrieval"
 
-    c.encoder = ConfigDict()  # The transformer that turns text into hidden states.
+    config.encoder = ConfigDict()  # The transformer that turns text into hidden states.
     # A Hugging Face directory, a hub name (looked up in the local cache), or package:NAME/FOLDER for weights in an
     # installed Python package. A sentence-transformers or PyLate directory also sets keys of `head` and `tokens`,
     # `normalize` and encode.dimension where these have their defaults; a contradicting value is an error
     # (docs/models.md).
-    c.encoder.checkpoint = "bert-base-uncased"
-    c.encoder.download = False  # True: download a hub name that is not in the local cache
+    config.encoder.checkpoint = "bert-base-uncased"
+    config.encoder.download = False  # True: download a hub name that is not in the local cache
     # SHA-256 of model.safetensors, verified before loading; of several weight files: the SHA-256 of the output of
     # sha256sum for them. "": no check.
-    c.encoder.sha256 = ""
+    config.encoder.sha256 = ""
     # Name prefixes of tensors in the file that the model may leave unused, such as poolers, classifiers, MLM heads and
     # decoders. Any other unused tensor is an error.
-    c.encoder.ignore = ("pooler", "classifier", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
-    c.encoder.tied = False  # True: queries and passages share one encoder
-    c.encoder.layers = 0  # number of layers to use, from the first one; 0: all
+    config.encoder.ignore = ("pooler", "classifier", "cls", "lm_head", "vocab_", "decoder", "c_head", "head.")
+    config.encoder.tied = False  # True: queries and passages share one encoder
+    config.encoder.layers = 0  # number of layers to use, from the first one; 0: all
     # Attention of language models: causal (a token sees itself and earlier ones) or bidirectional; "": as in the
     # checkpoint.
-    c.encoder.direction = ""
+    config.encoder.direction = ""
     # Precision of matrix products: float32 or bfloat16. Parameters, sums, norms and hidden states stay in float32.
-    c.encoder.dtype = "float32"
+    config.encoder.dtype = "float32"
     # T5, ModernBERT and language models. True: apply the final norm to every layer above the embeddings, so that layers
     # are comparable. False: no norm on intermediate layers, as in transformers and in MLR's T5 runs (configs/t5.py).
     # BERT's layers end with a norm of their own.
-    c.encoder.normalize_intermediate = True
+    config.encoder.normalize_intermediate = True
     # Activations to recompute in the backward pass, to save memory: none, cheap (activation functions, attention
     # weights, norms: half of the memory for 1 % more arithmetic) or layer (whole layers: a third more arithmetic).
-    c.encoder.recompute = "cheap"
+    config.encoder.recompute = "cheap"
     # Self-attention: plain, or a fused kernel: flash (TPU) or cudnn (NVIDIA GPU; needs encoder.dtype bfloat16 and no
     # attention dropout). T5 has plain attention alone. An unavailable kernel is an error.
-    c.encoder.attention = "plain"
-    c.encoder.attention_dropout = -1.0  # dropout rate of attention weights; -1: the checkpoint's rate
+    config.encoder.attention = "plain"
+    config.encoder.attention_dropout = -1.0  # dropout rate of attention weights; -1: the checkpoint's rate
 
     # The family: turns hidden states into V vectors per text. A head reads head.token and its own group.
-    c.head = ConfigDict()
-    c.head.name = "dual_encoder"  # one of dual_encoder, mlr, me_bert, colbert, mvr, aggretriever, i3 or splade
+    config.head = ConfigDict()
+    config.head.name = "dual_encoder"  # one of dual_encoder, mlr, me_bert, colbert, mvr, aggretriever, i3 or splade
     # State that represents a text: cls (first token), mean (over all tokens; T5 needs it), last (last token) or
     # mean_without_first (over the tokens after the first; for language models, whose first state is very large).
     # ME-BERT and Aggretriever take cls or mean.
-    c.head.token = "cls"
-    c.head.dual_encoder = ConfigDict()  # Dual encoder: V = 1.
+    config.head.token = "cls"
+    config.head.dual_encoder = ConfigDict()  # Dual encoder: V = 1.
     # Output sizes of linear layers after the encoder (Dense modules of sentence-transformers, as in EmbeddingGemma).
-    c.head.dual_encoder.dense = ()
-    c.head.mlr = ConfigDict()  # MLR: V = number of layers.
-    c.head.mlr.chosen = ()  # layer numbers, the last layer included; 0 is the output of the embeddings
-    c.head.me_bert = ConfigDict()  # ME-BERT: V = count.
-    c.head.me_bert.count = 8  # vectors of a passage
+    config.head.dual_encoder.dense = ()
+    config.head.mlr = ConfigDict()  # MLR: V = number of layers.
+    config.head.mlr.chosen = ()  # layer numbers, the last layer included; 0 is the output of the embeddings
+    config.head.me_bert = ConfigDict()  # ME-BERT: V = count.
+    config.head.me_bert.count = 8  # vectors of a passage
     # With head.token mean. True: the mean and the first count - 1 tokens; False: the first count tokens.
-    c.head.me_bert.mean_vector = True
-    c.head.colbert = ConfigDict()  # ColBERT: V = number of tokens.
-    c.head.colbert.projection = 0  # vector size after a linear layer; 0: no layer, the encoder's size
+    config.head.me_bert.mean_vector = True
+    config.head.colbert = ConfigDict()  # ColBERT: V = number of tokens.
+    config.head.colbert.projection = 0  # vector size after a linear layer; 0: no layer, the encoder's size
     # True: late interaction. Every query token has a vector, and the score is the sum of their maxima. The keys below
     # need it, and a PyLate directory sets them (docs/models.md).
-    c.head.colbert.late = False
-    c.head.colbert.query_marker = -1  # token id after [CLS] of a query, such as 1 (BERT's [unused0]); -1: none
-    c.head.colbert.passage_marker = -1  # token id after [CLS] of a passage; -1: none
+    config.head.colbert.late = False
+    config.head.colbert.query_marker = -1  # token id after [CLS] of a query, such as 1 (BERT's [unused0]); -1: none
+    config.head.colbert.passage_marker = -1  # token id after [CLS] of a passage; -1: none
     # Query augmentation: none; or fill queries with [MASK] tokens, each with a vector, to which the other tokens attend
     # (attended) or do not attend (unattended).
-    c.head.colbert.expansion = "none"
-    c.head.colbert.mask_id = 103  # id of [MASK]; used only with an expansion
-    c.head.colbert.skiplist = ()  # ids of passage tokens without a vector, such as punctuation; the encoder reads them
-    c.head.mvr = ConfigDict()  # MVR: V = count.
-    c.head.mvr.count = 8  # viewer tokens, the vectors of a passage
+    config.head.colbert.expansion = "none"
+    config.head.colbert.mask_id = 103  # id of [MASK]; used only with an expansion
+    config.head.colbert.skiplist = ()  # ids of passage tokens without a vector, such as punctuation; the encoder reads them
+    config.head.mvr = ConfigDict()  # MVR: V = count.
+    config.head.mvr.count = 8  # viewer tokens, the vectors of a passage
     # First of `count` consecutive vocabulary ids that no text contains, used as viewers; -1: a new embedding table.
-    c.head.mvr.first_id = -1
+    config.head.mvr.first_id = -1
     # Standard deviation of the new table's initial values. With small values the viewers stay alike (docs/methods.md).
-    c.head.mvr.deviation = 1.0
-    c.head.aggretriever = ConfigDict()  # Aggretriever: V = 1, of size lexical_dim + cls_dim.
-    c.head.aggretriever.lexical_dim = 640  # size of the lexical part, pruned from the vocabulary
-    c.head.aggretriever.cls_dim = 128  # size of the [CLS] part, after a linear layer
+    config.head.mvr.deviation = 1.0
+    config.head.aggretriever = ConfigDict()  # Aggretriever: V = 1, of size lexical_dim + cls_dim.
+    config.head.aggretriever.lexical_dim = 640  # size of the lexical part, pruned from the vocabulary
+    config.head.aggretriever.cls_dim = 128  # size of the [CLS] part, after a linear layer
     # How the vocabulary becomes lexical_dim numbers: full (two halves, with a sign), semi, linear (learned), or
     # average, which uses no vocabulary: a learned projection of the mean over all tokens but [CLS].
-    c.head.aggretriever.pruning = "full"
-    c.head.aggretriever.mlm = True  # False: no MLM head; a token adds weight to its own word only
-    c.head.aggretriever.term_weights = True  # learn a weight for each token; False: all weights are 1
-    c.head.aggretriever.chunk = 16  # tokens projected to the vocabulary at a time: more is faster and takes more memory
-    c.head.aggretriever.parts_weight = 0.5  # weight of the losses of the lexical part alone and of the [CLS] part alone
-    c.head.i3 = ConfigDict()  # I3: V = 1.
-    c.head.i3.variant = "paper"  # cross-attention to all tokens (paper), or to [CLS] only (released, as in its code)
-    c.head.i3.reconstructor_layers = 1  # layers that reconstruct the pseudo-query from the passage
-    c.head.i3.interactor_layers = 1  # layers that combine the passage with the reconstruction
-    c.head.i3.pseudo_length = 32  # tokens of a pseudo-query
-    c.head.i3.mask_id = 103  # id of [MASK]
+    config.head.aggretriever.pruning = "full"
+    config.head.aggretriever.mlm = True  # False: no MLM head; a token adds weight to its own word only
+    config.head.aggretriever.term_weights = True  # learn a weight for each token; False: all weights are 1
+    config.head.aggretriever.chunk = 16  # tokens projected to the vocabulary at a time: more is faster and takes more memory
+    config.head.aggretriever.parts_weight = 0.5  # weight of the losses of the lexical part alone and of the [CLS] part alone
+    config.head.i3 = ConfigDict()  # I3: V = 1.
+    config.head.i3.variant = "paper"  # cross-attention to all tokens (paper), or to [CLS] only (released, as in its code)
+    config.head.i3.reconstructor_layers = 1  # layers that reconstruct the pseudo-query from the passage
+    config.head.i3.interactor_layers = 1  # layers that combine the passage with the reconstruction
+    config.head.i3.pseudo_length = 32  # tokens of a pseudo-query
+    config.head.i3.mask_id = 103  # id of [MASK]
     # The reconstruction loss is multiplied by reconstruction_weight * reconstruction_decay^epoch, from epoch 0.
-    c.head.i3.reconstruction_weight = 1.0
-    c.head.i3.reconstruction_decay = 0.1  # factor per epoch
+    config.head.i3.reconstruction_weight = 1.0
+    config.head.i3.reconstruction_decay = 0.1  # factor per epoch
 
-    c.head.splade = ConfigDict()  # SPLADE and uniCOIL: V = 1, a sparse vector with a weight for each word.
-    c.head.splade.expansion = True  # False: uniCOIL, where only words of the text have a weight
+    config.head.splade = ConfigDict()  # SPLADE and uniCOIL: V = 1, a sparse vector with a weight for each word.
+    config.head.splade.expansion = True  # False: uniCOIL, where only words of the text have a weight
     # Weights of a query's words: encoded (as for passages), words (1 for each word), or learned (one weight for each
     # word of the vocabulary). The last two do not run the encoder on queries.
-    c.head.splade.queries = "encoded"
-    c.head.splade.special_ids = (0, 101, 102)  # token ids that are not words: BERT's [PAD], [CLS], [SEP]
-    c.head.splade.chunk = 16  # tokens projected to the vocabulary at a time: more is faster and takes more memory
+    config.head.splade.queries = "encoded"
+    config.head.splade.special_ids = (0, 101, 102)  # token ids that are not words: BERT's [PAD], [CLS], [SEP]
+    config.head.splade.chunk = 16  # tokens projected to the vocabulary at a time: more is faster and takes more memory
 
     # How the V vectors of a passage are combined: none (the score is their maximum), average, scalar_mix (learned
     # weights) or self_contrastive (trained with all, searched with one).
-    c.pooling = "none"
-    c.normalize = False  # True: scale every vector to length 1, so that scores are cosines
+    config.pooling = "none"
+    config.normalize = False  # True: scale every vector to length 1, so that scores are cosines
 
     # How text becomes tokens. Longer texts are cut; every command prints how many.
-    c.tokens = ConfigDict()
-    c.tokens.query_length = 256  # tokens of a query, at most
-    c.tokens.passage_length = 256  # tokens of a passage, at most, title included
+    config.tokens = ConfigDict()
+    config.tokens.query_length = 256  # tokens of a query, at most
+    config.tokens.passage_length = 256  # tokens of a passage, at most, title included
     # Text in front of every query, tokenized with it, such as "query: " for E5. {task} is replaced by the instruction
     # of the query's record, or else by tokens.task.
-    c.tokens.query_prompt = ""
+    config.tokens.query_prompt = ""
     # Text in front of every passage, tokenized with it, such as "passage: " for E5. {title} is replaced by the passage's
     # title, or by "none" (EmbeddingGemma); the title is then not put before the text as well.
-    c.tokens.passage_prompt = ""
+    config.tokens.passage_prompt = ""
     # Published prompts of both, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral,
     # embedding_gemma or e5 (docs/language-models.md). "": the two keys above.
-    c.tokens.prompts = ""
-    c.tokens.task = ""  # instruction that replaces {task}; "": with tokens.prompts, the one for web search
+    config.tokens.prompts = ""
+    config.tokens.task = ""  # instruction that replaces {task}; "": with tokens.prompts, the one for web search
     # False: the mean (head.token mean and mean_without_first) leaves out the prompt and the [CLS] or <s> before it.
-    c.tokens.prompt_in_mean = True
+    config.tokens.prompt_in_mean = True
     # Between title and text: "[SEP]" ([CLS] title [SEP] text [SEP]), or any other text: title, separator and text are
     # then tokenized as one text. " " is used by BEIR, mteb and Tevatron. "auto": " " for a sentence-transformers or
     # PyLate directory, else "[SEP]".
-    c.tokens.title_separator = "auto"
+    config.tokens.title_separator = "auto"
     # Language models whose tokenizer.json appends nothing to a text: True appends eos_token, whose state is
     # head.token="last"; False leaves texts as tokenizer.json has them (GritLM, LLM2Vec), as `jaxret open` does.
-    c.tokens.end_token = True
-    c.tokens.length_multiple = 32  # training batches are padded to a multiple of this, to compile fewer programs
+    config.tokens.end_token = True
+    config.tokens.length_multiple = 32  # training batches are padded to a multiple of this, to compile fewer programs
     # True: put several training texts into one row instead of padding each to the longest, which computes about 1.06
     # tokens for each real one (docs/scale.md). Losses and gradients change only by rounding.
-    c.tokens.packing = False
+    config.tokens.packing = False
 
     # Data. A source is a file or folder in any format of docs/data.md, which is detected (FORMAT:PATH forces one), or a
     # data set of a library: tfds:NAME, irds:NAME, hf:NAME.
-    c.data = ConfigDict()
-    c.data.train = ""  # training examples (of pre-training: a corpus)
-    c.data.train_split = "train"  # split to train on, if data.train is a folder
-    c.data.dev = ""  # validation examples; "": no validation, and the best checkpoint is the last one
-    c.data.dev_split = "dev"  # split to validate on, if data.dev is a folder
-    c.data.negatives = 1  # hard negatives per query and step, besides the other passages of the batch
+    config.data = ConfigDict()
+    config.data.train = ""  # training examples (of pre-training: a corpus)
+    config.data.train_split = "train"  # split to train on, if data.train is a folder
+    config.data.dev = ""  # validation examples; "": no validation, and the best checkpoint is the last one
+    config.data.dev_split = "dev"  # split to validate on, if data.dev is a folder
+    config.data.negatives = 1  # hard negatives per query and step, besides the other passages of the batch
     # Train on this many random queries, chosen by seed.data and the queries' ids; 0: on all. A larger subset contains a
     # smaller one.
-    c.data.subset = 0
+    config.data.subset = 0
     # Rankings for the training queries of a folder with judgements: ranked passages that are not judged relevant are
     # the hard negatives.
-    c.data.negatives_run = ""
-    c.data.dev_negatives_run = ""  # the same for data.dev; a reranker ranks the relevant passages among these
+    config.data.negatives_run = ""
+    config.data.dev_negatives_run = ""  # the same for data.dev; a reranker ranks the relevant passages among these
     # Rankings with a teacher's scores, for loss.kl and loss.margin_mse, matched by ids; `jaxret rerank` writes such
     # files. "": the scores in data.train.
-    c.data.teacher_run = ""
+    config.data.teacher_run = ""
     # Pseudo-queries for I3: a JSONL file of {"_id": passage id, "text": query}, or "query" (the training query of its
     # positive). "": none, and no reconstruction loss.
-    c.data.pseudo_queries = ""
+    config.data.pseudo_queries = ""
     # Folder for tokenized texts, which are made once and mapped into memory. "": jaxret/tokens in the user's cache
     # ($XDG_CACHE_HOME, else ~/.cache). It may be deleted when no job runs. For several hosts, use a shared disk.
-    c.data.store = ""
-    c.data.on_error = "error"  # bad records: error (stop), skip (leave out and count) or keep (keep empty passages)
+    config.data.store = ""
+    config.data.on_error = "error"  # bad records: error (stop), skip (leave out and count) or keep (keep empty passages)
 
-    c.loss = ConfigDict()  # The terms of the loss, which are added (docs/training.md).
-    c.loss.temperature = 1.0  # scores are divided by it: 1 for raw inner products, about 0.05 for cosines
-    c.loss.local_temperature = 1.0  # the same for the local term: the softmax over the vectors of one passage
-    c.loss.local_weight = 0.0  # weight (lambda) of the local term, which self_contrastive pooling and MVR have
+    config.loss = ConfigDict()  # The terms of the loss, which are added (docs/training.md).
+    config.loss.temperature = 1.0  # scores are divided by it: 1 for raw inner products, about 0.05 for cosines
+    config.loss.local_temperature = 1.0  # the same for the local term: the softmax over the vectors of one passage
+    config.loss.local_weight = 0.0  # weight (lambda) of the local term, which self_contrastive pooling and MVR have
     # Annealing: both temperatures are multiplied by max(annealing_floor, exp(-annealing_rate * epoch)), from epoch 0.
     # 0: off.
-    c.loss.annealing_rate = 0.0
-    c.loss.annealing_floor = 0.3  # smallest factor of the temperatures
+    config.loss.annealing_rate = 0.0
+    config.loss.annealing_floor = 0.3  # smallest factor of the temperatures
     # Weight of the contrastive loss, the local term included. 0: only the terms below and the losses of the head.
-    c.loss.contrastive_weight = 1.0
+    config.loss.contrastive_weight = 1.0
     # False: the softmax covers only the query's own passages, its positive and hard negatives (I3, equation 9), and not
     # passages of other queries. The measures nll and average_rank follow.
-    c.loss.in_batch_negatives = True
-    c.loss.false_negatives = ConfigDict()  # Negatives that are probably relevant.
+    config.loss.in_batch_negatives = True
+    config.loss.false_negatives = ConfigDict()  # Negatives that are probably relevant.
     # True: leave a negative out of the softmax if its score exceeds the positive's by more than the margin.
-    c.loss.false_negatives.masked = False
-    c.loss.false_negatives.margin = 0.1  # in scores before the temperature; 0.1 suits cosines
+    config.loss.false_negatives.masked = False
+    config.loss.false_negatives.margin = 0.1  # in scores before the temperature; 0.1 suits cosines
     # Distillation by KL(teacher || student) over the query's own passages, mean over queries. The teacher's scores are
     # in data.train or data.teacher_run (docs/training.md).
-    c.loss.kl = ConfigDict()
-    c.loss.kl.weight = 0.0  # 0: off
-    c.loss.kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
-    c.loss.kl.teacher_temperature = 1.0  # of the teacher
-    c.loss.kl.scaled = False  # True: multiply by the square of the student's temperature
+    config.loss.kl = ConfigDict()
+    config.loss.kl.weight = 0.0  # 0: off
+    config.loss.kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
+    config.loss.kl.teacher_temperature = 1.0  # of the teacher
+    config.loss.kl.scaled = False  # True: multiply by the square of the student's temperature
     # Distillation by margins: the squared difference between student and teacher of (positive's score - negative's
     # score), mean over the hard negatives.
-    c.loss.margin_mse = ConfigDict()
-    c.loss.margin_mse.weight = 0.0  # 0: off
+    config.loss.margin_mse = ConfigDict()
+    config.loss.margin_mse.weight = 0.0  # 0: off
     # Distillation from train.teacher: KL(teacher || student) of each query's scores with all passages of the batch,
     # over all devices.
-    c.loss.in_batch_kl = ConfigDict()
-    c.loss.in_batch_kl.weight = 0.0  # 0: off
-    c.loss.in_batch_kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
-    c.loss.in_batch_kl.teacher_temperature = 1.0  # of the teacher
-    c.loss.in_batch_kl.scaled = False  # True: multiply by the square of the student's temperature
+    config.loss.in_batch_kl = ConfigDict()
+    config.loss.in_batch_kl.weight = 0.0  # 0: off
+    config.loss.in_batch_kl.temperature = 1.0  # of the student, instead of loss.temperature: about 0.05 for cosines
+    config.loss.in_batch_kl.teacher_temperature = 1.0  # of the teacher
+    config.loss.in_batch_kl.scaled = False  # True: multiply by the square of the student's temperature
     # Sigmoid cross-entropy of each of the query's own passages.
-    c.loss.binary = ConfigDict()
-    c.loss.binary.weight = 0.0  # 0: off
-    c.loss.binary.positive_weight = 1.0  # factor of the positive's term
+    config.loss.binary = ConfigDict()
+    config.loss.binary.weight = 0.0  # 0: off
+    config.loss.binary.positive_weight = 1.0  # factor of the positive's term
 
     # Matryoshka: the loss is a weighted sum over vector sizes. A size keeps the first numbers of every vector, scaled
     # to length 1 (needs `normalize`); it has every term that compares queries with passages (docs/training.md).
-    c.loss.matryoshka = ConfigDict()
-    c.loss.matryoshka.sizes = ()  # such as (768, 256, 64), with the size of the whole vector; (): off
-    c.loss.matryoshka.weights = ()  # one for each size; (): all 1
+    config.loss.matryoshka = ConfigDict()
+    config.loss.matryoshka.sizes = ()  # such as (768, 256, 64), with the size of the whole vector; (): off
+    config.loss.matryoshka.weights = ()  # one for each size; (): all 1
 
     # SPLADE and uniCOIL: penalties on the weights of words over all texts of a batch. Good values depend on the loss
     # and on the batch size.
-    c.loss.sparsity = ConfigDict()
-    c.loss.sparsity.query = 0.0  # weight of the penalty on queries
-    c.loss.sparsity.passage = 0.0  # weight of the penalty on passages
-    c.loss.sparsity.query_norm = "flops"  # penalty; flops: sum_j (mean_i |w_ij|)^2; l1: mean_i sum_j |w_ij|
-    c.loss.sparsity.passage_norm = "flops"  # the same for passages
+    config.loss.sparsity = ConfigDict()
+    config.loss.sparsity.query = 0.0  # weight of the penalty on queries
+    config.loss.sparsity.passage = 0.0  # weight of the penalty on passages
+    config.loss.sparsity.query_norm = "flops"  # penalty; flops: sum_j (mean_i |w_ij|)^2; l1: mean_i sum_j |w_ij|
+    config.loss.sparsity.passage_norm = "flops"  # the same for passages
     # Steps in which both weights rise quadratically from 0, about a third of all steps; 0: constant weights.
-    c.loss.sparsity.steps = 0
+    config.loss.sparsity.steps = 0
 
-    c.optimizer = ConfigDict()
-    c.optimizer.name = "adamw"  # one of adamw, lamb (optax), lamb_reference (no bias correction, weight norms up to 10)
-    c.optimizer.learning_rate = 2e-5  # the highest rate, after warm-up
-    c.optimizer.head_learning_rate = 0.0  # rate of the parameters that head_parameters matches; 0: learning_rate
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "adamw"  # one of adamw, lamb (optax), lamb_reference (no bias correction, weight norms up to 10)
+    config.optimizer.learning_rate = 2e-5  # the highest rate, after warm-up
+    config.optimizer.head_learning_rate = 0.0  # rate of the parameters that head_parameters matches; 0: learning_rate
     # Regular expression for parameter paths. The default matches the layers of heads, but no projection to the
     # vocabulary.
-    c.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
+    config.optimizer.head_parameters = r"^(\w+_)?head/(?!vocabulary)"
     # After warm-up: linear or cosine (to 0 at the last step) or none (constant). A run that is extended takes the rates
     # of the longer schedule from there on (docs/training.md).
-    c.optimizer.decay = "linear"
-    c.optimizer.warmup_fraction = 0.05  # part of all steps
-    c.optimizer.warmup_steps = -1  # steps; -1: use warmup_fraction
+    config.optimizer.decay = "linear"
+    config.optimizer.warmup_fraction = 0.05  # part of all steps
+    config.optimizer.warmup_steps = -1  # steps; -1: use warmup_fraction
     # Decay of a moving average of the weights: ema * average + (1 - ema) * weights after every step. Validation,
     # checkpoints, encoding and search use the average, which covers about the last 1 / (1 - ema) steps. 0: off.
-    c.optimizer.ema = 0.0
+    config.optimizer.ema = 0.0
     # Regular expression for paths of parameters that are not trained, such as "encoder/". "": all are trained.
-    c.optimizer.frozen = ""
-    c.optimizer.b1 = 0.9  # Adam's decay of the first moment
-    c.optimizer.b2 = 0.999  # Adam's decay of the second moment
-    c.optimizer.eps = 1e-8  # added to the denominator of the update
-    c.optimizer.weight_decay = 0.0  # not applied to biases and layer norms
-    c.optimizer.clip_norm = 2.0  # largest norm of the gradient; 0: no clipping
+    config.optimizer.frozen = ""
+    config.optimizer.b1 = 0.9  # Adam's decay of the first moment
+    config.optimizer.b2 = 0.999  # Adam's decay of the second moment
+    config.optimizer.eps = 1e-8  # added to the denominator of the update
+    config.optimizer.weight_decay = 0.0  # not applied to biases and layer norms
+    config.optimizer.clip_norm = 2.0  # largest norm of the gradient; 0: no clipping
     # Factor of clip_norm. Some trainers average gradients of a gathered loss over W processes, which multiplies their
     # clip norm by W: for "2.0 on 4 GPUs" of such a trainer set 4.
-    c.optimizer.reference_processes = 1
+    config.optimizer.reference_processes = 1
 
     # LoRA: the encoder's weights stay as they are, and low-rank adapters of its dense layers are trained, with the head
     # (docs/language-models.md). Checkpoints hold adapters and head; whatever opens the run reads encoder.checkpoint
     # again and adds the adapters to its weights.
-    c.lora = ConfigDict()
-    c.lora.rank = 0  # rank of the adapters; 0: no adapters, and the whole encoder is trained
-    c.lora.alpha = 16.0  # what an adapter adds is multiplied by alpha / rank
-    c.lora.rslora = False  # True: what an adapter adds is multiplied by alpha / sqrt(rank) instead
-    c.lora.dropout = 0.0  # rate at which numbers of an adapter's input are dropped
+    config.lora = ConfigDict()
+    config.lora.rank = 0  # rank of the adapters; 0: no adapters, and the whole encoder is trained
+    config.lora.alpha = 16.0  # what an adapter adds is multiplied by alpha / rank
+    config.lora.rslora = False  # True: what an adapter adds is multiplied by alpha / sqrt(rank) instead
+    config.lora.dropout = 0.0  # rate at which numbers of an adapter's input are dropped
     # Dense layers that get an adapter: names in the Hugging Face model, such as ("q_proj", "v_proj"), or regular
     # expressions of whole names, as in PEFT; ("all-linear",): all of the encoder's layers.
-    c.lora.targets = ("all-linear",)
-    c.lora.layers = ()  # numbers of the encoder's layers, from 1, that get adapters; (): all
-    c.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
+    config.lora.targets = ("all-linear",)
+    config.lora.layers = ()  # numbers of the encoder's layers, from 1, that get adapters; (): all
+    config.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
     # Name of the base in adapter_config.json of lora.adapters, if its last part differs from that of encoder.checkpoint.
-    c.lora.base = ""
+    config.lora.base = ""
     # Type in which the encoder's kernels and tables are kept: bfloat16 or float32. Weights that are float32 in the file
     # are rounded by bfloat16.
-    c.lora.base_dtype = "bfloat16"
+    config.lora.base_dtype = "bfloat16"
 
     # Pre-training: only `jaxret pretrain` reads this group (docs/pretraining.md). data.train is then a corpus,
     # train.batch_size counts spans (for cocondenser: passages), and encoder.checkpoint="" starts from random weights.
-    c.pretraining = ConfigDict()
-    c.pretraining.method = "mlm"  # one of mlm, condenser, cocondenser or retromae
+    config.pretraining = ConfigDict()
+    config.pretraining.method = "mlm"  # one of mlm, condenser, cocondenser or retromae
     # Tokens of a span, at most, special tokens included. A passage is cut into the fewest spans, of about equal length.
-    c.pretraining.length = 256
-    c.pretraining.shortest = 8  # spans with fewer tokens of text are left out
-    c.pretraining.mask_rate = 0.15  # part of a span's tokens to mask, in whole words
-    c.pretraining.head_layers = 2  # condenser, cocondenser: layers of the head
-    c.pretraining.skip_from = 6  # condenser, cocondenser: the head reads the tokens of this encoder layer
-    c.pretraining.late_mlm = True  # condenser, cocondenser: also train the last layer as a masked language model
-    c.pretraining.contrast_weight = 1.0  # cocondenser: weight of the contrastive loss between spans of one passage
-    c.pretraining.decoder_rate = 0.5  # retromae: part of the tokens hidden from a decoder position, in whole words
-    c.pretraining.decoder_masks = 256  # retromae: different masks of a span, one of which each position uses
-    c.pretraining.seed = 12345  # of the masks
+    config.pretraining.length = 256
+    config.pretraining.shortest = 8  # spans with fewer tokens of text are left out
+    config.pretraining.mask_rate = 0.15  # part of a span's tokens to mask, in whole words
+    config.pretraining.head_layers = 2  # condenser, cocondenser: layers of the head
+    config.pretraining.skip_from = 6  # condenser, cocondenser: the head reads the tokens of this encoder layer
+    config.pretraining.late_mlm = True  # condenser, cocondenser: also train the last layer as a masked language model
+    config.pretraining.contrast_weight = 1.0  # cocondenser: weight of the contrastive loss between spans of one passage
+    config.pretraining.decoder_rate = 0.5  # retromae: part of the tokens hidden from a decoder position, in whole words
+    config.pretraining.decoder_masks = 256  # retromae: different masks of a span, one of which each position uses
+    config.pretraining.seed = 12345  # of the masks
     # The BERT to start from if encoder.checkpoint is empty.
-    c.pretraining.scratch = ConfigDict()
-    c.pretraining.scratch.tokenizer = ""  # directory of a tokenizer; "": train WordPiece on the corpus
-    c.pretraining.scratch.vocabulary = 30522  # largest size of the trained vocabulary
-    c.pretraining.scratch.lowercase = True  # the trained tokenizer lower-cases texts
-    c.pretraining.scratch.hidden_size = 768  # width of hidden states
-    c.pretraining.scratch.layers = 12  # number of layers
-    c.pretraining.scratch.heads = 12  # attention heads of a layer
-    c.pretraining.scratch.intermediate_size = 3072  # width of the feed-forward layers
-    c.pretraining.scratch.positions = 512  # longest input, in tokens
+    config.pretraining.scratch = ConfigDict()
+    config.pretraining.scratch.tokenizer = ""  # directory of a tokenizer; "": train WordPiece on the corpus
+    config.pretraining.scratch.vocabulary = 30522  # largest size of the trained vocabulary
+    config.pretraining.scratch.lowercase = True  # the trained tokenizer lower-cases texts
+    config.pretraining.scratch.hidden_size = 768  # width of hidden states
+    config.pretraining.scratch.layers = 12  # number of layers
+    config.pretraining.scratch.heads = 12  # attention heads of a layer
+    config.pretraining.scratch.intermediate_size = 3072  # width of the feed-forward layers
+    config.pretraining.scratch.positions = 512  # longest input, in tokens
 
-    c.train = ConfigDict()  # Length, batches and log of training (docs/training.md).
-    c.train.batch_size = 128  # queries of a batch, over all devices
-    c.train.epochs = 40.0  # passes over the training examples
-    c.train.steps = -1  # steps; -1: use train.epochs; 0: write the untrained model as a checkpoint
-    c.train.start_from = ""  # folder of a finished run of the same model: start from its best checkpoint
+    config.train = ConfigDict()  # Length, batches and log of training (docs/training.md).
+    config.train.batch_size = 128  # queries of a batch, over all devices
+    config.train.epochs = 40.0  # passes over the training examples
+    config.train.steps = -1  # steps; -1: use train.epochs; 0: write the untrained model as a checkpoint
+    config.train.start_from = ""  # folder of a finished run of the same model: start from its best checkpoint
     # Rounds: several runs that form one training with one schedule, each on its own data (docs/training.md). Round 2
     # and later continue from the last checkpoint of the run in train.start_from, optimizer state included.
-    c.train.rounds = 1
-    c.train.round = 1  # number of this round, from 1
+    config.train.rounds = 1
+    config.train.round = 1  # number of this round, from 1
     # Folder of a finished retriever that reads the same tokens: its best checkpoint encodes every batch, and
     # loss.in_batch_kl learns from its scores.
-    c.train.teacher = ""
+    config.train.teacher = ""
     # Gradient caching: queries (with their passages) encoded at a time, over all devices; 0: all at once. Rounded up to
     # a divisor of the batch size that gives every device a part. Validation uses the same chunks.
-    c.train.chunk_size = 0
+    config.train.chunk_size = 0
     # Gradient accumulation: batches per step, whose gradients are averaged. Each batch has only its own in-batch
     # negatives, and one batch is in memory at a time.
-    c.train.accumulate = 1
+    config.train.accumulate = 1
     # Skip up to this many steps whose loss, gradient or update is not finite; the next one stops the run. A skipped
     # step changes only the step number, and metrics.jsonl counts it.
-    c.train.skip_nonfinite = 0
-    c.train.log_every = 10  # steps between lines of metrics.jsonl
+    config.train.skip_nonfinite = 0
+    config.train.log_every = 10  # steps between lines of metrics.jsonl
     # Experiment trackers that get every logged line during training: "trackio", "wandb", "mlflow". They must be
     # installed. If one fails, training continues, and `jaxret track` sends the rest later.
-    c.train.trackers = ()
-    c.train.tracker_project = "jaxret"  # project at the trackers (mlflow: experiment)
+    config.train.trackers = ()
+    config.train.tracker_project = "jaxret"  # project at the trackers (mlflow: experiment)
     # First and last step to trace into the run's folder profile/, for XProf and Perfetto, such as (20, 25); (): none.
     # Steps that are traced take longer.
-    c.train.profile = ()
-    c.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: an epoch
+    config.train.profile = ()
+    config.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: an epoch
 
-    c.validation = ConfigDict()  # Validation during training; needs data.dev (docs/training.md).
-    c.validation.batch_size = 128  # queries of a batch for nll, average_rank and accuracy
+    config.validation = ConfigDict()  # Validation during training; needs data.dev (docs/training.md).
+    config.validation.batch_size = 128  # queries of a batch for nll, average_rank and accuracy
     # Number of passages to retrieve from: all relevant dev passages, then their hard negatives, then training passages.
-    c.validation.pool_size = 2000
+    config.validation.pool_size = 2000
     # Retrieve from a whole corpus instead of the pool: a source with passages, judged by data.dev; or "train": all
     # training and dev passages. Each validation encodes the corpus; vectors are not stored.
-    c.validation.corpus = ""
+    config.validation.corpus = ""
     # Metric that selects the best checkpoint: RR@10, Success@5, Success@20; with a corpus also nDCG@10 and R@100; or
     # nll or average_rank inside a batch, as in MLR's published code.
-    c.validation.metric = "RR@10"
+    config.validation.metric = "RR@10"
     # Another metric, from epoch validation.then_from on; "": none. From then on only checkpoints with the new metric
     # can be the best.
-    c.validation.then = ""
-    c.validation.then_from = 32.0  # epoch
+    config.validation.then = ""
+    config.validation.then_from = 32.0  # epoch
     # Which checkpoint is the best one: metric (the best by the metric), or last (the last one). Encoding, search,
     # mining, train.teacher and train.start_from use it.
-    c.validation.best = "metric"
+    config.validation.best = "metric"
 
     # Seeds. They are separate so that one can be varied alone.
-    c.seed = ConfigDict()
-    c.seed.init = 12345  # initial values of new parameters
-    c.seed.data = 12345  # order of the examples, and data.subset
-    c.seed.dropout = 12345  # dropout masks
-    c.seed.negatives = 12345  # choice of hard negatives
+    config.seed = ConfigDict()
+    config.seed.init = 12345  # initial values of new parameters
+    config.seed.data = 12345  # order of the examples, and data.subset
+    config.seed.dropout = 12345  # dropout masks
+    config.seed.negatives = 12345  # choice of hard negatives
 
     # Devices and processes (docs/clusters.md).
-    c.mesh = ConfigDict()
+    config.mesh = ConfigDict()
     # Devices to split the parameters over; 0: all devices. The batch is always split over all devices.
-    c.mesh.fsdp = 1
+    config.mesh.fsdp = 1
     # Devices of a process that share the products of each layer of a language model, where one layer is too large for
     # a device. They have the same part of the batch.
-    c.mesh.tensor = 1
+    config.mesh.tensor = 1
     # Precision of the sum of gradients over devices: float32, or bfloat16 for half the traffic.
-    c.mesh.reduce_dtype = "float32"
+    config.mesh.reduce_dtype = "float32"
     # Several hosts: "auto" on a TPU pod or under Slurm, else HOST:PORT of process 0. "": one process.
-    c.mesh.coordinator = ""
-    c.mesh.num_processes = 1  # with HOST:PORT: number of processes
-    c.mesh.process_id = 0  # with HOST:PORT: number of this process, from 0
-    c.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
+    config.mesh.coordinator = ""
+    config.mesh.num_processes = 1  # with HOST:PORT: number of processes
+    config.mesh.process_id = 0  # with HOST:PORT: number of this process, from 0
+    config.mesh.initialization_timeout = 300  # seconds that processes wait for each other at the start
     # Required platform: tpu, gpu or cpu; an error if it is absent. "": JAX's default, which is the CPU without an
     # accelerator. `jaxret encode` and `jaxret search` have a flag --platform instead.
-    c.mesh.platform = ""
+    config.mesh.platform = ""
 
-    c.encode = ConfigDict()  # Encoding of a corpus (docs/encoding.md).
-    c.encode.tokens_per_batch = 16384  # tokens of a batch, about, over all devices
+    config.encode = ConfigDict()  # Encoding of a corpus (docs/encoding.md).
+    config.encode.tokens_per_batch = 16384  # tokens of a batch, about, over all devices
     # Passages of a shard, at most; a killed job loses the shards that it was computing. On a CPU a shard also has at
     # most about a minute's work (docs/files.md).
-    c.encode.shard_rows = 8192
-    c.encode.shard_mb = 64  # MB (10^6 bytes) of vectors in a shard, at most
-    c.encode.words = 0  # SPLADE and uniCOIL: store only this many words of a passage, the heaviest; 0: all
+    config.encode.shard_rows = 8192
+    config.encode.shard_mb = 64  # MB (10^6 bytes) of vectors in a shard, at most
+    config.encode.words = 0  # SPLADE and uniCOIL: store only this many words of a passage, the heaviest; 0: all
     # Numbers of a vector to keep, from the first one, scaled to length 1 again with `normalize`; 0: all. For models
     # trained with loss.matryoshka. The truncate_dim of a sentence-transformers directory sets it.
-    c.encode.dimension = 0
-    c.encode.dtype = "float32"  # of vectors on disk: float32 or float16
+    config.encode.dimension = 0
+    config.encode.dtype = "float32"  # of vectors on disk: float32 or float16
 
-    return c
+    return config

@@ -12,17 +12,17 @@ SUFFIXES = ("single", "late")
 
 def get_config(kind: str = "single") -> ConfigDict:
     require_suffix("colbert.py", kind, SUFFIXES)
-    c = base()
-    c.encoder.dtype = "bfloat16"
-    c.head.name = "colbert"
+    config = base()
+    config.encoder.dtype = "bfloat16"
+    config.head.name = "colbert"
     if kind == "late":
-        c.head.colbert.late = True
-        c.head.colbert.projection = 128
-        c.normalize = True
-        c.encoder.tied = True
-        c.tokens.query_length = 32
-        c.encode.dtype = "float16"
+        config.head.colbert.late = True
+        config.head.colbert.projection = 128
+        config.normalize = True
+        config.encoder.tied = True
+        config.tokens.query_length = 32
+        config.encode.dtype = "float16"
     else:
-        c.pooling = "self_contrastive"
-        c.loss.local_weight = 0.01
-    return c
+        config.pooling = "self_contrastive"
+        config.loss.local_weight = 0.01
+    return config

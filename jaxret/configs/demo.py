@@ -16,16 +16,16 @@ SUFFIXES = ("mlr", "dual_encoder", "first_layers", "as_it_comes")
 
 def get_config(system: str = "mlr") -> ConfigDict:
     require_suffix("demo.py", system, SUFFIXES)
-    c = minilm("as_it_comes" if system == "first_layers" else system)
+    config = minilm("as_it_comes" if system == "first_layers" else system)
     if system != "as_it_comes":
-        c.encoder.layers = 5
+        config.encoder.layers = 5
     if system == "mlr":
-        c.head.mlr.chosen = (4, 5)
+        config.head.mlr.chosen = (4, 5)
     if system in ("mlr", "dual_encoder"):
-        c.train.steps = 12  # a third of an epoch, in half a minute on two cores
-    c.tokens.query_length = 32
-    c.tokens.passage_length = 64  # a quarter of the docstrings is longer
-    c.data.train = c.data.dev = "runs/demo/data/pairs"  # written by jaxret demo
-    c.optimizer.learning_rate = 2e-4
-    c.validation.pool_size = 250
-    return c
+        config.train.steps = 12  # a third of an epoch, in half a minute on two cores
+    config.tokens.query_length = 32
+    config.tokens.passage_length = 64  # a quarter of the docstrings is longer
+    config.data.train = config.data.dev = "runs/demo/data/pairs"  # written by jaxret demo
+    config.optimizer.learning_rate = 2e-4
+    config.validation.pool_size = 250
+    return config

@@ -9,15 +9,15 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.dtype = "bfloat16"
-    c.head.name = "i3"
-    c.data.pseudo_queries = "query"
-    c.tokens.query_length = 32
-    c.tokens.passage_length = 140
-    c.optimizer.name = "lamb"
-    c.optimizer.decay = "none"
-    c.optimizer.warmup_fraction = 0.0
-    c.optimizer.clip_norm = 0.0
-    c.optimizer.eps = 1e-6
-    return c
+    config = base()
+    config.encoder.dtype = "bfloat16"
+    config.head.name = "i3"
+    config.data.pseudo_queries = "query"
+    config.tokens.query_length = 32
+    config.tokens.passage_length = 140
+    config.optimizer.name = "lamb"
+    config.optimizer.decay = "none"
+    config.optimizer.warmup_fraction = 0.0
+    config.optimizer.clip_norm = 0.0
+    config.optimizer.eps = 1e-6
+    return config

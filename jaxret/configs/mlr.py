@@ -10,10 +10,10 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.dtype = "bfloat16"
-    c.head.name = "mlr"
-    c.head.mlr.chosen = (10, 12)
-    c.pooling = "self_contrastive"
-    c.loss.local_weight = 1.0  # 0.1 for all twelve layers
-    return c
+    config = base()
+    config.encoder.dtype = "bfloat16"
+    config.head.name = "mlr"
+    config.head.mlr.chosen = (10, 12)
+    config.pooling = "self_contrastive"
+    config.loss.local_weight = 1.0  # 0.1 for all twelve layers
+    return config

@@ -6,10 +6,10 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.checkpoint = "answerdotai/ModernBERT-base"
-    c.encoder.dtype = "bfloat16"
-    c.tokens.passage_length = 512
-    c.optimizer.learning_rate = 5e-5
-    c.train.chunk_size = 64
-    return c
+    config = base()
+    config.encoder.checkpoint = "answerdotai/ModernBERT-base"
+    config.encoder.dtype = "bfloat16"
+    config.tokens.passage_length = 512
+    config.optimizer.learning_rate = 5e-5
+    config.train.chunk_size = 64
+    return config

@@ -6,10 +6,10 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.dtype = "bfloat16"
-    c.head.name = "mvr"
-    c.head.mvr.count = 8
-    c.loss.annealing_rate = 0.1
-    c.loss.local_weight = 0.01
-    return c
+    config = base()
+    config.encoder.dtype = "bfloat16"
+    config.head.name = "mvr"
+    config.head.mvr.count = 8
+    config.loss.annealing_rate = 0.1
+    config.loss.local_weight = 0.01
+    return config

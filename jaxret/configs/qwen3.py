@@ -15,24 +15,24 @@ SUFFIXES = ("last", *LAYERS)
 
 def get_config(suffix: str) -> ConfigDict:
     require_suffix("qwen3.py", suffix, SUFFIXES)
-    c = base()
-    c.encoder.checkpoint = "Qwen/Qwen3-0.6B-Base"
-    c.encoder.tied = True
-    c.encoder.dtype = "bfloat16"
-    c.encoder.recompute = "layer"
-    c.head.token = "last"
-    c.normalize = True
-    c.loss.temperature = 0.02
-    c.tokens.prompts = "qwen3"
-    c.tokens.title_separator = " "
-    c.tokens.query_length = 64
-    c.tokens.passage_length = 156
-    c.data.negatives = 7
-    c.train.batch_size = 32
-    c.optimizer.learning_rate = 1e-5
+    config = base()
+    config.encoder.checkpoint = "Qwen/Qwen3-0.6B-Base"
+    config.encoder.tied = True
+    config.encoder.dtype = "bfloat16"
+    config.encoder.recompute = "layer"
+    config.head.token = "last"
+    config.normalize = True
+    config.loss.temperature = 0.02
+    config.tokens.prompts = "qwen3"
+    config.tokens.title_separator = " "
+    config.tokens.query_length = 64
+    config.tokens.passage_length = 156
+    config.data.negatives = 7
+    config.train.batch_size = 32
+    config.optimizer.learning_rate = 1e-5
     if suffix in LAYERS:
-        c.head.name = "mlr"
-        c.head.mlr.chosen = LAYERS[suffix]
-        c.pooling = "self_contrastive"
-        c.loss.local_weight = 1.0
-    return c
+        config.head.name = "mlr"
+        config.head.mlr.chosen = LAYERS[suffix]
+        config.pooling = "self_contrastive"
+        config.loss.local_weight = 1.0
+    return config

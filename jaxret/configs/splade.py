@@ -6,12 +6,12 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.checkpoint = "Luyu/co-condenser-marco"  # it has an MLM head, as BERT and DistilBERT have
-    c.encoder.dtype = "bfloat16"
-    c.encoder.tied = True
-    c.head.name = "splade"
-    c.tokens.query_length = 128
-    c.tokens.passage_length = 128
-    c.loss.sparsity.query, c.loss.sparsity.passage, c.loss.sparsity.steps = 0.01, 0.01, 1000
-    return c
+    config = base()
+    config.encoder.checkpoint = "Luyu/co-condenser-marco"  # it has an MLM head, as BERT and DistilBERT have
+    config.encoder.dtype = "bfloat16"
+    config.encoder.tied = True
+    config.head.name = "splade"
+    config.tokens.query_length = 128
+    config.tokens.passage_length = 128
+    config.loss.sparsity.query, config.loss.sparsity.passage, config.loss.sparsity.steps = 0.01, 0.01, 1000
+    return config

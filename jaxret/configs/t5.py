@@ -8,14 +8,14 @@ from ml_collections import ConfigDict
 from jaxret.configs.base import get_config as base
 
 
-def use_t5(c: ConfigDict) -> ConfigDict:
+def use_t5(config: ConfigDict) -> ConfigDict:
     """Set the keys of T5-base in a config of BERT."""
-    c.encoder.checkpoint = "t5-base"
-    c.encoder.dtype = "bfloat16"
-    c.encoder.normalize_intermediate = False
-    c.head.token = "mean"
-    c.optimizer.learning_rate = 5e-4
-    return c
+    config.encoder.checkpoint = "t5-base"
+    config.encoder.dtype = "bfloat16"
+    config.encoder.normalize_intermediate = False
+    config.head.token = "mean"
+    config.optimizer.learning_rate = 5e-4
+    return config
 
 
 def get_config() -> ConfigDict:

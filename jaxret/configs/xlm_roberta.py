@@ -6,8 +6,8 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.checkpoint = "FacebookAI/xlm-roberta-base"
-    c.encoder.dtype = "bfloat16"
-    c.head.i3.mask_id = 250001
-    return c
+    config = base()
+    config.encoder.checkpoint = "FacebookAI/xlm-roberta-base"
+    config.encoder.dtype = "bfloat16"
+    config.head.i3.mask_id = 250001
+    return config

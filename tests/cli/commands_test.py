@@ -53,9 +53,9 @@ MINE = """from jaxret.configs.mlr import get_config as mlr
 
 
 def get_config():
-    c = mlr()
-    c.train.steps = 7
-    return c
+    config = mlr()
+    config.train.steps = 7
+    return config
 """
 
 

@@ -405,8 +405,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     encode_corpus(open_run(folder / "alone"), Corpus.open(data), progress=False)
     changed = {key: value for key, value in flat_config(tiny).items() if value != base[key]}
     (folder / "tiny.py").write_text(
-        "from jaxret.configs.base import get_config as base\n\n\n"
-        f"def get_config():\n    c = base()\n    c.update_from_flattened_dict({changed!r})\n    return c\n"
+        "from jaxret.configs.base import get_config as base\n\n\ndef get_config():\n    config = base()\n"
+        f"    config.update_from_flattened_dict({changed!r})\n    return config\n"
     )
     return Job({"CONFIG": str(folder / "tiny.py"), "DATA": str(data)}, folder / "alone")
 

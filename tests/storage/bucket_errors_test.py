@@ -407,12 +407,12 @@ def stages():
 
 
 def get_config():
-    c = base()
-    c.encoder.checkpoint, c.encoder.tied, c.encoder.recompute = "ENCODER", True, "none"
-    c.tokens.query_length, c.tokens.passage_length, c.tokens.length_multiple = 12, 24, 24
-    c.data.negatives, c.train.batch_size, c.train.steps, c.train.log_every = 1, 8, 3, 1
-    c.validation.batch_size, c.validation.pool_size = 8, 40
-    return c
+    config = base()
+    config.encoder.checkpoint, config.encoder.tied, config.encoder.recompute = "ENCODER", True, "none"
+    config.tokens.query_length, config.tokens.passage_length, config.tokens.length_multiple = 12, 24, 24
+    config.data.negatives, config.train.batch_size, config.train.steps, config.train.log_every = 1, 8, 3, 1
+    config.validation.batch_size, config.validation.pool_size = 8, 40
+    return config
 """
 
 

@@ -6,10 +6,10 @@ from jaxret.configs.pretraining.condenser import get_config as condenser
 
 
 def get_config() -> ConfigDict:
-    c = condenser()
-    c.encoder.checkpoint = "Luyu/condenser"
-    c.pretraining.method = "cocondenser"
-    c.pretraining.length = 128
-    c.train.batch_size = 1024
-    c.train.chunk_size = 256
-    return c
+    config = condenser()
+    config.encoder.checkpoint = "Luyu/condenser"
+    config.pretraining.method = "cocondenser"
+    config.pretraining.length = 128
+    config.train.batch_size = 1024
+    config.train.chunk_size = 256
+    return config

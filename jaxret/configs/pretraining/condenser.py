@@ -6,8 +6,8 @@ from jaxret.configs.pretraining.mlm import get_config as mlm
 
 
 def get_config() -> ConfigDict:
-    c = mlm()
-    c.pretraining.method = "condenser"
-    c.pretraining.length = 512
-    c.train.batch_size = 1024
-    return c
+    config = mlm()
+    config.pretraining.method = "condenser"
+    config.pretraining.length = 512
+    config.train.batch_size = 1024
+    return config

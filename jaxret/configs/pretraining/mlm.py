@@ -6,14 +6,14 @@ from jaxret.configs.base import get_config as base
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.task = "pretraining"
-    c.encoder.dtype = "bfloat16"
-    c.optimizer.learning_rate = 1e-4
-    c.optimizer.warmup_fraction = 0.1
-    c.optimizer.weight_decay = 0.01
-    c.optimizer.clip_norm = 1.0
-    c.train.batch_size = 256
-    c.train.epochs = 8.0
-    c.train.checkpoint_every = 1000
-    return c
+    config = base()
+    config.task = "pretraining"
+    config.encoder.dtype = "bfloat16"
+    config.optimizer.learning_rate = 1e-4
+    config.optimizer.warmup_fraction = 0.1
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.clip_norm = 1.0
+    config.train.batch_size = 256
+    config.train.epochs = 8.0
+    config.train.checkpoint_every = 1000
+    return config

@@ -12,10 +12,10 @@ SUFFIXES = ("general", "msmarco")
 
 def get_config(corpus: str = "general") -> ConfigDict:
     require_suffix("pretraining/retromae.py", corpus, SUFFIXES)
-    c = mlm()
-    c.pretraining.method = "retromae"
-    c.pretraining.mask_rate = 0.3
-    c.pretraining.length = 512 if corpus == "general" else 150
-    c.train.batch_size = 256 if corpus == "general" else 1024
-    c.train.epochs = 8.0 if corpus == "general" else 20.0
-    return c
+    config = mlm()
+    config.pretraining.method = "retromae"
+    config.pretraining.mask_rate = 0.3
+    config.pretraining.length = 512 if corpus == "general" else 150
+    config.train.batch_size = 256 if corpus == "general" else 1024
+    config.train.epochs = 8.0 if corpus == "general" else 20.0
+    return config

@@ -32,17 +32,17 @@ def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
 def get_config(system: str = "bert") -> ConfigDict:
     require_suffix("recipes/aggretriever_msmarco.py", system, SUFFIXES)
     encoder, _, kind = system.partition("_")
-    c = aggretriever()
-    c.encoder.checkpoint = CHECKPOINTS[encoder]
+    config = aggretriever()
+    config.encoder.checkpoint = CHECKPOINTS[encoder]
     if kind == "cls":
-        c.head.name = "dual_encoder"
-    c.tokens.passage_length = 128
-    c.tokens.title_separator = " "  # the corpus has no titles; BEIR's are joined so by the paper's code
-    c.data.negatives = 7
-    c.optimizer.learning_rate = 5e-6
-    c.optimizer.warmup_fraction = 0.1
-    c.optimizer.clip_norm = 1.0
-    c.train.batch_size = 8
-    c.train.epochs = 3.0
-    c.validation.best = "last"  # its trainer, Tevatron, has no dev set
-    return c
+        config.head.name = "dual_encoder"
+    config.tokens.passage_length = 128
+    config.tokens.title_separator = " "  # the corpus has no titles; BEIR's are joined so by the paper's code
+    config.data.negatives = 7
+    config.optimizer.learning_rate = 5e-6
+    config.optimizer.warmup_fraction = 0.1
+    config.optimizer.clip_norm = 1.0
+    config.train.batch_size = 8
+    config.train.epochs = 3.0
+    config.validation.best = "last"  # its trainer, Tevatron, has no dev set
+    return config

@@ -18,10 +18,10 @@ SUFFIXES = (*CHECKPOINTS, *(f"{encoder}_cls" for encoder in CHECKPOINTS))
 def get_config(system: str = "bert") -> ConfigDict:
     require_suffix("recipes/aggretriever_open_qa.py", system, SUFFIXES)
     encoder, _, kind = system.partition("_")
-    c = aggretriever()
-    c.encoder.checkpoint = CHECKPOINTS[encoder]
+    config = aggretriever()
+    config.encoder.checkpoint = CHECKPOINTS[encoder]
     if kind == "cls":
-        c.head.name = "dual_encoder"
-    c.optimizer.warmup_steps = 1237
-    c.validation.best = "last"  # its trainer, Tevatron, has no dev set
-    return c
+        config.head.name = "dual_encoder"
+    config.optimizer.warmup_steps = 1237
+    config.validation.best = "last"  # its trainer, Tevatron, has no dev set
+    return config

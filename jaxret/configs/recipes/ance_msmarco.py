@@ -36,19 +36,19 @@ def stages() -> tuple[dict[str, Any], ...]:
 
 
 def get_config() -> ConfigDict:
-    c = base()
-    c.encoder.checkpoint = "FacebookAI/roberta-base"
-    c.encoder.tied = True
-    c.encoder.dtype = "bfloat16"
-    c.tokens.query_length, c.tokens.passage_length = 64, 512
-    c.data.negatives = 1
-    c.loss.in_batch_negatives = False
-    c.optimizer.name = "lamb"
-    c.optimizer.learning_rate = 1e-6
-    c.optimizer.warmup_steps = 5000
-    c.optimizer.decay = "none"
-    c.optimizer.clip_norm = 1.0
-    c.train.batch_size = 64
-    c.train.steps = 10_000
-    c.validation.best = "last"
-    return c
+    config = base()
+    config.encoder.checkpoint = "FacebookAI/roberta-base"
+    config.encoder.tied = True
+    config.encoder.dtype = "bfloat16"
+    config.tokens.query_length, config.tokens.passage_length = 64, 512
+    config.data.negatives = 1
+    config.loss.in_batch_negatives = False
+    config.optimizer.name = "lamb"
+    config.optimizer.learning_rate = 1e-6
+    config.optimizer.warmup_steps = 5000
+    config.optimizer.decay = "none"
+    config.optimizer.clip_norm = 1.0
+    config.train.batch_size = 64
+    config.train.steps = 10_000
+    config.validation.best = "last"
+    return config

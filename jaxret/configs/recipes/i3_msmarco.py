@@ -37,32 +37,32 @@ def stages(system: str = "retromae") -> tuple[dict[str, Any], ...]:
 
 def get_config(system: str = "retromae") -> ConfigDict:
     require_suffix("recipes/i3_msmarco.py", system, SUFFIXES)
-    c = i3()
-    c.data.negatives = 127
-    c.train.batch_size, c.train.chunk_size, c.train.epochs = 16, 4, 40.0
-    c.loss.in_batch_negatives = system in ("released", "distilled_released")
+    config = i3()
+    config.data.negatives = 127
+    config.train.batch_size, config.train.chunk_size, config.train.epochs = 16, 4, 40.0
+    config.loss.in_batch_negatives = system in ("released", "distilled_released")
     if system in ("bert", "warm_up_bert"):
-        c.encoder.layers = 6
-        c.head.i3.reconstructor_layers = c.head.i3.interactor_layers = 3
+        config.encoder.layers = 6
+        config.head.i3.reconstructor_layers = config.head.i3.interactor_layers = 3
     else:
-        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
+        config.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
     if system.startswith("distilled"):
-        c.loss.contrastive_weight, c.loss.kl.weight = 0.0, 1.0
+        config.loss.contrastive_weight, config.loss.kl.weight = 0.0, 1.0
     if system == "distilled_released":
-        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO_distill"
-        c.head.i3.reconstruction_weight, c.head.i3.reconstruction_decay = 0.0002, 1.0
-        c.optimizer.weight_decay, c.train.batch_size = 1e-4, 128
-    if c.loss.in_batch_negatives:
-        c.head.i3.variant = "released"
-        c.optimizer.name, c.optimizer.head_learning_rate = "lamb_reference", 1e-3
+        config.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO_distill"
+        config.head.i3.reconstruction_weight, config.head.i3.reconstruction_decay = 0.0002, 1.0
+        config.optimizer.weight_decay, config.train.batch_size = 1e-4, 128
+    if config.loss.in_batch_negatives:
+        config.head.i3.variant = "released"
+        config.optimizer.name, config.optimizer.head_learning_rate = "lamb_reference", 1e-3
     if system == "released":
-        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO_finetune"
-        c.head.i3.reconstruction_weight = 0.1  # 0.1^epoch, epochs counted from 1
-        c.train.epochs = 200.0
+        config.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO_finetune"
+        config.head.i3.reconstruction_weight = 0.1  # 0.1^epoch, epochs counted from 1
+        config.train.epochs = 200.0
     if system.startswith("warm_up"):
-        c.data.negatives = c.train.chunk_size = 0
-        c.loss.in_batch_negatives = True  # pairs have no negatives of their own
-        c.head.i3.reconstruction_decay = 1.0
-        c.optimizer.frozen = "encoder/"
-        c.train.steps = 20_000
-    return c
+        config.data.negatives = config.train.chunk_size = 0
+        config.loss.in_batch_negatives = True  # pairs have no negatives of their own
+        config.head.i3.reconstruction_decay = 1.0
+        config.optimizer.frozen = "encoder/"
+        config.train.steps = 20_000
+    return config

@@ -27,36 +27,36 @@ NOT_K = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 def get_config(suffix: str) -> ConfigDict:
     require_suffix("recipes/language_models.py", suffix, SUFFIXES)
-    c = base()
-    c.encoder.checkpoint = CHECKPOINTS[suffix]
-    c.encoder.tied = True
-    c.encoder.dtype, c.encoder.recompute = "bfloat16", "layer"
-    c.head.token = "last"
-    c.normalize = True
-    c.loss.temperature = 0.01
-    c.tokens.title_separator = " "
-    c.tokens.query_length = 32
-    c.data.negatives = 15
-    c.train.batch_size, c.train.chunk_size = 32, 1
-    c.optimizer.learning_rate, c.optimizer.warmup_fraction, c.optimizer.clip_norm = 1e-4, 0.1, 1.0
-    c.validation.best = "last"
-    c.mesh.fsdp = 0
+    config = base()
+    config.encoder.checkpoint = CHECKPOINTS[suffix]
+    config.encoder.tied = True
+    config.encoder.dtype, config.encoder.recompute = "bfloat16", "layer"
+    config.head.token = "last"
+    config.normalize = True
+    config.loss.temperature = 0.01
+    config.tokens.title_separator = " "
+    config.tokens.query_length = 32
+    config.data.negatives = 15
+    config.train.batch_size, config.train.chunk_size = 32, 1
+    config.optimizer.learning_rate, config.optimizer.warmup_fraction, config.optimizer.clip_norm = 1e-4, 0.1, 1.0
+    config.validation.best = "last"
+    config.mesh.fsdp = 0
     if not suffix.endswith("full"):
-        c.lora.rank, c.lora.alpha, c.lora.dropout = 16, 64.0, 0.1
+        config.lora.rank, config.lora.alpha, config.lora.dropout = 16, 64.0, 0.1
     if suffix in ("repllama", "llama3", "mistral"):
-        c.train.accumulate, c.train.epochs = 4, 1.0
-        c.tokens.prompts = "tevatron_mistral" if suffix == "mistral" else "repllama"
-        c.tokens.passage_length = 156 if suffix == "mistral" else 196
+        config.train.accumulate, config.train.epochs = 4, 1.0
+        config.tokens.prompts = "tevatron_mistral" if suffix == "mistral" else "repllama"
+        config.tokens.passage_length = 156 if suffix == "mistral" else 196
     else:
-        c.tokens.passage_length, c.train.epochs = 512, 10.0
-    if c.tokens.prompts == "repllama":
-        c.lora.rank, c.lora.targets = 32, NOT_K
-        c.optimizer.warmup_steps = 100
+        config.tokens.passage_length, config.train.epochs = 512, 10.0
+    if config.tokens.prompts == "repllama":
+        config.lora.rank, config.lora.targets = 32, NOT_K
+        config.optimizer.warmup_steps = 100
     if suffix.startswith("qwen3"):
-        c.tokens.query_prompt = "Find a relevant scientific paper abstract to support or reject the claim. Query: "
+        config.tokens.query_prompt = "Find a relevant scientific paper abstract to support or reject the claim. Query: "
     if suffix == "gemma_full":
-        c.tokens.prompts, c.tokens.query_length = "embedding_gemma", 64
-        c.head.token, c.head.dual_encoder.dense = "mean", (3072, 768)
+        config.tokens.prompts, config.tokens.query_length = "embedding_gemma", 64
+        config.head.token, config.head.dual_encoder.dense = "mean", (3072, 768)
     if suffix.endswith("full"):
-        c.optimizer.learning_rate = 6e-6 if suffix == "qwen3_full" else 2e-5
-    return c
+        config.optimizer.learning_rate = 6e-6 if suffix == "qwen3_full" else 2e-5
+    return config

@@ -14,9 +14,9 @@ SUFFIXES = ("mlr", "dual_encoder")
 
 def get_config(system: str = "mlr") -> ConfigDict:
     require_suffix("recipes/mlr_beir.py", system, SUFFIXES)
-    c = mlr_msmarco(system)
-    c.encoder.checkpoint = "Shitao/RetroMAE"
-    c.encoder.tied = True
-    c.optimizer.learning_rate = 3e-5
-    c.train.epochs = 10.0
-    return c
+    config = mlr_msmarco(system)
+    config.encoder.checkpoint = "Shitao/RetroMAE"
+    config.encoder.tied = True
+    config.optimizer.learning_rate = 3e-5
+    config.train.epochs = 10.0
+    return config

@@ -30,13 +30,13 @@ def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
 
 def get_config(system: str = "mlr") -> ConfigDict:
     require_suffix("recipes/mlr_mined.py", system, SUFFIXES)
-    c = mlr()
-    c.encoder.checkpoint = "Shitao/RetroMAE"
-    c.loss.local_weight = 0.1
+    config = mlr()
+    config.encoder.checkpoint = "Shitao/RetroMAE"
+    config.loss.local_weight = 0.1
     if system == "dual_encoder":
-        c.head.name, c.pooling, c.loss.local_weight = "dual_encoder", "none", 0.0
-    c.optimizer.learning_rate = 5e-6
-    c.train.epochs = 40.0
-    c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
-    c.validation.best = "last"
-    return c
+        config.head.name, config.pooling, config.loss.local_weight = "dual_encoder", "none", 0.0
+    config.optimizer.learning_rate = 5e-6
+    config.train.epochs = 40.0
+    config.validation.metric, config.validation.then = "nll", "average_rank"  # from the 32nd epoch on
+    config.validation.best = "last"
+    return config

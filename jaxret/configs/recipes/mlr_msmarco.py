@@ -25,20 +25,20 @@ def stages(system: str = "mlr") -> tuple[dict[str, Any], ...]:
 def get_config(system: str = "mlr") -> ConfigDict:
     require_suffix("recipes/mlr_msmarco.py", system, SUFFIXES)
     family = system.removeprefix("bert_")
-    c = colbert.get_config("late") if family == "colbert" else FAMILIES.get(family, mlr).get_config()
-    c.encoder.dtype = "bfloat16"
+    config = colbert.get_config("late") if family == "colbert" else FAMILIES.get(family, mlr).get_config()
+    config.encoder.dtype = "bfloat16"
     if not system.startswith("bert_"):
-        c.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
+        config.encoder.checkpoint = "Shitao/RetroMAE_MSMARCO"
     if system != "paper_lengths":
-        c.tokens.query_length = 32
-        c.tokens.passage_length = 128
-    c.data.negatives = 15
-    c.train.chunk_size = 32
-    if c.head.name == "mlr":
-        c.loss.local_weight = 0.01
-    if c.head.name == "me_bert":  # other papers' tables have all its vectors
-        c.pooling, c.loss.local_weight = "none", 0.0
-    c.optimizer.learning_rate = 1e-5
-    c.train.epochs = 4.0
-    c.validation.best = "last"
-    return c
+        config.tokens.query_length = 32
+        config.tokens.passage_length = 128
+    config.data.negatives = 15
+    config.train.chunk_size = 32
+    if config.head.name == "mlr":
+        config.loss.local_weight = 0.01
+    if config.head.name == "me_bert":  # other papers' tables have all its vectors
+        config.pooling, config.loss.local_weight = "none", 0.0
+    config.optimizer.learning_rate = 1e-5
+    config.train.epochs = 4.0
+    config.validation.best = "last"
+    return config

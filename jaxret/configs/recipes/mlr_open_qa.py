@@ -26,18 +26,18 @@ SUFFIXES = ("bert", "bert_all_layers", "t5", *FAMILIES, "multi_vector")
 
 def get_config(system: str = "bert") -> ConfigDict:
     require_suffix("recipes/mlr_open_qa.py", system, SUFFIXES)
-    c = FAMILIES.get(system, mlr).get_config()
-    c.encoder.dtype = "bfloat16"
+    config = FAMILIES.get(system, mlr).get_config()
+    config.encoder.dtype = "bfloat16"
     if system == "bert_all_layers":
-        c.head.mlr.chosen = tuple(range(1, 13))
-        c.loss.local_weight = 0.1
+        config.head.mlr.chosen = tuple(range(1, 13))
+        config.loss.local_weight = 0.1
     if system.startswith("t5"):
-        c = use_t5(c)
-    c.head.me_bert.mean_vector = system != "t5_me_bert_first"
+        config = use_t5(config)
+    config.head.me_bert.mean_vector = system != "t5_me_bert_first"
     if system in ("t5", "multi_vector"):
-        c.head.mlr.chosen = (8, 12)  # of two vectors (figure 3)
+        config.head.mlr.chosen = (8, 12)  # of two vectors (figure 3)
     if system.startswith("t5") or system in ("multi_vector", "me_bert_multi"):
-        c.pooling = "none"
-        c.loss.local_weight = 0.0
-    c.validation.metric, c.validation.then = "nll", "average_rank"  # from the 32nd epoch on
-    return c
+        config.pooling = "none"
+        config.loss.local_weight = 0.0
+    config.validation.metric, config.validation.then = "nll", "average_rank"  # from the 32nd epoch on
+    return config

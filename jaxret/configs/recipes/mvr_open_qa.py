@@ -27,12 +27,12 @@ def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
 def get_config(system: str = "bert") -> ConfigDict:
     require_suffix("recipes/mvr_open_qa.py", system, SUFFIXES)
     encoder, _, kind = system.partition("_")
-    c = mvr()
-    c.encoder.checkpoint = CHECKPOINTS[encoder]
-    c.encoder.tied = kind != "two_encoders"
+    config = mvr()
+    config.encoder.checkpoint = CHECKPOINTS[encoder]
+    config.encoder.tied = kind != "two_encoders"
     if kind == "dual_encoder":
-        c.head.name, c.loss.local_weight, c.loss.annealing_rate = "dual_encoder", 0.0, 0.0
-    c.optimizer.warmup_steps = 1237  # as DPR
-    c.validation.metric, c.validation.then = "nll", "average_rank"
-    c.validation.then_from = 31.0  # as DPR: from epoch 30, counted from 0, at its end
-    return c
+        config.head.name, config.loss.local_weight, config.loss.annealing_rate = "dual_encoder", 0.0, 0.0
+    config.optimizer.warmup_steps = 1237  # as DPR
+    config.validation.metric, config.validation.then = "nll", "average_rank"
+    config.validation.then_from = 31.0  # as DPR: from epoch 30, counted from 0, at its end
+    return config

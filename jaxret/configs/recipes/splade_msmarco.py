@@ -10,12 +10,12 @@ from jaxret.configs.splade import get_config as splade
 
 
 def get_config() -> ConfigDict:
-    c = splade()
-    c.data.negatives = 7
-    c.optimizer.learning_rate = 5e-6
-    c.optimizer.warmup_fraction = 0.1
-    c.optimizer.clip_norm = 1.0
-    c.train.batch_size = 32
-    c.train.epochs = 3.0
-    c.validation.best = "last"
-    return c
+    config = splade()
+    config.data.negatives = 7
+    config.optimizer.learning_rate = 5e-6
+    config.optimizer.warmup_fraction = 0.1
+    config.optimizer.clip_norm = 1.0
+    config.train.batch_size = 32
+    config.train.epochs = 3.0
+    config.validation.best = "last"
+    return config
