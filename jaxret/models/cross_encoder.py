@@ -70,10 +70,10 @@ class CrossEncoderModule(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
-        c: Any = self.config
-        self.encoder = make_encoder(c, self.compute)
-        dropout, eps = getattr(c, "hidden_dropout", 0.0), getattr(c, "norm_eps", 1e-5)
-        self.head = ScoreHead(classifier(c), dropout, c.initializer_range, eps)
+        config: Any = self.config
+        self.encoder = make_encoder(config, self.compute)
+        dropout, eps = getattr(config, "hidden_dropout", 0.0), getattr(config, "norm_eps", 1e-5)
+        self.head = ScoreHead(classifier(config), dropout, config.initializer_range, eps)
 
     def __call__(self, pairs: Tokens, train: bool) -> Float[jax.Array, " N"]:
         mean = getattr(self.config, "classifier_pooling", "cls") == "mean"

@@ -14,7 +14,7 @@ from jaxret.models.encoders.layers import Compute
 from jaxret.parallel.mesh import ParameterGatherer
 from jaxret.types import Params
 
-M = TypeVar("M", bound="LinenModel")
+T = TypeVar("T", bound="LinenModel")
 
 
 @runtime_checkable
@@ -108,14 +108,14 @@ class LinenModel:
         return self.module.config.longest
 
     @property
-    def plain(self: M) -> M:
+    def plain(self: T) -> T:
         """Return this model with plain attention, which XLA can split over devices, and analyse, by itself."""
         return self.with_compute(attention="plain")
 
-    def reading(self: M, read: ParameterGatherer) -> M:
+    def reading(self: T, read: ParameterGatherer) -> T:
         return self.with_compute(read=read)
 
-    def with_compute(self: M, **changes: Any) -> M:
+    def with_compute(self: T, **changes: Any) -> T:
         return replace(self, module=self.module.clone(compute=replace(self.compute, **changes)))
 
     def tokenizer_options(self) -> dict[str, Any]:

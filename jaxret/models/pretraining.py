@@ -174,10 +174,10 @@ class PretrainingModule(nn.Module):
         hidden = self.encoder(tokens, Selection(layers="all" if method.condenses else "last"), train).states
         first = hidden[-1, :, :1]
         if method.late or not method.condenses:
-            losses["mlm"] = self.recovered(_at(hidden[-1], batch.positions), batch.labels)
+            losses["mlm"] = self.recovered(_states_at(hidden[-1], batch.positions), batch.labels)
         if method.condenses:
             read = self.head(first, hidden[method.skip_from], layout)
-            losses["head"] = self.recovered(_at(read, batch.positions), batch.labels)
+            losses["head"] = self.recovered(_states_at(read, batch.positions), batch.labels)
         if method.decodes:
             assert batch.targets is not None
             embeddings = self.encoder.embeddings
@@ -199,7 +199,7 @@ class PretrainingModule(nn.Module):
         return self.encoder(tokens, Selection())
 
 
-def _at(states: Float[jax.Array, "B T H"], places: Int[jax.Array, "B M"]) -> Float[jax.Array, "B M H"]:
+def _states_at(states: Float[jax.Array, "B T H"], places: Int[jax.Array, "B M"]) -> Float[jax.Array, "B M H"]:
     return jnp.take_along_axis(states, places[..., None], axis=1)
 
 

@@ -220,22 +220,22 @@ def _read_forward(
 
 
 def _read_backward(
-    axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool, _: None, g: jax.Array
+    axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool, _: None, gradient: jax.Array
 ) -> tuple[jax.Array]:
-    total = g.astype(reduce_dtype)
+    total = gradient.astype(reduce_dtype)
     if axis is not None:
         total = _scatter(total, axis, stacked)
-    return (jax.lax.psum(total, ROW_AXES if axis is None else "data").astype(g.dtype),)
+    return (jax.lax.psum(total, ROW_AXES if axis is None else "data").astype(gradient.dtype),)
 
 
-def _scatter(g: jax.Array, axis: int, stacked: bool) -> jax.Array:
+def _scatter(gradient: jax.Array, axis: int, stacked: bool) -> jax.Array:
     """Sum over "fsdp" and return this device's part along `axis`."""
     if stacked:
-        return jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True)
+        return jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
     # For tables, a TPU's compiler lowers psum_scatter to an all-reduce and a slice: twice the bytes of an all-to-all.
-    parts = jax.lax.all_to_all(g, "fsdp", split_axis=axis, concat_axis=0, tiled=True)
+    parts = jax.lax.all_to_all(gradient, "fsdp", split_axis=axis, concat_axis=0, tiled=True)
     count = jax.lax.axis_size("fsdp")
-    own = tuple(n // count if i == axis else n for i, n in enumerate(g.shape))
+    own = tuple(n // count if i == axis else n for i, n in enumerate(gradient.shape))
     return jnp.sum(parts.reshape(count, *own), axis=0)
 
 

@@ -64,11 +64,11 @@ def scale_by_trust_ratio(largest_norm: float = math.inf) -> optax.GradientTransf
     et al. 2020, algorithm 2)."""
 
     def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
-        def scaled(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
-            weight = jnp.minimum(per_layer_norm(path_name(path), w), largest_norm)
-            size = per_layer_norm(path_name(path), u)
-            ratio = jnp.where((weight > 0) & (size > 0), weight / jnp.where(size > 0, size, 1.0), 1.0)
-            return u * ratio
+        def scaled(path: tuple[Any, ...], direction: jax.Array, weights: jax.Array) -> jax.Array:
+            norm = jnp.minimum(per_layer_norm(path_name(path), weights), largest_norm)
+            size = per_layer_norm(path_name(path), direction)
+            ratio = jnp.where((norm > 0) & (size > 0), norm / jnp.where(size > 0, size, 1.0), 1.0)
+            return direction * ratio
 
         return jax.tree_util.tree_map_with_path(scaled, updates, params), state
 
@@ -84,10 +84,10 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
         return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
 
     def update(updates: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
-        mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, updates, state.mu)
-        nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g**2, updates, state.nu)
-        steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
-        return steps, optax.ScaleByAdamState(state.count + 1, mu, nu)
+        first = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, updates, state.mu)
+        second = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g**2, updates, state.nu)
+        steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), first, second)
+        return steps, optax.ScaleByAdamState(state.count + 1, first, second)
 
     return optax.GradientTransformation(init, update)
 
@@ -149,26 +149,29 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
 
 def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Return the optimizer of `config.optimizer` and its learning rate. Raises ValueError for an unknown name."""
-    c = config
-    warmup = c.warmup_steps if c.warmup_steps >= 0 else round(c.warmup_fraction * total_steps)
-    schedule = make_schedule(c.decay, c.learning_rate, warmup, total_steps)
-    adam = optax.scale_by_adam(b1=c.b1, b2=c.b2, eps=c.eps)
+    warmup = config.warmup_steps if config.warmup_steps >= 0 else round(config.warmup_fraction * total_steps)
+    schedule = make_schedule(config.decay, config.learning_rate, warmup, total_steps)
+    adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     moments = {
         "adamw": (adam, optax.identity()),
         "lamb": (adam, scale_by_trust_ratio()),
-        "lamb_reference": (scale_by_biased_adam(c.b1, c.b2, c.eps), scale_by_trust_ratio(largest_norm=10.0)),
+        "lamb_reference": (
+            scale_by_biased_adam(config.b1, config.b2, config.eps),
+            scale_by_trust_ratio(largest_norm=10.0),
+        ),
     }
-    if c.name not in moments:
-        raise ValueError(f"optimizer.name is {c.name!r}; it must be one of {', '.join(moments)}")
-    direction, ratio = moments[c.name]
+    if config.name not in moments:
+        raise ValueError(f"optimizer.name is {config.name!r}; it must be one of {', '.join(moments)}")
+    direction, ratio = moments[config.name]
     heads = optax.identity()
-    if c.head_learning_rate:
-        faster = partial(matching_parameters, compile_pattern("head_parameters", c.head_parameters))
-        heads = optax.masked(optax.scale(c.head_learning_rate / c.learning_rate), faster)
+    if config.head_learning_rate:
+        faster = partial(matching_parameters, compile_pattern("head_parameters", config.head_parameters))
+        heads = optax.masked(optax.scale(config.head_learning_rate / config.learning_rate), faster)
+    largest_norm = config.clip_norm * config.reference_processes
     return optax.chain(
-        optax.clip_by_global_norm(c.clip_norm * c.reference_processes) if c.clip_norm else optax.identity(),
+        optax.clip_by_global_norm(largest_norm) if config.clip_norm else optax.identity(),
         direction,
-        optax.add_decayed_weights(c.weight_decay, decay_mask),
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
         ratio,
         heads,
         optax.scale_by_learning_rate(schedule),

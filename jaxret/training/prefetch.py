@@ -35,7 +35,9 @@ class Prefetcher(Generic[BatchT]):
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         with self._change:
             self._closed = True
             self._change.notify_all()

@@ -29,7 +29,9 @@ class Profiler:
     def __enter__(self) -> Profiler:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._stop()
 
     def begin(self, step: int, state: Any) -> None:

@@ -85,16 +85,16 @@ class BertEmbeddings(nn.Module):
     config: BertConfig
 
     def setup(self) -> None:
-        c = self.config
-        init = nn.initializers.normal(c.initializer_range)
+        config = self.config
+        init = nn.initializers.normal(config.initializer_range)
 
         def table(rows: int) -> nn.Embed:
-            return nn.Embed(rows, c.hidden_size, embedding_init=init)
+            return nn.Embed(rows, config.hidden_size, embedding_init=init)
 
-        self.word, self.position = table(c.vocab_size), table(c.max_positions)
-        if c.type_vocab_size:
-            self.type = table(c.type_vocab_size)
-        self.norm = bert_norm(c)
+        self.word, self.position = table(config.vocab_size), table(config.max_positions)
+        if config.type_vocab_size:
+            self.type = table(config.type_vocab_size)
+        self.norm = bert_norm(config)
 
     @nn.compact
     def __call__(
@@ -160,15 +160,15 @@ class BertAttention(nn.Module):
           mask: keys to attend to, the same for all queries or one mask for each.
           layout: of the queries, for dropout.
         """
-        c = self.config
+        config = self.config
 
         def heads(name: str, x: jax.Array) -> jax.Array:
-            return split_heads(bert_dense(c.hidden_size, c, self.compute, name, layout)(x), c.num_heads)
+            return split_heads(bert_dense(config.hidden_size, config, self.compute, name, layout)(x), config.num_heads)
 
-        query = heads("query", hidden) * c.head_size**-0.5
-        drop = Dropout(c.attention_dropout, layout)
+        query = heads("query", hidden) * config.head_size**-0.5
+        drop = Dropout(config.attention_dropout, layout)
         context = attend(query, heads("key", states), heads("value", states), mask, drop, compute=self.compute)
-        return bert_dense(c.hidden_size, c, self.compute, "output", layout)(context)
+        return bert_dense(config.hidden_size, config, self.compute, "output", layout)(context)
 
 
 class PostNormLayer(nn.Module):
@@ -199,11 +199,11 @@ class PostNormLayer(nn.Module):
 
     @nn.nowrap
     def feed_forward_block(self, hidden: Float[jax.Array, "B Q H"], drop: Dropout) -> Float[jax.Array, "B Q H"]:
-        c = self.config
-        dense = partial(bert_dense, config=c, compute=self.compute, layout=drop.layout)
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, name="intermediate")(hidden))
-        narrow = dense(c.hidden_size, name="output")(wide)
-        return bert_norm(c, "output_norm")(hidden + drop(narrow))
+        config = self.config
+        dense = partial(bert_dense, config=config, compute=self.compute, layout=drop.layout)
+        wide = ACTIVATIONS[config.hidden_act](dense(config.intermediate_size, name="intermediate")(hidden))
+        narrow = dense(config.hidden_size, name="output")(wide)
+        return bert_norm(config, "output_norm")(hidden + drop(narrow))
 
 
 class BertLayer(PostNormLayer):
@@ -244,13 +244,14 @@ class Bert(nn.Module):
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        c = self.config
-        require_length(tokens.ids.shape[1], c.longest)
+        config = self.config
+        require_length(tokens.ids.shape[1], config.longest)
         layout = TokenLayout.of(tokens, train, prefix)
         embeddings = self.embeddings(tokens.ids, layout, prefix, tokens.first)
-        layers = Stack(partial(BertLayer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
+        make_layer = partial(BertLayer, config, self.compute, selection)
+        layers = Stack(make_layer, config.num_layers, self.compute, name="layers")
         last, intermediate = layers(embeddings, layout, first=selection.last_layer_positions(layout.mask.shape[1]))
-        if self.is_initializing() and c.mlm_head:
+        if self.is_initializing() and config.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
         return selection.collect(embeddings, intermediate, last, layout)
 

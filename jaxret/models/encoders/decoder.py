@@ -124,20 +124,22 @@ class DecoderAttention(nn.Module):
           rates: rotary angles per position.
           layout: for dropout.
         """
-        c = self.config
-        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.attention_bias, layout=layout)
+        config = self.config
+        dense = partial(
+            decoder_dense, config=config, compute=self.compute, use_bias=config.attention_bias, layout=layout
+        )
 
         def heads(name: str, count: int, normed: bool = False) -> Float[jax.Array, "B T heads width"]:
-            flat = dense(count * c.head_size, name=name, part="columns")(hidden)
-            split = split_heads(flat, flat.shape[-1] // c.head_size)  # a device's own heads
-            return decoder_norm(c, f"{name}_norm")(split) if normed else split
+            flat = dense(count * config.head_size, name=name, part="columns")(hidden)
+            split = split_heads(flat, flat.shape[-1] // config.head_size)  # a device's own heads
+            return decoder_norm(config, f"{name}_norm")(split) if normed else split
 
-        query = rotate(heads("query", c.num_heads, c.norms_queries), positions, rates)
-        key = rotate(heads("key", c.num_kv_heads, c.norms_queries), positions, rates)
-        query = query * (c.query_scalar or c.head_size) ** -0.5
-        drop = Dropout(c.attention_dropout, layout)
-        context = attend(query, key, heads("value", c.num_kv_heads), mask, drop, compute=self.compute)
-        return dense(c.hidden_size, name="output", part="rows")(context)
+        query = rotate(heads("query", config.num_heads, config.norms_queries), positions, rates)
+        key = rotate(heads("key", config.num_kv_heads, config.norms_queries), positions, rates)
+        query = query * (config.query_scalar or config.head_size) ** -0.5
+        drop = Dropout(config.attention_dropout, layout)
+        context = attend(query, key, heads("value", config.num_kv_heads), mask, drop, compute=self.compute)
+        return dense(config.hidden_size, name="output", part="rows")(context)
 
 
 def decoder_dense(
@@ -175,24 +177,24 @@ class LanguageModelLayer(nn.Module):
           positions: of the tokens in their texts.
           final_scale: of the norm after the last layer.
         """
-        c = self.config
-        dense = partial(decoder_dense, config=c, compute=self.compute, use_bias=c.mlp_bias, layout=layout)
+        config = self.config
+        dense = partial(decoder_dense, config=config, compute=self.compute, use_bias=config.mlp_bias, layout=layout)
         near = constants["backward"], constants["forward"]
-        mask = WindowMask(layout.attention_mask, positions, *near, choices=tuple(sorted({*layer_windows(c)})))
+        mask = WindowMask(layout.attention_mask, positions, *near, choices=tuple(sorted({*layer_windows(config)})))
 
-        inputs = self.compute.enter_parts(decoder_norm(c, "attention_norm")(hidden))
-        attention = DecoderAttention(c, self.compute, name="attention")
+        inputs = self.compute.enter_parts(decoder_norm(config, "attention_norm")(hidden))
+        attention = DecoderAttention(config, self.compute, name="attention")
         context = attention(inputs, mask, positions, constants["rates"], layout)
-        hidden = hidden + (decoder_norm(c, "attention_output_norm")(context) if c.gemma else context)
+        hidden = hidden + (decoder_norm(config, "attention_output_norm")(context) if config.gemma else context)
 
-        inputs = self.compute.enter_parts(decoder_norm(c, "mlp_norm")(hidden))
-        gate = GATES[c.hidden_act](dense(c.intermediate_size, name="gate", part="columns")(inputs))
-        wide = dense(c.intermediate_size, name="wide", part="columns")(inputs)
-        narrow = dense(c.hidden_size, name="narrow", part="rows")(gate * wide)
-        hidden = hidden + (decoder_norm(c, "mlp_output_norm")(narrow) if c.gemma else narrow)
+        inputs = self.compute.enter_parts(decoder_norm(config, "mlp_norm")(hidden))
+        gate = GATES[config.hidden_act](dense(config.intermediate_size, name="gate", part="columns")(inputs))
+        wide = dense(config.intermediate_size, name="wide", part="columns")(inputs)
+        narrow = dense(config.hidden_size, name="narrow", part="rows")(gate * wide)
+        hidden = hidden + (decoder_norm(config, "mlp_output_norm")(narrow) if config.gemma else narrow)
         if self.selection.layers == "last":
             return hidden, None
-        states = scaled_norm(hidden, final_scale, c.norm_eps) if c.normalize_intermediate else hidden
+        states = scaled_norm(hidden, final_scale, config.norm_eps) if config.normalize_intermediate else hidden
         return hidden, self.selection.select(states, layout)[0]
 
 
@@ -203,9 +205,11 @@ class Decoder(nn.Module):
     compute: Compute = Compute()
 
     def setup(self) -> None:
-        c = self.config
-        self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=nn.initializers.normal(c.initializer_range))
-        self.final_norm = self.param("final_norm", nn.initializers.constant(1.0 - c.norm_offset), (c.hidden_size,))
+        config = self.config
+        init = nn.initializers.normal(config.initializer_range)
+        self.word = nn.Embed(config.vocab_size, config.hidden_size, embedding_init=init)
+        ones = nn.initializers.constant(1.0 - config.norm_offset)
+        self.final_norm = self.param("final_norm", ones, (config.hidden_size,))
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
@@ -217,28 +221,28 @@ class Decoder(nn.Module):
     ) -> HiddenStates:
         if prefix is not None:
             raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
-        c = self.config
-        require_length(tokens.ids.shape[1], c.longest)
+        config = self.config
+        require_length(tokens.ids.shape[1], config.longest)
         layout = TokenLayout.of(tokens, train)
         embeddings = layout.embed(self.word, tokens.ids, None)
-        if c.gemma:
-            embeddings = embeddings * c.hidden_size**0.5
+        if config.gemma:
+            embeddings = embeddings * config.hidden_size**0.5
         positions = layout.arrange(jnp.arange(tokens.ids.shape[1]))
-        final_scale = c.norm_offset + self.final_norm
-        make_layer = partial(LanguageModelLayer, c, self.compute, selection)
-        layers = Stack(make_layer, c.num_layers, self.compute, name="layers")
-        last, intermediate = layers(embeddings, layout, positions, final_scale, per_layer=decoder_constants(c))
-        last = scaled_norm(last, final_scale, c.norm_eps)
+        final_scale = config.norm_offset + self.final_norm
+        make_layer = partial(LanguageModelLayer, config, self.compute, selection)
+        layers = Stack(make_layer, config.num_layers, self.compute, name="layers")
+        last, intermediate = layers(embeddings, layout, positions, final_scale, per_layer=decoder_constants(config))
+        last = scaled_norm(last, final_scale, config.norm_eps)
         return selection.collect(embeddings, intermediate, last, layout)
 
 
 def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
     """Return the constants that may differ between layers, each with a leading layer axis: how far before (backward)
     and after it (forward) a token attends, and rotary angles per position (rates)."""
-    c, windows = config, layer_windows(config)
-    local = rotary_rates(c.local_theta or c.theta, c.head_size)
-    has_local = [window and c.local_theta > 0 for window in layers_with_window(c)]
-    rates = np.where(np.array(has_local)[:, None], local, scaled_rates(c))
+    windows = layer_windows(config)
+    local = rotary_rates(config.local_theta or config.theta, config.head_size)
+    has_local = [window and config.local_theta > 0 for window in layers_with_window(config)]
+    rates = np.where(np.array(has_local)[:, None], local, scaled_rates(config))
     return {
         "backward": jnp.asarray([backward for backward, _ in windows], jnp.int32),
         "forward": jnp.asarray([forward for _, forward in windows], jnp.int32),
@@ -247,10 +251,10 @@ def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
 
 
 def layers_with_window(config: DecoderConfig) -> list[bool]:
-    c, layers = config, np.arange(config.num_layers)
-    has_window = (layers >= c.first_window) & (c.window > 0)
-    if c.global_every:
-        has_window &= (layers + 1) % c.global_every != 0
+    layers = np.arange(config.num_layers)
+    has_window = (layers >= config.first_window) & (config.window > 0)
+    if config.global_every:
+        has_window &= (layers + 1) % config.global_every != 0
     return [bool(window) for window in has_window]
 
 

@@ -78,9 +78,9 @@ def _forward(kernel: Kernel, *inputs: Any) -> tuple[jax.Array, Any]:
     return _attend(kernel, *inputs), inputs
 
 
-def _backward(kernel: Kernel, inputs: Any, g: jax.Array) -> tuple[Any, ...]:
+def _backward(kernel: Kernel, inputs: Any, gradient: jax.Array) -> tuple[Any, ...]:
     query, key, value, masks, scalars = inputs
-    outputs = _call(kernel, _backward_kernel, [query, key, value], (query, key, value, g), masks, scalars)
+    outputs = _call(kernel, _backward_kernel, [query, key, value], (query, key, value, gradient), masks, scalars)
     return (*outputs, None, None)
 
 
@@ -163,7 +163,8 @@ def _forward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
 
 
 def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
-    scalars, *masks, query, key, value, g, query_gradient, key_gradient, value_gradient, key_total, value_total = refs
+    *inputs, query_gradient, key_gradient, value_gradient, key_total, value_total = refs
+    scalars, *masks, query, key, value, gradient = inputs
     block = _Block(scalars, masks, query, key, kernel, group)
 
     @pl.when(pl.program_id(2) == 0)
@@ -173,8 +174,8 @@ def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
 
     for columns, key_columns, head in block.heads:
         weights, dropout = block.weights(columns, key_columns, head)
-        value_total[:, key_columns] += block.product(block.drop(weights, dropout), g[0, :, columns], (0, 0))
-        of_weights = block.drop(block.product(g[0, :, columns], value[0, :, key_columns], (1, 1)), dropout)
+        value_total[:, key_columns] += block.product(block.drop(weights, dropout), gradient[0, :, columns], (0, 0))
+        of_weights = block.drop(block.product(gradient[0, :, columns], value[0, :, key_columns], (1, 1)), dropout)
         of_scores = weights * (of_weights - jnp.sum(of_weights * weights, axis=1, keepdims=True))
         of_scores = jnp.where(block.mask, of_scores, 0.0)
         of_query = block.product(of_scores, key[0, :, key_columns], (1, 0))

@@ -106,26 +106,29 @@ def _forward(spec: str, dtype: Any, out: Any, types: Any, a: jax.Array, b: jax.A
     return _einsum(spec, a, b, dtype).astype(out), (a, b)
 
 
-def _backward(spec: str, dtype: Any, out: Any, types: Any, residuals: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(
+    spec: str, dtype: Any, out: Any, types: Any, residuals: Any, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     (a, b), (left, _, right_and_result) = residuals, spec.partition(",")
     right, _, result = right_and_result.partition("->")
-    of_a = _einsum(f"{result},{right}->{left}", g, b, dtype)
-    of_b = _gradient_of_right(left, result, right, a, g, dtype)
+    of_a = _einsum(f"{result},{right}->{left}", gradient, b, dtype)
+    of_b = _gradient_of_right(left, result, right, a, gradient, dtype)
     return of_a.astype(types[0]), of_b.astype(types[1])
 
 
-def _gradient_of_right(left: str, result: str, right: str, a: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
-    """Return the einsum "left,result->right" of a and g: the gradient of the right operand of a product.
+def _gradient_of_right(left: str, result: str, right: str, a: jax.Array, gradient: jax.Array, dtype: Any) -> jax.Array:
+    """Return the gradient of the right operand of a product: the einsum "left,result->right" of a and the gradient of
+    the result.
 
     It sums over rows of both operands. XLA on a CPU then copies its left operand, transposed; here that is the smaller
-    one of a and g.
+    of the two.
     """
 
-    def plain(a: jax.Array, g: jax.Array) -> jax.Array:
-        return _einsum(f"{left},{result}->{right}", a, g, dtype)
+    def plain(a: jax.Array, gradient: jax.Array) -> jax.Array:
+        return _einsum(f"{left},{result}->{right}", a, gradient, dtype)
 
-    def small_first(a: jax.Array, g: jax.Array) -> jax.Array:
-        (first, x), (second, y) = sorted(((left, a), (result, g)), key=lambda operand: operand[1].size)
+    def small_first(a: jax.Array, gradient: jax.Array) -> jax.Array:
+        (first, x), (second, y) = sorted(((left, a), (result, gradient)), key=lambda operand: operand[1].size)
         batch = "".join(letter for letter in right if letter in left and letter in result)
         free = [letter for names in (first, second) for letter in names if letter in right and letter not in batch]
         order = batch + "".join(free)
@@ -135,7 +138,7 @@ def _gradient_of_right(left: str, result: str, right: str, a: jax.Array, g: jax.
         # Without the barrier, XLA would swap the operands again and transpose nothing.
         return jnp.einsum(f"{order}->{right}", jax.lax.optimization_barrier(product))
 
-    return jax.lax.platform_dependent(a, g, cpu=small_first, default=plain)
+    return jax.lax.platform_dependent(a, gradient, cpu=small_first, default=plain)
 
 
 _product.defvjp(_forward, _backward)
@@ -182,14 +185,14 @@ class Dense(nn.Module):
             parts = self.compute.tensor if self.part == "rows" else 1
             x = Dropout(adapters.dropout, self.layout, parts)(x)
         uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # +-1/sqrt(in), as PEFT's
-        down = self.param("lora_a", uniform, (x.shape[-1], adapters.rank))
-        up = self.param("lora_b", nn.initializers.zeros, (adapters.rank, features))
+        lora_a = self.param("lora_a", uniform, (x.shape[-1], adapters.rank))
+        lora_b = self.param("lora_b", nn.initializers.zeros, (adapters.rank, features))
         if self.part == "columns":
-            down = self.compute.enter_parts(down)
+            lora_a = self.compute.enter_parts(lora_a)
         elif self.part == "rows":
-            up = self.compute.enter_parts(up)
-        narrow = product(f"{rows}i,ir->{rows}r", x.astype(dtype), down, dtype, dtype)
-        return adapters.scaling * product(f"{rows}r,ro->{rows}o", narrow, up, dtype, jnp.float32)
+            lora_b = self.compute.enter_parts(lora_b)
+        narrow = product(f"{rows}i,ir->{rows}r", x.astype(dtype), lora_a, dtype, dtype)
+        return adapters.scaling * product(f"{rows}r,ro->{rows}o", narrow, lora_b, dtype, jnp.float32)
 
 
 def scaled_norm(

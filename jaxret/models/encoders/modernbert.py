@@ -112,10 +112,10 @@ class ModernBertEmbeddings(nn.Module):
     config: ModernBertConfig
 
     def setup(self) -> None:
-        c = self.config
-        init = nn.initializers.truncated_normal(c.initializer_range)
-        self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=init)
-        self.norm = ScaledNorm(c.norm_eps, centred=True)
+        config = self.config
+        init = nn.initializers.truncated_normal(config.initializer_range)
+        self.word = nn.Embed(config.vocab_size, config.hidden_size, embedding_init=init)
+        self.norm = ScaledNorm(config.norm_eps, centred=True)
 
     @nn.compact
     def __call__(
@@ -156,14 +156,14 @@ class ModernBertAttention(nn.Module):
           layout: of the queries, for dropout.
           queries: number of them.
         """
-        c = self.config
-        drop = Dropout(c.attention_dropout, layout)
-        dense = partial(modernbert_dense, config=c, compute=self.compute, layout=layout)
-        thirds = jnp.split(dense(3 * c.hidden_size, name="qkv")(hidden), 3, axis=-1)
-        query, key, value = (split_heads(third, c.num_heads) for third in thirds)
-        query = rotate(query[:, :queries], positions[..., :queries], rates) * c.head_size**-0.5
+        config = self.config
+        drop = Dropout(config.attention_dropout, layout)
+        dense = partial(modernbert_dense, config=config, compute=self.compute, layout=layout)
+        thirds = jnp.split(dense(3 * config.hidden_size, name="qkv")(hidden), 3, axis=-1)
+        query, key, value = (split_heads(third, config.num_heads) for third in thirds)
+        query = rotate(query[:, :queries], positions[..., :queries], rates) * config.head_size**-0.5
         context = attend(query, rotate(key, positions, rates), value, mask, drop, compute=self.compute)
-        return drop(dense(c.hidden_size, name="output", residual=True)(context))
+        return drop(dense(config.hidden_size, name="output", residual=True)(context))
 
 
 class ModernBertLayer(nn.Module):
@@ -192,24 +192,26 @@ class ModernBertLayer(nn.Module):
           final_scale: of the norm after the last layer.
           first: number of positions to compute, from the first one on; None: all.
         """
-        c = self.config
+        config = self.config
         queries, query_layout = layout.last_layer_queries(hidden, first)
         reach = constants["reach"]
-        choices = tuple((n, n) for n in sorted({*layer_reaches(c)}))
+        choices = tuple((n, n) for n in sorted({*layer_reaches(config)}))
         mask = WindowMask(layout.attention_mask, positions, reach, reach, choices)
-        inputs = scaled_norm(hidden, constants["scale"], c.norm_eps, centred=True)
+        inputs = scaled_norm(hidden, constants["scale"], config.norm_eps, centred=True)
         inputs = jnp.where(constants["normed"], inputs, hidden)
-        attention = ModernBertAttention(c, self.compute, name="attention")
+        attention = ModernBertAttention(config, self.compute, name="attention")
         hidden = queries + attention(inputs, mask, positions, constants["rates"], query_layout, queries.shape[1])
 
-        inputs = ScaledNorm(c.norm_eps, centred=True, name="mlp_norm")(hidden)
-        dense = partial(modernbert_dense, config=c, compute=self.compute, layout=query_layout)
-        wide, gate = jnp.split(dense(2 * c.intermediate_size, name="wide")(inputs), 2, axis=-1)
-        activations = Dropout(c.mlp_dropout, query_layout)(ACTIVATIONS[c.hidden_act](wide) * gate)
-        hidden = hidden + dense(c.hidden_size, name="narrow", residual=True)(activations)
+        inputs = ScaledNorm(config.norm_eps, centred=True, name="mlp_norm")(hidden)
+        dense = partial(modernbert_dense, config=config, compute=self.compute, layout=query_layout)
+        wide, gate = jnp.split(dense(2 * config.intermediate_size, name="wide")(inputs), 2, axis=-1)
+        activations = Dropout(config.mlp_dropout, query_layout)(ACTIVATIONS[config.hidden_act](wide) * gate)
+        hidden = hidden + dense(config.hidden_size, name="narrow", residual=True)(activations)
         if self.selection.layers == "last":
             return hidden, None
-        states = scaled_norm(hidden, final_scale, c.norm_eps, centred=True) if c.normalize_intermediate else hidden
+        states = hidden
+        if config.normalize_intermediate:
+            states = scaled_norm(hidden, final_scale, config.norm_eps, centred=True)
         return hidden, self.selection.select(states, layout)[0]
 
 
@@ -235,12 +237,12 @@ class ModernBert(nn.Module):
     compute: Compute = Compute()
 
     def setup(self) -> None:
-        c = self.config
-        self.embeddings = ModernBertEmbeddings(c)
-        self.later_layers = LaterNorms(c)
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
-        if c.mlm_head:
-            self.mlm_head = modernbert_mlm_head(c, self.compute)
+        config = self.config
+        self.embeddings = ModernBertEmbeddings(config)
+        self.later_layers = LaterNorms(config)
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (config.hidden_size,))
+        if config.mlm_head:
+            self.mlm_head = modernbert_mlm_head(config, self.compute)
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
@@ -250,20 +252,21 @@ class ModernBert(nn.Module):
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        c = self.config
-        require_length(tokens.ids.shape[1], c.longest)
+        config = self.config
+        require_length(tokens.ids.shape[1], config.longest)
         layout = TokenLayout.of(tokens, train, prefix)
         embeddings = self.embeddings(tokens.ids, layout, prefix)
         positions = jnp.arange(tokens.ids.shape[1])
         if prefix is not None:
             positions = repeat_first(positions, len(prefix))
         positions = layout.arrange(positions)
-        layers = Stack(partial(ModernBertLayer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
-        constants = {"scale": self.later_layers(), **layer_constants(c)}
+        make_layer = partial(ModernBertLayer, config, self.compute, selection)
+        layers = Stack(make_layer, config.num_layers, self.compute, name="layers")
+        constants = {"scale": self.later_layers(), **layer_constants(config)}
         first = selection.last_layer_positions(layout.mask.shape[1])
         last, intermediate = layers(embeddings, layout, positions, self.final_norm, per_layer=constants, first=first)
-        last = scaled_norm(last, self.final_norm, c.norm_eps, centred=True)
-        if self.is_initializing() and c.mlm_head:
+        last = scaled_norm(last, self.final_norm, config.norm_eps, centred=True)
+        if self.is_initializing() and config.mlm_head:
             self.mlm_head(last[:, :1], self.word_table)
         return selection.collect(embeddings, intermediate, last, layout)
 
@@ -284,8 +287,7 @@ def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:
 
 def layer_reaches(config: ModernBertConfig) -> list[int]:
     """Return how far before and after it a token attends in each layer."""
-    c = config
-    return [c.local_window // 2 if layer % c.global_every else FAR for layer in range(c.num_layers)]
+    return [config.local_window // 2 if layer % config.global_every else FAR for layer in range(config.num_layers)]
 
 
 KEYS = {

@@ -197,8 +197,8 @@ def _read(stack: Tree, row: Tree, index: jax.Array) -> Tree:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stack)
 
 
-def _write(index: jax.Array, g: tuple[Tree, Tree]) -> tuple[Tree, None]:
-    row, gradient = g
+def _write(index: jax.Array, gradients: tuple[Tree, Tree]) -> tuple[Tree, None]:
+    row, gradient = gradients
     write = jax.lax.dynamic_update_index_in_dim
     return jax.tree.map(lambda whole, part: write(whole, part, index, 0), gradient, row), None
 

@@ -112,30 +112,31 @@ class T5Layer(nn.Module):
         position_bias: Float[jax.Array, "heads W W"],
         final_scale: Float[jax.Array, " H"],
     ) -> tuple[Float[jax.Array, "R W H"], Float[jax.Array, "N K H"] | None]:
-        c = self.config
-        drop = Dropout(c.dropout, layout)
+        config = self.config
+        drop, width = Dropout(config.dropout, layout), config.num_heads * config.head_size
 
         def dense(features: int, name: str, deviation: float) -> Dense:
-            init = nn.initializers.normal(c.initializer_factor * deviation)
+            init = nn.initializers.normal(config.initializer_factor * deviation)
             return Dense(features, self.compute, init, use_bias=False, layout=layout, name=name)
 
         def heads(name: str, deviation: float) -> Float[jax.Array, "R W heads width"]:
-            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(inputs), c.num_heads)
+            return split_heads(dense(width, name, deviation)(inputs), config.num_heads)
 
-        inputs = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
-        query = heads("query", (c.hidden_size * c.head_size) ** -0.5)  # scores are not divided by sqrt(head size)
-        key, value = (heads(name, c.hidden_size**-0.5) for name in ("key", "value"))
+        inputs = ScaledNorm(config.layer_norm_eps, name="attention_norm")(hidden)
+        # Scores are not divided by sqrt(head size).
+        query = heads("query", (config.hidden_size * config.head_size) ** -0.5)
+        key, value = (heads(name, config.hidden_size**-0.5) for name in ("key", "value"))
         context = attend(query, key, value, layout.attention_mask, drop, position_bias, self.compute)
-        hidden = hidden + drop(dense(c.hidden_size, "output", (c.num_heads * c.head_size) ** -0.5)(context))
+        hidden = hidden + drop(dense(config.hidden_size, "output", width**-0.5)(context))
 
-        inputs = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(inputs))
-        if c.gated:
-            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(inputs)
-        hidden = hidden + drop(dense(c.hidden_size, "narrow", c.intermediate_size**-0.5)(drop(wide)))
+        inputs = ScaledNorm(config.layer_norm_eps, name="feed_forward_norm")(hidden)
+        wide = ACTIVATIONS[config.hidden_act](dense(config.intermediate_size, "wide", config.hidden_size**-0.5)(inputs))
+        if config.gated:
+            wide = wide * dense(config.intermediate_size, "gate", config.hidden_size**-0.5)(inputs)
+        hidden = hidden + drop(dense(config.hidden_size, "narrow", config.intermediate_size**-0.5)(drop(wide)))
         if self.selection.layers == "last":
             return hidden, None
-        states = scaled_norm(hidden, final_scale, c.layer_norm_eps) if c.normalize_intermediate else hidden
+        states = scaled_norm(hidden, final_scale, config.layer_norm_eps) if config.normalize_intermediate else hidden
         return hidden, self.selection.select(states, layout)[0]
 
 
@@ -146,11 +147,11 @@ class T5(nn.Module):
     compute: Compute = Compute()
 
     def setup(self) -> None:
-        c, normal = self.config, nn.initializers.normal
-        self.word = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=normal(c.initializer_factor))
-        deviation = c.initializer_factor * c.hidden_size**-0.5
-        self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(deviation))
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
+        config, normal = self.config, nn.initializers.normal
+        self.word = nn.Embed(config.vocab_size, config.hidden_size, embedding_init=normal(config.initializer_factor))
+        deviation = config.initializer_factor * config.hidden_size**-0.5
+        self.position_bias = nn.Embed(config.buckets, config.num_heads, embedding_init=normal(deviation))
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (config.hidden_size,))
 
     @property
     def word_table(self) -> Float[jax.Array, "vocabulary H"]:
@@ -162,16 +163,17 @@ class T5(nn.Module):
     ) -> HiddenStates:
         if prefix is not None:
             raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
-        c, layout = self.config, TokenLayout.of(tokens, train)
-        drop = Dropout(c.dropout, layout, name="drop")
+        config, layout = self.config, TokenLayout.of(tokens, train)
+        drop = Dropout(config.dropout, layout, name="drop")
         embeddings = drop(layout.embed(self.word, tokens.ids, None))
         # Distances between tokens of a text are those in its row, packed or not.
-        buckets = relative_buckets(embeddings.shape[1], c.buckets, c.max_distance)
+        buckets = relative_buckets(embeddings.shape[1], config.buckets, config.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,W,W], the same in every layer
-        layers = Stack(partial(T5Layer, c, self.compute, selection), c.num_layers, self.compute, name="layers")
+        make_layer = partial(T5Layer, config, self.compute, selection)
+        layers = Stack(make_layer, config.num_layers, self.compute, name="layers")
         # There is no [CLS]: heads select the mean or every token, so the last layer computes all positions.
         last, intermediate = layers(embeddings, layout, bias, self.final_norm)
-        last = drop(scaled_norm(last, self.final_norm, c.layer_norm_eps))
+        last = drop(scaled_norm(last, self.final_norm, config.layer_norm_eps))
         return selection.collect(embeddings, intermediate, last, layout)
 
 

@@ -70,12 +70,12 @@ class CrossProjection(nn.Module):
     def __call__(
         self, carry: None, states: Float[jax.Array, "B T H"]
     ) -> tuple[None, tuple[Float[jax.Array, "B T heads width"], Float[jax.Array, "B T heads width"]]]:
-        c = self.config
-        init = nn.initializers.normal(c.initializer_factor * c.hidden_size**-0.5)
+        config = self.config
+        init = nn.initializers.normal(config.initializer_factor * config.hidden_size**-0.5)
 
         def heads(name: str) -> Float[jax.Array, "B T heads width"]:
-            flat = Dense(c.num_heads * c.head_size, self.compute, init, use_bias=False, name=name)(states)
-            return split_heads(flat, c.num_heads)
+            flat = Dense(config.num_heads * config.head_size, self.compute, init, use_bias=False, name=name)(states)
+            return split_heads(flat, config.num_heads)
 
         return None, (heads("key"), heads("value"))
 
@@ -103,24 +103,26 @@ class T5DecoderLayer(nn.Module):
         cross: KeysValues,
         step: DecodingStep,
     ) -> tuple[tuple[Float[jax.Array, "R Q H"], KeysValues], None]:
-        c, (hidden, cache) = self.config, carry
+        config, (hidden, cache) = self.config, carry
         rows, positions, texts = *hidden.shape[:2], len(step.source_mask)
 
         def dense(features: int, name: str, deviation: float) -> Dense:
-            init = nn.initializers.normal(c.initializer_factor * deviation)
+            init = nn.initializers.normal(config.initializer_factor * deviation)
             return Dense(features, self.compute, init, use_bias=False, name=name)
 
         def heads(name: str, deviation: float) -> Float[jax.Array, "R Q heads width"]:
-            return split_heads(dense(c.num_heads * c.head_size, name, deviation)(inputs), c.num_heads)
+            return split_heads(dense(config.num_heads * config.head_size, name, deviation)(inputs), config.num_heads)
 
-        query_deviation, width = (c.hidden_size * c.head_size) ** -0.5, c.num_heads * c.head_size
-        inputs = ScaledNorm(c.layer_norm_eps, name="attention_norm")(hidden)
+        query_deviation, width = (config.hidden_size * config.head_size) ** -0.5, config.num_heads * config.head_size
+        inputs = ScaledNorm(config.layer_norm_eps, name="attention_norm")(hidden)
         query = heads("query", query_deviation)
         cache = KeysValues(
             *(
                 # In place: a cache that was a scanned input and output would be copied at every token.
                 jax.lax.dynamic_update_slice(
-                    whole, heads(name, c.hidden_size**-0.5)[None].astype(whole.dtype), (index, 0, step.position, 0, 0)
+                    whole,
+                    heads(name, config.hidden_size**-0.5)[None].astype(whole.dtype),
+                    (index, 0, step.position, 0, 0),
                 )
                 for name, whole in zip(("key", "value"), cache, strict=True)
             )
@@ -128,21 +130,21 @@ class T5DecoderLayer(nn.Module):
         key, value = (jax.lax.dynamic_index_in_dim(whole, index, keepdims=False) for whole in cache)
         mask = jnp.broadcast_to(step.mask[None], (rows, *step.mask.shape))
         context = attend(query, key, value, mask, _keep, step.bias, self.compute)
-        hidden = hidden + dense(c.hidden_size, "output", width**-0.5)(context)
+        hidden = hidden + dense(config.hidden_size, "output", width**-0.5)(context)
 
-        inputs = ScaledNorm(c.layer_norm_eps, name="cross_norm")(hidden)
+        inputs = ScaledNorm(config.layer_norm_eps, name="cross_norm")(hidden)
         query = heads("cross_query", query_deviation)
         # The rows of one source text are queries of one product: its keys and values are neither copied nor read again.
         query = query.reshape(texts, -1, *query.shape[2:])
         context = attend(query, cross.keys, cross.values, step.source_mask, _keep, None, self.compute)
         context = context.reshape(rows, positions, -1)
-        hidden = hidden + dense(c.hidden_size, "cross_output", width**-0.5)(context)
+        hidden = hidden + dense(config.hidden_size, "cross_output", width**-0.5)(context)
 
-        inputs = ScaledNorm(c.layer_norm_eps, name="feed_forward_norm")(hidden)
-        wide = ACTIVATIONS[c.hidden_act](dense(c.intermediate_size, "wide", c.hidden_size**-0.5)(inputs))
-        if c.gated:
-            wide = wide * dense(c.intermediate_size, "gate", c.hidden_size**-0.5)(inputs)
-        hidden = hidden + dense(c.hidden_size, "narrow", c.intermediate_size**-0.5)(wide)
+        inputs = ScaledNorm(config.layer_norm_eps, name="feed_forward_norm")(hidden)
+        wide = ACTIVATIONS[config.hidden_act](dense(config.intermediate_size, "wide", config.hidden_size**-0.5)(inputs))
+        if config.gated:
+            wide = wide * dense(config.intermediate_size, "gate", config.hidden_size**-0.5)(inputs)
+        hidden = hidden + dense(config.hidden_size, "narrow", config.intermediate_size**-0.5)(wide)
         return (hidden, cache), None
 
 
@@ -158,20 +160,21 @@ class T5Decoder(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
-        c, normal = self.config.decoder, nn.initializers.normal
-        deviation = c.initializer_factor * c.hidden_size**-0.5
-        self.position_bias = nn.Embed(c.buckets, c.num_heads, embedding_init=normal(deviation))
-        self.final_norm = self.param("final_norm", nn.initializers.ones, (c.hidden_size,))
+        config, normal = self.config.decoder, nn.initializers.normal
+        deviation = config.initializer_factor * config.hidden_size**-0.5
+        self.position_bias = nn.Embed(config.buckets, config.num_heads, embedding_init=normal(deviation))
+        self.final_norm = self.param("final_norm", nn.initializers.ones, (config.hidden_size,))
         if self.config.own_output:
-            self.vocabulary = self.param("vocabulary", normal(c.initializer_factor), (c.vocab_size, c.hidden_size))
+            shape = config.vocab_size, config.hidden_size
+            self.vocabulary = self.param("vocabulary", normal(config.initializer_factor), shape)
         scan_options: dict[str, Any] = {
             "variable_axes": {"params": 0},
             "split_rngs": {"params": True},
-            "length": c.num_layers,
+            "length": config.num_layers,
         }
         layers = nn.scan(T5DecoderLayer, in_axes=(0, 0, nn.broadcast), **scan_options)
-        self.layers = layers(c, self.compute)
-        self.source_layers = nn.scan(CrossProjection, in_axes=nn.broadcast, **scan_options)(c, self.compute)
+        self.layers = layers(config, self.compute)
+        self.source_layers = nn.scan(CrossProjection, in_axes=nn.broadcast, **scan_options)(config, self.compute)
 
     def read(self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]) -> Source:
         """Return the source of the encoder's last states, for all steps of decoding."""
@@ -195,16 +198,16 @@ class T5Decoder(nn.Module):
           position: of the first new token.
           source: of B texts.
         """
-        c = self.config.decoder
+        config = self.config.decoder
         slots = jnp.arange(cache.keys.shape[2])
         behind = position + jnp.arange(embeddings.shape[1])[:, None] - slots[None]  # [Q,U]
-        buckets = distance_buckets(jnp.maximum(behind, 0), c.buckets, c.max_distance)
+        buckets = distance_buckets(jnp.maximum(behind, 0), config.buckets, config.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))
         step = DecodingStep(position, behind >= 0, bias, source.mask)
-        (hidden, cache), _ = self.layers((embeddings, cache), jnp.arange(c.num_layers), source.cross, step)
-        hidden = scaled_norm(hidden, self.final_norm, c.layer_norm_eps)
+        (hidden, cache), _ = self.layers((embeddings, cache), jnp.arange(config.num_layers), source.cross, step)
+        hidden = scaled_norm(hidden, self.final_norm, config.layer_norm_eps)
         if self.config.scaled_output:
-            hidden = hidden * c.hidden_size**-0.5
+            hidden = hidden * config.hidden_size**-0.5
         output = self.vocabulary if self.config.own_output else table
         return product("rqh,vh->rqv", hidden, output, self.compute.dtype, jnp.float32), cache
 

@@ -130,8 +130,8 @@ class AggretrieverHead(VectorHead):
             mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan wants
             table = text.encoder.word_table
 
-            def probabilities(h: jax.Array) -> jax.Array:
-                return jax.nn.softmax(mlm_head.apply(variables, h, table), axis=-1)
+            def probabilities(hidden: jax.Array) -> jax.Array:
+                return jax.nn.softmax(mlm_head.apply(variables, hidden, table), axis=-1)
 
             values = strongest(probabilities, states, weights, mask, self.chunk, text.train)
         else:

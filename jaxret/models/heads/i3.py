@@ -111,32 +111,32 @@ class I3Head(VectorHead):
         states, mask = hidden.states[-1], hidden.mask
         if text.side == "query":
             return Embeddings(states, mask)
-        c, compute = text.encoder.config, replace(text.encoder.compute, adapters=None)
+        config, compute = text.encoder.config, replace(text.encoder.compute, adapters=None)
         pseudo_tokens = self.pseudo_tokens(text)
         layout = TokenLayout.of(pseudo_tokens, text.train)
         if self.variant == "released":
             pseudo = text.encoder.embed(pseudo_tokens, text.train)  # [B,U,H]
         else:
             shape = self.pseudo_length, self.hidden_size
-            inputs = self.param("pseudo_inputs", nn.initializers.normal(c.initializer_range), shape)
+            inputs = self.param("pseudo_inputs", nn.initializers.normal(config.initializer_range), shape)
             pseudo_inputs = jnp.broadcast_to(inputs, (len(pseudo_tokens.ids), *shape))
-            pseudo = Dropout(c.hidden_dropout, layout)(pseudo_inputs)
+            pseudo = Dropout(config.hidden_dropout, layout)(pseudo_inputs)
 
-        reader = partial(ReconstructorLayer, c, compute)
+        reader = partial(ReconstructorLayer, config, compute)
         read = Stack(reader, self.reconstructor_layers, compute, name="reconstructor_layers")
         interaction, _ = read(pseudo, layout, states, mask)  # Z [B,U,H]
         summary = jnp.mean(interaction, axis=1, keepdims=True) if self.variant == "released" else interaction
         joint = jnp.concatenate([states, summary], axis=1)
         joint_mask = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
-        layer = partial(BertLayer, c, compute, Selection(1, layers="last"))
+        layer = partial(BertLayer, config, compute, Selection(1, layers="last"))
         interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
         vectors, _ = interact(joint, TokenLayout(joint_mask, layout.batch_rows), first=1)
         if self.is_mutable_collection("intermediates"):  # RetrieverModel.word_values reads them
-            self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(interaction, c, compute)))
+            self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(interaction, config, compute)))
         auxiliary_loss = None
         if text.labels is not None or self.is_initializing():
             labels = text.labels if text.labels is not None else jnp.zeros(interaction.shape[:2], jnp.int32)
-            auxiliary_loss = self.reconstruction(interaction, labels, c, compute)
+            auxiliary_loss = self.reconstruction(interaction, labels, config, compute)
         return Embeddings(vectors[:, :1], mask[:, :1], auxiliary_loss if text.labels is not None else None)
 
     def initial_parameters(self, encoder: Any, weights: Params) -> Params:
@@ -158,25 +158,29 @@ class I3Head(VectorHead):
 
     @nn.nowrap
     def reconstruction(
-        self, interaction: Float[jax.Array, "B U H"], labels: Int[jax.Array, "B U"], c: BertConfig, compute: Compute
+        self,
+        interaction: Float[jax.Array, "B U H"],
+        labels: Int[jax.Array, "B U"],
+        config: BertConfig,
+        compute: Compute,
     ) -> Float[jax.Array, "B 2"]:
         """Return (sum of cross-entropies, number of tokens) of each text.
 
         Args:
           interaction: Z.
           labels: token ids of the pseudo-query; -1: none.
-          c: of the encoder.
+          config: of the encoder.
         """
-        logits = self.vocabulary(interaction, c, compute)
+        logits = self.vocabulary(interaction, config, compute)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
         real = labels >= 0
         return jnp.stack([-jnp.sum(jnp.where(real, scores, 0.0), axis=1), jnp.sum(real, axis=1)], axis=1)
 
     @nn.nowrap
     def vocabulary(
-        self, interaction: Float[jax.Array, "B U H"], c: BertConfig, compute: Compute
+        self, interaction: Float[jax.Array, "B U H"], config: BertConfig, compute: Compute
     ) -> Float[jax.Array, "B U vocabulary"]:
         """Return logits of Z, by a new MLM head with an output matrix of its own instead of the word table."""
-        features = ACTIVATIONS[c.hidden_act](bert_dense(c.hidden_size, c, compute, "vocabulary_dense")(interaction))
-        features = bert_norm(c, "vocabulary_norm")(features)
-        return bert_dense(c.vocab_size, c, compute, "vocabulary")(features).astype(jnp.float32)
+        dense = bert_dense(config.hidden_size, config, compute, "vocabulary_dense")
+        features = bert_norm(config, "vocabulary_norm")(ACTIVATIONS[config.hidden_act](dense(interaction)))
+        return bert_dense(config.vocab_size, config, compute, "vocabulary")(features).astype(jnp.float32)

@@ -64,15 +64,15 @@ def strongest(
 
     parts = split(hidden), split(weights), split(mask), jnp.arange(chunks)
 
-    def values(h: jax.Array, w: jax.Array, m: jax.Array) -> Float[jax.Array, "B c vocabulary"]:
-        return jnp.where(m[..., None], w[..., None] * probabilities(h), 0.0)
+    def values(states: jax.Array, factors: jax.Array, real: jax.Array) -> Float[jax.Array, "B c vocabulary"]:
+        return jnp.where(real[..., None], factors[..., None] * probabilities(states), 0.0)
 
     def find(carry: tuple[jax.Array, jax.Array], part: Any) -> tuple[Any, None]:
         best, winner = carry
-        h, w, m, i = part
-        products = jax.lax.stop_gradient(values(h, w, m))
+        *inputs, number = part
+        products = jax.lax.stop_gradient(values(*inputs))
         top = jnp.max(products, axis=1)
-        position = i * chunk + jnp.argmax(products, axis=1)
+        position = number * chunk + jnp.argmax(products, axis=1)
         return (jnp.maximum(best, top), jnp.where(top > best, position, winner)), None
 
     vocabulary = jax.eval_shape(probabilities, parts[0][0]).shape[-1]
@@ -84,9 +84,9 @@ def strongest(
 
     @jax.checkpoint
     def gather(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
-        h, w, m, i = part
-        wins = (i * chunk + jnp.arange(chunk))[None, :, None] == winner[:, None]
-        return total + jnp.sum(jnp.where(wins, values(h, w, m), 0.0), axis=1), None
+        *inputs, number = part
+        wins = (number * chunk + jnp.arange(chunk))[None, :, None] == winner[:, None]
+        return total + jnp.sum(jnp.where(wins, values(*inputs), 0.0), axis=1), None
 
     total, _ = jax.lax.scan(gather, zeros, parts)
     return total

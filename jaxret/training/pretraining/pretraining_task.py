@@ -57,10 +57,13 @@ PretrainingJob: TypeAlias = TrainingJob[PretrainingModel, PretrainingCorpus, Mas
 
 def make_method(config: ConfigDict) -> PretrainingMethod:
     """Return the method of a config. Raises ValueError for an unknown name."""
-    c = config.pretraining
-    if c.method not in PRETRAINING_METHODS:
-        raise ValueError(f"pretraining.method is {c.method!r}; it must be one of {', '.join(PRETRAINING_METHODS)}")
-    return PretrainingMethod(c.method, c.head_layers, c.skip_from, c.late_mlm, c.contrast_weight)
+    settings = config.pretraining
+    if settings.method not in PRETRAINING_METHODS:
+        names = ", ".join(PRETRAINING_METHODS)
+        raise ValueError(f"pretraining.method is {settings.method!r}; it must be one of {names}")
+    return PretrainingMethod(
+        settings.method, settings.head_layers, settings.skip_from, settings.late_mlm, settings.contrast_weight
+    )
 
 
 def make_pretrainer(config: ConfigDict, shapes: EncoderConfig) -> PretrainingModel:
@@ -73,17 +76,19 @@ def make_pretrainer(config: ConfigDict, shapes: EncoderConfig) -> PretrainingMod
 
 def check_pretraining_config(config: ConfigDict) -> None:
     """Raise ValueError for settings that no encoder can be pre-trained with."""
-    c = config.pretraining
+    settings = config.pretraining
     make_method(config)
     if config.task != TASK_NAME:
         raise ValueError(f"task is {config.task!r}; pre-training needs a config whose task is {TASK_NAME!r}")
     for key in ("mask_rate", "decoder_rate"):
-        if not 0 < c[key] < 1:
-            raise ValueError(f"pretraining.{key} is {c[key]}; it must be above 0 and below 1")
-    if c.length < 3:
-        raise ValueError(f"pretraining.length is {c.length}; it must be 3 or more")
-    if c.shortest > c.length - 2:
-        raise ValueError(f"pretraining.shortest is {c.shortest}, but spans have at most {c.length - 2} tokens of text")
+        if not 0 < settings[key] < 1:
+            raise ValueError(f"pretraining.{key} is {settings[key]}; it must be above 0 and below 1")
+    if settings.length < 3:
+        raise ValueError(f"pretraining.length is {settings.length}; it must be 3 or more")
+    if settings.shortest > settings.length - 2:
+        raise ValueError(
+            f"pretraining.shortest is {settings.shortest}, but spans have at most {settings.length - 2} tokens of text"
+        )
     defaults = {"data.dev": "", "data.subset": 0, "tokens.packing": False, "train.start_from": "", "train.rounds": 1}
     for key, empty in defaults.items():
         group, name = key.split(".")
@@ -108,18 +113,18 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
         ContractError: a run that has begun read another corpus.
         ValueError: no span is long enough.
     """
-    config, c = job.config, job.config.pretraining
+    config, settings = job.config, job.config.pretraining
     tokenizer = load_tokenizer(config, job.encoder, job.model)
     contract = make_contract(job.model, tokenizer, job.encoder)
     if job.has_begun:
         require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
     root, method = store_root(config.data.store), make_method(config)
     documents = load_documents(training_corpus(config), config.data.on_error, tokenizer, root, job.progress, job.log)
-    spans = cut_spans(documents.tokens, c.length - 2, c.shortest, least=2 if method.pairs else 1)
+    spans = cut_spans(documents.tokens, settings.length - 2, settings.shortest, least=2 if method.pairs else 1)
     corpus = PretrainingCorpus(documents, spans, method.pairs, tokenizer.pad_id)
     if not len(corpus):
         lack = "no document with two spans" if method.pairs else "no span"
-        raise ValueError(f"{config.data.train} has {lack} of at least pretraining.shortest={c.shortest} tokens")
+        raise ValueError(f"{config.data.train} has {lack} of at least pretraining.shortest={settings.shortest} tokens")
     job.log(describe_corpus(corpus))
     if not job.has_begun and (method.condenses or method.decodes):
         head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
@@ -150,10 +155,10 @@ def make_masked_batches(
     job: PretrainingJob, data: TrainingData[PretrainingCorpus], objective: Objective[PretrainingModel, MaskedTexts]
 ) -> MaskedBatches:
     """Return the batches of a job. All rows are as long as the longest span, rounded up, so one program is compiled."""
-    config, c, corpus, tokenizer = job.config, job.config.pretraining, data.train, data.tokenizer
+    config, settings, corpus, tokenizer = job.config, job.config.pretraining, data.train, data.tokenizer
     assert corpus is not None
     assert tokenizer.cls_id is not None
-    multiple, decoder = config.tokens.length_multiple, (c.decoder_rate, c.decoder_masks)
+    multiple, decoder = config.tokens.length_multiple, (settings.decoder_rate, settings.decoder_masks)
     return MaskedBatches(
         spans=corpus.spans,
         vocabulary=MaskingVocabulary.from_tokenizer(tokenizer),
@@ -161,10 +166,10 @@ def make_masked_batches(
         pad_id=tokenizer.pad_id,
         size=config.train.batch_size,
         devices=job.mesh.size,
-        length=min(-(-(corpus.spans.longest + 2) // multiple) * multiple, c.length),
-        rate=c.mask_rate,
+        length=min(-(-(corpus.spans.longest + 2) // multiple) * multiple, settings.length),
+        rate=settings.mask_rate,
         data_seed=config.seed.data,
-        mask_seed=c.seed,
+        mask_seed=settings.seed,
         in_pairs=corpus.in_pairs,
         decoder=decoder if make_method(config).decodes else None,
     )

@@ -61,27 +61,28 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
     ) -> LossTerms:
         """Return the loss; without `train` passages are also pooled as at inference."""
-        q, d = self.encode(params, batch, key, train)
-        d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))  # every device scores all passages
+        queries, passages = self.encode(params, batch, key, train)
+        # Every device scores all passages.
+        passages = jax.lax.with_sharding_constraint(passages, replicated_sharding(self.mesh))
         settings = self.settings
         if not train:  # masking is for training only
             settings = replace(settings, false_negatives=FalseNegativeSettings())
         return total_loss(
             Scores(
-                similarities=self.similarities(q, d),
+                similarities=self.similarities(queries, passages),
                 positives=batch.positives,
                 softmax_mask=competing_passages(batch, settings.in_batch_negatives),
                 settings=settings,
                 annealing=settings.annealing(step) if step is not None else 1.0,
                 epoch=settings.epoch(0 if step is None else step),
-                auxiliary_loss=d.auxiliary_loss,
+                auxiliary_loss=passages.auxiliary_loss,
                 teacher_scores=batch.teacher_scores,
-                parts=tuple(self.similarities(q, d, slice(start, stop)) for start, stop in settings.parts),
-                sparsity=self.sparsity(q, d, batch, step) if settings.count_words else None,
+                parts=tuple(self.similarities(queries, passages, slice(start, stop)) for start, stop in settings.parts),
+                sparsity=self.sparsity(queries, passages, batch, step) if settings.count_words else None,
                 passage_exists=batch.passage_ids >= 0,
                 in_batch_teacher=self.teach(batch, key) if train else None,
                 smaller={
-                    size: self.similarities(cut_embeddings(q, size), cut_embeddings(d, size))
+                    size: self.similarities(cut_embeddings(queries, size), cut_embeddings(passages, size))
                     for size in settings.matryoshka.smaller_sizes
                 },
             )
@@ -92,26 +93,28 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         if self.teacher is None or self.teacher_params is None:
             return None
         texts = replace(batch, pseudo_queries=None)  # the model's own head may learn from them
-        q, d = self.teacher.encode(self.teacher_params, texts, key, train=False)
-        d = jax.lax.with_sharding_constraint(d, replicated_sharding(self.mesh))
-        return jax.lax.stop_gradient(jnp.max(self.teacher.similarities(q, d), axis=-1))
+        queries, passages = self.teacher.encode(self.teacher_params, texts, key, train=False)
+        passages = jax.lax.with_sharding_constraint(passages, replicated_sharding(self.mesh))
+        return jax.lax.stop_gradient(jnp.max(self.teacher.similarities(queries, passages), axis=-1))
 
-    def sparsity(self, q: Embeddings, d: Embeddings, batch: Batch, step: jax.Array | int | None) -> Sparsity:
+    def sparsity(
+        self, queries: Embeddings, passages: Embeddings, batch: Batch, step: jax.Array | int | None
+    ) -> Sparsity:
         """Return the penalties on the weights of words, over all texts of the batch.
 
         Args:
-            q: queries.
-            d: passages.
+            queries, passages: their vectors.
             batch: whose empty rows count for nothing.
             step: number of the batch; None: the penalties' weights are whole.
         """
         settings = self.settings.sparsity
-        queries, passages = (q.vectors[:, 0], batch.positives >= 0), (d.vectors[:, 0], batch.passage_ids >= 0)
+        query_weights = queries.vectors[:, 0], batch.positives >= 0
+        passage_weights = passages.vectors[:, 0], batch.passage_ids >= 0
         return Sparsity(
-            penalty(settings.query_norm, *queries),
-            penalty(settings.passage_norm, *passages),
-            mean_words(*queries),
-            mean_words(*passages),
+            penalty(settings.query_norm, *query_weights),
+            penalty(settings.passage_norm, *passage_weights),
+            mean_words(*query_weights),
+            mean_words(*passage_weights),
             settings.growth(step),
         )
 
@@ -141,8 +144,8 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
 
         inputs: Inputs = {"query": (batch.queries, None), "passage": (batch.passages, batch.pseudo_queries)}
         repeated = chunks > 1 or self.model.module.tied
-        q, d = self.on_devices(encode_rows, params, inputs, key, repeated)
-        return self.in_order(q, batch.queries), self.in_order(d, batch.passages)
+        queries, passages = self.on_devices(encode_rows, params, inputs, key, repeated)
+        return self.in_order(queries, batch.queries), self.in_order(passages, batch.passages)
 
     def hidden_states(self, params: Params, batch: Batch) -> Iterator[tuple[str, HiddenStates]]:
         states = jax.jit(self.model.hidden_states, static_argnames="side")
@@ -157,13 +160,13 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         order = jnp.argsort(tokens.rows)
         return jax.tree.map(lambda x: x[order], everywhere)
 
-    def similarities(self, q: Embeddings, d: Embeddings, part: slice = slice(None)) -> jax.Array:
+    def similarities(self, queries: Embeddings, passages: Embeddings, part: slice = slice(None)) -> jax.Array:
         """Return S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late
         interaction."""
         if self.model.late_interaction:
-            scores = late_interaction(q.vectors, q.mask, d.vectors, d.mask)[..., None]
+            scores = late_interaction(queries.vectors, queries.mask, passages.vectors, passages.mask)[..., None]
         else:
-            scores = similarities(q.vectors[:, 0, part], d.vectors[..., part], d.mask)
+            scores = similarities(queries.vectors[:, 0, part], passages.vectors[..., part], passages.mask)
         return jax.lax.with_sharding_constraint(scores, row_sharding(self.mesh))
 
 
