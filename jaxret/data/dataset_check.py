@@ -93,7 +93,7 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
     if is_folder_of_sets(path):
         for members in list_sets(path).values():
             for folder in members.values():
-                one = check_data(_as(source, folder), tokenizer, lengths)
+                one = check_data(_in_format(source, folder), tokenizer, lengths)
                 check.lines += [*([""] if check.lines else []), *one.lines]
                 check.policy.errors += one.policy.errors
                 check.unreadable += one.unreadable
@@ -208,20 +208,22 @@ def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> Non
 
 
 def _examples(check: DataCheck, examples: Sequence[Example], name: str = "examples") -> None:
-    positives, negatives = (sum(len(getattr(e, side)) for e in examples) for side in ("positives", "negatives"))
-    count = sum(e.score_count > 0 for e in examples)
-    without = sum(not e.negatives for e in examples)
+    positives, negatives = (
+        sum(len(getattr(example, side)) for example in examples) for side in ("positives", "negatives")
+    )
+    count = sum(example.score_count > 0 for example in examples)
+    without = sum(not example.negatives for example in examples)
     check.log(
         f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {count:,} with scores"
     )
     check.counts["examples"] = len(examples)
     check.counts["examples with those left out"] = len(examples) + check.policy.skip_counts.total()
-    if targets := len({e.positives[0].id for e in examples if e.positives}):
+    if targets := len({example.positives[0].id for example in examples if example.positives}):
         check.counts["examples per first positive"] = len(examples) / targets
         check.log(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
     if negatives and without:
         check.log(f"  {without:,} queries have no negative")
-    again = len(examples) - len({question_key(e.query.text) for e in examples})
+    again = len(examples) - len({question_key(example.query.text) for example in examples})
     if again:
         check.log(
             f"  {again:,} have the query of an earlier one; the positives of one are not known positives of the other"
@@ -240,7 +242,7 @@ def _folder(check: DataCheck, folder: Path) -> None:
     else:
         check.log(f"{source}: {describe_source(source, 'queries')}; no passages")
     for path in query_paths(folder):
-        check.attempt("queries", lambda path=path: _queries(check, _as(source, path), _shown(path)))  # type: ignore[misc]
+        check.attempt("queries", lambda path=path: _queries(check, _in_format(source, path), _shown(path)))  # type: ignore[misc]
     judgements_by_split: dict[str, list[Judgement]] = {}
     texts: dict[str, dict[str, str]] = {}
     for split in splits:
@@ -265,9 +267,9 @@ def _split(
     texts: dict[str, dict[str, str]],
 ) -> None:
     file = examples_path(folder, split)
-    gives = detect_file(_as(check.source, file)).format.gives if file else lambda role: False
+    gives = detect_file(_in_format(check.source, file)).format.gives if file else lambda role: False
     if file and gives("rankings") and not gives("judgements") and not has_judgements(folder, split):
-        return _rankings(check, _as(check.source, file), f"rankings of {split} ({file.name})")
+        return _rankings(check, _in_format(check.source, file), f"rankings of {split} ({file.name})")
     if file and gives("examples"):
         examples = read_examples(check.source, split, check.policy, targets=False)
         _examples(check, examples, f"examples of {split} ({file.name})")
@@ -281,7 +283,7 @@ def _shown(path: Path) -> str:
     return "/".join(path.parts[-2:]) if is_named(path) else path.name
 
 
-def _as(source: str, path: Path) -> str:
+def _in_format(source: str, path: Path) -> str:
     """A file of a source, in the format that it forces, if it does."""
     name, _ = parse_source(source)
     return f"{name}:{path}" if name else str(path)
@@ -290,10 +292,11 @@ def _as(source: str, path: Path) -> str:
 def _dangling(
     check: DataCheck, split: str, judgements: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
 ) -> None:
-    in_corpus = np.isin(np.array([hash_id(j.passage_id) for j in judgements], np.uint64), passages)
+    in_corpus = np.isin(np.array([hash_id(judgement.passage_id) for judgement in judgements], np.uint64), passages)
+    without_passage = [judgement for judgement, is_there in zip(judgements, in_corpus) if not is_there]
     for subject, entries in (
-        ("passages that are not in the corpus", [j for j, is_there in zip(judgements, in_corpus) if not is_there]),
-        ("queries that there are not", [j for j in judgements if j.query_id not in queries]),
+        ("passages that are not in the corpus", without_passage),
+        ("queries that there are not", [judgement for judgement in judgements if judgement.query_id not in queries]),
     ):
         if entries:
             first = entries[0].passage_id if "corpus" in subject else entries[0].query_id
@@ -303,11 +306,11 @@ def _dangling(
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
     """Queries with the same words, and relevant passages, in two splits."""
     queries = {
-        split: {texts[split].get(j.query_id, j.query_id) for j in judgements}
+        split: {texts[split].get(judgement.query_id, judgement.query_id) for judgement in judgements}
         for split, judgements in judgements_by_split.items()
     }
     relevant = {
-        split: {j.passage_id for j in judgements if j.relevance > 0}
+        split: {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
         for split, judgements in judgements_by_split.items()
     }
     splits = list(judgements_by_split)

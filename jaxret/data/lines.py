@@ -233,59 +233,59 @@ class _JsonText:
 
     def __init__(self, path: Path) -> None:
         self.path, self._parts = path, _decoded(path)
-        self._text, self._at = "", 0  # held, and the position in it
+        self._text, self._position = "", 0  # held, and the position in it
         self._line = 1  # on which the held text begins
 
     def peek(self) -> str:
         """Move to the next character that is not white space, and return it; "" at the end."""
         while True:
-            self._at = _JSON_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text) or not self._extend():
-                return self._text[self._at : self._at + 1]
+            self._position = _JSON_SPACE.match(self._text, self._position).end()  # type: ignore[union-attr]
+            if self._position < len(self._text) or not self._extend():
+                return self._text[self._position : self._position + 1]
 
     def skip(self, sign: str, message: str = "") -> None:
         """Move past a sign, which must come next."""
         if self.peek() != sign:
             raise self.error(message or f"Expecting '{sign}'")
-        self._at += 1
+        self._position += 1
 
     def value(self) -> Any:
         """Move past the next value, and return it."""
         self.peek()
         while True:
-            start, error = self._at, None
+            start, error = self._position, None
             try:
                 value, end = _JSON.raw_decode(self._text, start)
             except (ValueError, RecursionError) as failure:
                 error = failure
             if error is None and end < len(self._text):  # a number at the end of the held text may go on
-                self._at = end
+                self._position = end
                 return value
             if len(self._text) - start > LINE_LIMIT:
                 raise too_long_error(self._location(start), "record, or what is broken in it,")
             if not self._extend():  # the held text begins with the value now
                 if error is None:
-                    self._at = end - start
+                    self._position = end - start
                     return value
                 raise self.error(getattr(error, "msg", error), getattr(error, "pos", start) - start) from error
 
     def error(self, message: object, position: int | None = None) -> DataError:
         """Return the error of broken JSON at a position of the held text, by default the current one."""
-        return _broken_json(self._location(self._at if position is None else position), message)
+        return _broken_json(self._location(self._position if position is None else position), message)
 
     def _location(self, position: int) -> Location:
         return Location(self.path, self._line + self._text.count("\n", 0, position))
 
     def _extend(self) -> bool:
         """Double the text that is not parsed: a long value is tried a few times, not once for each chunk."""
-        self._line += self._text.count("\n", 0, self._at)
-        parts, size = [self._text[self._at :]], 0
+        self._line += self._text.count("\n", 0, self._position)
+        parts, size = [self._text[self._position :]], 0
         for part in self._parts:
             parts.append(part)
             size += len(part)
             if size and size >= len(parts[0]):
                 break
-        self._text, self._at = "".join(parts), 0
+        self._text, self._position = "".join(parts), 0
         return size > 0
 
 

@@ -210,8 +210,8 @@ def change_table(
     return f"{render(header, rows, 2)}\n\n{note}"
 
 
-def _verdict(p: float) -> str:
-    return "yes" if p < LEVEL else "no"
+def _verdict(p_value: float) -> str:
+    return "yes" if p_value < LEVEL else "no"
 
 
 def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation], changes: Sequence[str]) -> None:

@@ -137,25 +137,26 @@ def answer_accuracy(
     run: Mapping[str, Sequence[tuple[str, float]]],
     queries: Iterable[Query],
     passage_texts: Mapping[str, str],
-    ks: Sequence[int],
+    cutoffs: Sequence[int],
     match: str = "string",
 ) -> Evaluation:
     """Return "Accuracy@k" for every k: the share of `queries` (0-1) with an answer in their first k passages.
 
     Args:
         run, queries, passage_texts, match: see `answer_ranks`.
-        ks: cut-offs, each 1 or more.
+        cutoffs: each 1 or more.
 
     Raises:
         ValueError: no cut-off, one below 1, or no queries.
     """
-    if not ks or min(ks) < 1:
-        raise ValueError(f"ks is {list(ks)}; give at least one cut-off, each 1 or more")
-    ranks = answer_ranks(run, queries, passage_texts, max(ks), match)
+    if not cutoffs or min(cutoffs) < 1:
+        raise ValueError(f"cutoffs is {list(cutoffs)}; give at least one cut-off, each 1 or more")
+    ranks = answer_ranks(run, queries, passage_texts, max(cutoffs), match)
     if not ranks:
         raise ValueError("there are no queries to measure accuracy on")
     per_query = {
-        f"Accuracy@{k}": {query: float(rank is not None and rank <= k) for query, rank in ranks.items()} for k in ks
+        f"Accuracy@{k}": {query: float(rank is not None and rank <= k) for query, rank in ranks.items()}
+        for k in cutoffs
     }
     mean = {name: sum(values.values()) / len(ranks) for name, values in per_query.items()}
     return Evaluation(mean, per_query, len(ranks), sum(bool(run.get(query)) for query in ranks))

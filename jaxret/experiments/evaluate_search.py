@@ -253,6 +253,8 @@ def answer_accuracies(
     evaluation = answer_accuracy(rankings, queries_with_answers, by_id, cutoffs, match)
     kind = "answer strings" if match == "string" else "answers, as regular expressions,"
     none = len(queries) - len(queries_with_answers)
-    of = f" (of {len(queries_with_answers):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
-    print(f"{kind} found: " + ", ".join(f"{m} {v:.4f}" for m, v in evaluation.mean.items()) + of)
+    counts = (
+        f" (of {len(queries_with_answers):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
+    )
+    print(f"{kind} found: " + ", ".join(f"{m} {v:.4f}" for m, v in evaluation.mean.items()) + counts)
     return replace(evaluation, answer_counts=(len(queries_with_answers), len(queries)))

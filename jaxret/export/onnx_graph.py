@@ -18,7 +18,7 @@ from jaxret.models.encoders.bert import BertConfig
 from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.models.encoders.protocol import EncoderConfig
 
-OPSET, IR = 17, 8
+OPSET, IR_VERSION = 17, 8
 IN_ONE_FILE = 2**31 - 2**20  # a protobuf holds less than 2 GiB: above it weights lie beside, in NAME.data
 INSTALL = "pip install onnx onnxruntime (or jaxret[export])"
 
@@ -83,7 +83,11 @@ class Graph:
             ],
             [self.onnx.numpy_helper.from_array(array, name) for name, array in self.weights.items()],
         )
-        made_by = {"producer_name": "jaxret", "opset_imports": [helper.make_opsetid("", OPSET)], "ir_version": IR}
+        made_by = {
+            "producer_name": "jaxret",
+            "opset_imports": [helper.make_opsetid("", OPSET)],
+            "ir_version": IR_VERSION,
+        }
         model = helper.make_model(graph, **made_by)
         large = sum(array.nbytes for array in self.weights.values()) > IN_ONE_FILE
         beside = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}

@@ -93,9 +93,10 @@ def write_sentence_transformers(run: Run, out: Path) -> list[str]:
         run, lambda side, tokens: (run_vectors(run, side, tokens), stock_vectors(out, side, tokens)), "vectors"
     )
     if original_library(out) == "sentence-transformers":
-        by = "vectors in sentence-transformers"
         sentence += "; " + check_round_trip(
-            run, lambda side, tokens: (run_vectors(run, side, tokens), sentence_transformers_vectors(out, side)), by
+            run,
+            lambda side, tokens: (run_vectors(run, side, tokens), sentence_transformers_vectors(out, side)),
+            "vectors in sentence-transformers",
         )
     return [sentence, *notes]
 

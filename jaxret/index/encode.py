@@ -46,9 +46,9 @@ SHARD_ROWS = 8192
 # the same on every machine with such devices.
 FLOP_RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
 MINUTE = 60
+MEGABYTE = 10**6
 LEAST_ROWS = 8  # shorter shards would waste much padding
 COUNT_BLOCK = 65_536  # passages whose vectors are counted at a time
-MB = 10**6
 SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
 
 
@@ -291,12 +291,8 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progr
     rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS, rows_a_minute(run))
     if run.model.sparse:  # a passage has few words
         return max(1, rows)
-    megabytes = options.shard_mb or run.config.encode.shard_mb
-    vectors = (
-        megabytes
-        * MB
-        // (run.model.dimension * np.dtype(SHARD_DTYPES[options.dtype or run.config.encode.dtype]).itemsize)
-    )
+    size = np.dtype(SHARD_DTYPES[options.dtype or run.config.encode.dtype]).itemsize
+    vectors = (options.shard_mb or run.config.encode.shard_mb) * MEGABYTE // (run.model.dimension * size)
     per_passage = run.model.vectors_per_passage
     if per_passage is not None:
         return max(1, min(rows, vectors // per_passage))

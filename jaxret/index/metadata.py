@@ -192,16 +192,16 @@ def _records(corpus: Corpus) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         return
     usual_keys = {*source.format.keys, "title"}
     passages = source.format.passages(source, Policy("skip"), None)
-    at, passage = next(passages, (None, None))
+    location, passage = next(passages, (None, None))
     for where, record in read_records(source, Policy("skip")):
-        if passage is None or where != at:
+        if passage is None or where != location:
             continue  # a record that is not a passage
         extra = {key: value for key, value in record.items() if key not in usual_keys and key != "metadata"}
         own = record.get("metadata")
         pairs = [*_pairs("", own if isinstance(own, dict) else {}), *_pairs("", extra)]
         if pairs:
             yield passage.id, pairs
-        at, passage = next(passages, (None, None))
+        location, passage = next(passages, (None, None))
 
 
 def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

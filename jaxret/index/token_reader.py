@@ -47,7 +47,7 @@ class TextReader:
     def __init__(self, source: CorpusSource, tokenizer: TextTokenizer) -> None:
         self.source, self.tokenizer = source, tokenizer
         self._cut = Truncation("passages", tokenizer.passage_length)
-        self._rest, self._at = self._from_front(), 0
+        self._rest, self._position = self._from_front(), 0
 
     def _from_front(self) -> Iterator[Passage]:
         return self.source.corpus.read(Policy(self.source.policy.on_error), self.source.scan, progress=False)
@@ -58,16 +58,16 @@ class TextReader:
         cancellation: when another thread sets it, reading ends at the next passage. Raises CancelledError then, and
         DataError if the corpus differs from the inspected one.
         """
-        if start < self._at:
-            self._rest, self._at = self._from_front(), 0
+        if start < self._position:
+            self._rest, self._position = self._from_front(), 0
         ids: list[str] = []
 
         def passages() -> Iterator[Passage]:
-            for passage in islice(self._rest, stop - self._at):
-                self._at += 1
+            for passage in islice(self._rest, stop - self._position):
+                self._position += 1
                 if cancellation and cancellation.is_set():
                     raise CancelledError
-                if self._at > start:
+                if self._position > start:
                     ids.append(passage.id)
                     yield passage
 

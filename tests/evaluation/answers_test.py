@@ -90,7 +90,7 @@ def test_accuracy_with_missing_answers_or_texts_is_an_error() -> None:
         answer_accuracy(RUN, QUERIES, {"p1": "", "p2": ""}, [1])
     with pytest.raises(ValueError, match="no queries"):
         answer_accuracy(RUN, [], TEXTS, [1])
-    with pytest.raises(ValueError, match="ks is"):
+    with pytest.raises(ValueError, match="cutoffs is"):
         answer_accuracy(RUN, QUERIES, TEXTS, [0])
 
 

@@ -739,7 +739,7 @@ def test_shard_rows_and_shard_mb_together(
         == 2
     )
     real = encode.rows_per_shard
-    monkeypatch.setattr(encode, "MB", row * 7)  # 7 passages
+    monkeypatch.setattr(encode, "MEGABYTE", row * 7)  # 7 passages
     for options, expected in (
         (EncodeOptions(), 7),
         (EncodeOptions(shard_mb=2), 14),

@@ -93,7 +93,7 @@ class BuiltExamples(Sequence[Example]):
         self.path, self._passages = path, _Passages(open_named_set(path))
         source = open_table(path)
         assert source.rows_at is not None
-        self._at, self._count = source.rows_at, source.count
+        self._rows_at, self._count = source.rows_at, source.count
 
     def __len__(self) -> int:
         return self._count
@@ -109,7 +109,9 @@ class BuiltExamples(Sequence[Example]):
         return self._read(numbers)
 
     def _read(self, numbers: Sequence[int]) -> list[Example]:
-        records = [(Location(self.path, f"row {number}"), record) for number, record in zip(numbers, self._at(numbers))]
+        records = [
+            (Location(self.path, f"row {number}"), record) for number, record in zip(numbers, self._rows_at(numbers))
+        ]
         rows = [_rows(record, location) for location, record in records]
         texts = self._passages.read([row for sides in rows for side in sides for row in side])
         return [_example(record, mine, texts, location) for (location, record), mine in zip(records, rows)]

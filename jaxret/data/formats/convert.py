@@ -47,14 +47,19 @@ class Conversion:
 
 
 def convert_data(
-    source: PathLike, to: PathLike, name: str, split: str = "train", role: str = "", policy: Policy | None = None
+    source: PathLike,
+    destination: PathLike,
+    name: str,
+    split: str = "train",
+    role: str = "",
+    policy: Policy | None = None,
 ) -> Conversion:
     """Write a source in another format, or as a folder in another format.
 
     Args:
         source: A folder, file or named set.
-        to: The file to write, or the folder, which must not exist: a reader of a folder that has files of two sets
-            would mix them.
+        destination: The file to write, or the folder, which must not exist: a reader of a folder that has files of two
+            sets would mix them.
         name: A format of `WRITERS`, or a folder of `FOLDERS`.
         split: Of a folder; for a training file, the name of its split in a written folder.
         role: Which of the roles of the source to write; "": the first that the format has a writer for.
@@ -67,13 +72,13 @@ def convert_data(
     """
     policy = policy or Policy()
     if name in FOLDERS:
-        with new_folder(Path(to)) as folder:
+        with new_folder(Path(destination)) as folder:
             return FOLDERS[name](folder, open_data_set(source, split, policy))
     if name not in WRITERS:
         if name in _ENDINGS:
             raise ValueError(
-                f"--to={name}: that is an ending, not a format: end {to} in .{name}, and give as --to a format, "
-                "such as beir.texts for passages or tevatron.examples for training data"
+                f"--to={name}: that is an ending, not a format: end {destination} in .{name}, and give as --to a "
+                "format, such as beir.texts for passages or tevatron.examples for training data"
             )
         names = ", ".join((*FOLDERS, *WRITERS))
         raise ValueError(f"--to={name}: that is not a format that can be written; it must be one of {names}")
@@ -81,10 +86,10 @@ def convert_data(
     for own_role, write in WRITERS[name].items():
         if own_role in gives and role in ("", own_role):
             items = _Counting(_read(source, own_role, split, policy))
-            losses = write(Path(to), items.values)
+            losses = write(Path(destination), items.values)
             if own_role == "rankings" and detect_run(source).format.without_scores:
                 losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
-            return Conversion(describe_role(source, own_role, split), {str(to): items.count}, losses)
+            return Conversion(describe_role(source, own_role, split), {str(destination): items.count}, losses)
     roles = " or ".join(own_role for own_role in WRITERS[name] if role in ("", own_role)) or role
     raise ValueError(f"{source} gives {', '.join(gives) or 'nothing'}, and {name} is written of {roles}")
 
@@ -161,40 +166,40 @@ def _beir(folder: Path, data: FullDataSet) -> Conversion:
 
 
 def _msmarco(folder: Path, data: FullDataSet) -> Conversion:
-    to = _Folder(folder, Conversion(data.source))
-    to.write("collection.tsv", "msmarco.texts", "passages", data.passages())
+    target = _Folder(folder, Conversion(data.source))
+    target.write("collection.tsv", "msmarco.texts", "passages", data.passages())
     judgements_by_split = {split: data.judgements(split) for split in data.splits}
     for split, judgements in judgements_by_split.items():
-        to.write(f"queries.{split}.tsv", "msmarco.texts", "queries", _judged_queries(data, split, judgements))
-        to.write(f"qrels.{split}.tsv", "trec.qrels", "judgements", judgements)
-    to.conversion.losses += _lost_queries(data, judgements_by_split) + _lost_training(data, judgements_by_split)
-    return to.conversion
+        target.write(f"queries.{split}.tsv", "msmarco.texts", "queries", _judged_queries(data, split, judgements))
+        target.write(f"qrels.{split}.tsv", "trec.qrels", "judgements", judgements)
+    target.conversion.losses += _lost_queries(data, judgements_by_split) + _lost_training(data, judgements_by_split)
+    return target.conversion
 
 
 def _tevatron(folder: Path, data: FullDataSet) -> Conversion:
-    to = _Folder(folder, Conversion(data.source))
-    to.write("corpus.jsonl", "tevatron.corpus", "passages", data.passages())
-    to.write("queries.jsonl", "tevatron.queries", "queries", data.queries(None))
+    target = _Folder(folder, Conversion(data.source))
+    target.write("corpus.jsonl", "tevatron.corpus", "passages", data.passages())
+    target.write("queries.jsonl", "tevatron.queries", "queries", data.queries(None))
     for split in data.splits:
         examples = data.examples(split)
-        to.write(f"{split}.jsonl", "tevatron.named", "examples", examples)
-        to.conversion.losses += _lost_judgements(data.judgements(split), examples)
-    return to.conversion
+        target.write(f"{split}.jsonl", "tevatron.named", "examples", examples)
+        target.conversion.losses += _lost_judgements(data.judgements(split), examples)
+    return target.conversion
 
 
 def _dpr(folder: Path, data: FullDataSet) -> Conversion:
-    to = _Folder(folder, Conversion(data.source))
-    to.write("psgs.tsv", "dpr.passages", "passages", data.passages())
+    target = _Folder(folder, Conversion(data.source))
+    target.write("psgs.tsv", "dpr.passages", "passages", data.passages())
     judgements_by_split = {split: data.judgements(split) for split in data.splits}
     for split, judgements in judgements_by_split.items():
         examples = data.examples(split)
-        to.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
-        ids = to.conversion.losses["queries' ids"]
-        to.write(f"{split}.json", "dpr.examples", "examples", examples)
-        to.conversion.losses["queries' ids"] = ids  # the same queries' once more
-        to.conversion.losses += _lost_judgements(judgements, examples)
-    to.conversion.losses += _lost_queries(data, judgements_by_split)
-    return to.conversion
+        target.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
+        ids = target.conversion.losses["queries' ids"]
+        target.write(f"{split}.json", "dpr.examples", "examples", examples)
+        target.conversion.losses["queries' ids"] = ids  # the same queries' once more
+        target.conversion.losses += _lost_judgements(judgements, examples)
+    target.conversion.losses += _lost_queries(data, judgements_by_split)
+    return target.conversion
 
 
 def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgement]) -> list[Query]:
@@ -222,17 +227,19 @@ def _lost_training(data: FullDataSet, judgements_by_split: Mapping[str, list[Jud
     losses: Losses = Counter()
     for split in data.splits_with_examples:
         pairs = {(one.query_id, one.passage_id) for one in judgements_by_split[split]}
-        for e in data.examples(split):
-            losses["scores"] += e.score_count
+        for example in data.examples(split):
+            losses["scores"] += example.score_count
             losses["passages of training records that nobody judged"] += sum(
-                (e.query.id, passage.id) not in pairs for passage in (*e.positives, *e.negatives)
+                (example.query.id, passage.id) not in pairs for passage in (*example.positives, *example.negatives)
             )
     return losses
 
 
 def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Losses:
     """Of judgements, in a folder that has training records only: grades, and queries and passages that are in none."""
-    pairs = {(e.query.id, p.id) for e in examples for p in (*e.positives, *e.negatives)}
+    pairs = {
+        (example.query.id, passage.id) for example in examples for passage in (*example.positives, *example.negatives)
+    }
     entries = [(one, (one.query_id, one.passage_id) in pairs) for one in judgements]
     return Counter(
         {

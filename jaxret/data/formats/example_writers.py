@@ -27,9 +27,11 @@ def count_losses(examples: Iterable[Example], *contents: str) -> Losses:
         losses["queries' answers"] += "answers" not in contents and bool(example.query.answers)
         losses["scores"] += 0 if "scores" in contents else example.score_count
         if "titles" not in contents:
-            losses["titles (joined to the texts)"] += sum(bool(p.title) for p in passages)
+            losses["titles (joined to the texts)"] += sum(bool(passage.title) for passage in passages)
         if "passage ids" not in contents:
-            losses["passages' ids"] += sum(p.id != content_id(p.text, p.title) for p in passages)
+            losses["passages' ids"] += sum(
+                passage.id != content_id(passage.text, passage.title) for passage in passages
+            )
     return losses
 
 
@@ -43,7 +45,9 @@ def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[
     """A record of Tevatron's first form, with ours of scores; every_positive: see Format."""
 
     def side(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
-        texts: list[dict[str, Any]] = [{tevatron.PASSAGE_ID: p.id, "title": p.title, "text": p.text} for p in passages]
+        texts: list[dict[str, Any]] = [
+            {tevatron.PASSAGE_ID: passage.id, "title": passage.title, "text": passage.text} for passage in passages
+        ]
         for text, score in zip(texts, scores):  # () where there are none
             text |= {tevatron.SCORE: score} if math.isfinite(score) else {}
         return texts
@@ -74,58 +78,62 @@ def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for e in examples:
+        for example in examples:
             texts = {
-                flag_embedding.POSITIVES: [joined_text(p) for p in e.positives],
-                flag_embedding.NEGATIVES: [joined_text(p) for p in e.negatives],
+                flag_embedding.POSITIVES: [joined_text(passage) for passage in example.positives],
+                flag_embedding.NEGATIVES: [joined_text(passage) for passage in example.negatives],
             }
             scores = {
-                flag_embedding.POSITIVE_SCORES: list(e.positive_scores),
-                flag_embedding.NEGATIVE_SCORES: list(e.negative_scores),
+                flag_embedding.POSITIVE_SCORES: list(example.positive_scores),
+                flag_embedding.NEGATIVE_SCORES: list(example.negative_scores),
             }
-            prompt = {flag_embedding.PROMPT: e.query.instruction} if e.query.instruction else {}
-            yield {flag_embedding.QUERY: e.query.text, **texts, **(scores if whole(e) else {}), **prompt}
+            prompt = {flag_embedding.PROMPT: example.query.instruction} if example.query.instruction else {}
+            yield {flag_embedding.QUERY: example.query.text, **texts, **(scores if whole(example) else {}), **prompt}
 
-    def whole(e: Example) -> bool:
-        return e.score_count == len(e.positives) + len(e.negatives)
+    def whole(example: Example) -> bool:
+        return example.score_count == len(example.positives) + len(example.negatives)
 
     write_records(path, rows())
     losses = count_losses(examples, "instructions", "scores")
-    losses["scores of records in which a passage has none"] = sum(e.score_count for e in examples if not whole(e))
+    losses["scores of records in which a passage has none"] = sum(
+        example.score_count for example in examples if not whole(example)
+    )
     return losses
 
 
 def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
     """Pairs, if no example has a negative; else a triplet for each positive with each negative."""
     examples = list(examples)
-    triplets = any(e.negatives for e in examples)
+    triplets = any(example.negatives for example in examples)
     losses = count_losses(examples, "scores")
-    losses["queries without negatives"] = triplets * sum(not e.negatives for e in examples)
+    losses["queries without negatives"] = triplets * sum(not example.negatives for example in examples)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for e in examples:
-            for i, positive in enumerate(e.positives):
-                pair = {"anchor": e.query.text, "positive": joined_text(positive)}
+        for example in examples:
+            for i, positive in enumerate(example.positives):
+                pair = {"anchor": example.query.text, "positive": joined_text(positive)}
                 if not triplets:
                     yield pair
-                for j, negative in enumerate(e.negatives):
-                    both = [*e.positive_scores[i : i + 1], *e.negative_scores[j : j + 1]]
+                for j, negative in enumerate(example.negatives):
+                    both = [*example.positive_scores[i : i + 1], *example.negative_scores[j : j + 1]]
                     has_scores = len(both) == 2 and all(map(math.isfinite, both))
                     yield {**pair, "negative": joined_text(negative), **({"scores": both} if has_scores else {})}
 
-    def paired(e: Example) -> bool:
-        return all(any(map(math.isfinite, side)) for side in (e.positive_scores, e.negative_scores))
+    def paired(example: Example) -> bool:
+        return all(any(map(math.isfinite, side)) for side in (example.positive_scores, example.negative_scores))
 
     write_records(path, rows())
-    losses["scores in records without one on the other side"] = sum(e.score_count for e in examples if not paired(e))
+    losses["scores in records without one on the other side"] = sum(
+        example.score_count for example in examples if not paired(example)
+    )
     return losses
 
 
 def write_text_triples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
     losses = count_losses(examples)
-    losses["queries without negatives"] = sum(not e.negatives for e in examples)
-    pairs = ((e.query.text, p, n) for e in examples for p in e.positives for n in e.negatives)
+    losses["queries without negatives"] = sum(not example.negatives for example in examples)
+    pairs = ((example.query.text, p, n) for example in examples for p in example.positives for n in example.negatives)
     write_tab_rows(path, ((query, joined_text(p), joined_text(n)) for query, p, n in pairs), losses)
     return losses
 
@@ -134,12 +142,17 @@ def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losse
     examples = list(examples)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for e in examples:
+        for example in examples:
             ids = {
-                tevatron.POSITIVE_IDS: [p.id for p in e.positives],
-                tevatron.NEGATIVE_IDS: [p.id for p in e.negatives],
+                tevatron.POSITIVE_IDS: [passage.id for passage in example.positives],
+                tevatron.NEGATIVE_IDS: [passage.id for passage in example.negatives],
             }
-            yield {tevatron.QUERY_ID: e.query.id, tevatron.QUERY_TEXT: e.query.text, "query_image": None, **ids}
+            yield {
+                tevatron.QUERY_ID: example.query.id,
+                tevatron.QUERY_TEXT: example.query.text,
+                "query_image": None,
+                **ids,
+            }
 
     write_records(path, rows())
     return count_losses(examples, "query ids", "passage ids", "titles")
@@ -148,8 +161,12 @@ def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losse
 def write_id_triples(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
     losses = count_losses(examples, "query ids", "passage ids", "titles")
-    losses["queries without negatives"] = sum(not e.negatives for e in examples)
-    write_tab_rows(path, ((e.query.id, p.id, n.id) for e in examples for p in e.positives for n in e.negatives), losses)
+    losses["queries without negatives"] = sum(not example.negatives for example in examples)
+    write_tab_rows(
+        path,
+        ((example.query.id, p.id, n.id) for example in examples for p in example.positives for n in example.negatives),
+        losses,
+    )
     return losses
 
 
@@ -157,12 +174,12 @@ def write_hard_negatives(path: Path, examples: Iterable[Example]) -> Losses:
     examples = list(examples)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for e in examples:
+        for example in examples:
             ids = {
-                msmarco.POSITIVES: [p.id for p in e.positives],
-                msmarco.NEGATIVES: {"all": [p.id for p in e.negatives]},
+                msmarco.POSITIVES: [passage.id for passage in example.positives],
+                msmarco.NEGATIVES: {"all": [passage.id for passage in example.negatives]},
             }
-            yield {msmarco.QUERY_ID: e.query.id, **ids}
+            yield {msmarco.QUERY_ID: example.query.id, **ids}
 
     write_records(path, rows())
     return count_losses(examples, "query ids", "passage ids", "titles")

@@ -158,13 +158,13 @@ def _parsed(data: bytes, whole: bool) -> FileSample:
 
 def _array(text: str, whole: bool) -> FileSample | None:
     values: list[Any] = []
-    at = 1
+    position = 1
     while len(values) < _RECORDS:
-        at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]
-        if text[at : at + 1] == "]" and not values:
+        position = re.compile(r"[\s,]*").match(text, position).end()  # type: ignore[union-attr]
+        if text[position : position + 1] == "]" and not values:
             return FileSample("empty")
         try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
+            value, position = json.JSONDecoder().raw_decode(text, position)
         except (ValueError, RecursionError):
             break
         values.append(value)

@@ -94,9 +94,9 @@ def _require(folder: Path, role: str, split: str | None) -> Path:
     named_set = open_named_set(folder)
     path = _table(named_set, role, split)
     if path is None:
-        of = f" of {split}" if split else ""
+        suffix = f" of {split}" if split else ""
         remedy = f"its tables are {named_set.describe_tables()}; name one, as {named_set.root}/TABLE/SPLIT"
-        raise Location(folder).error("missing table", f"{named_set.title} has no {role}{of}", remedy)
+        raise Location(folder).error("missing table", f"{named_set.title} has no {role}{suffix}", remedy)
     return path
 
 

@@ -129,7 +129,7 @@ def offline(library: Any) -> Iterator[None]:
 
 
 def _table(path: Path, data: Any) -> Table:
-    def at(rows: Sequence[int]) -> list[Record]:
+    def rows_at(rows: Sequence[int]) -> list[Record]:
         columns = data[[int(row) for row in rows]]
         return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
@@ -139,4 +139,4 @@ def _table(path: Path, data: Any) -> Table:
             yield from (dict(zip(columns, values)) for values in zip(*columns.values()))
 
     files = tuple(Path(one["filename"]) for one in data.cache_files)
-    return Table(str(path), every, files, at, len(data))
+    return Table(str(path), every, files, rows_at, len(data))

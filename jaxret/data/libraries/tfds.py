@@ -128,7 +128,7 @@ def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files:
     except Exception as error:  # of TFDS, of its protocol buffers, of array_record: whatever a damaged file makes
         raise _damaged(folder, error) from error
 
-    def at(rows: Sequence[int]) -> list[Record]:
+    def rows_at(rows: Sequence[int]) -> list[Record]:
         try:
             return [_plain(record) for record in source.__getitems__([int(row) for row in rows])]
         except Exception as error:
@@ -136,9 +136,9 @@ def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files:
 
     def every() -> Iterator[Record]:
         for start in range(0, len(source), _BLOCK):
-            yield from at(range(start, min(start + _BLOCK, len(source))))
+            yield from rows_at(range(start, min(start + _BLOCK, len(source))))
 
-    return Table(f"{folder.parent.name}/{split} of {info['name']} {folder.name}", every, files, at, len(source))
+    return Table(f"{folder.parent.name}/{split} of {info['name']} {folder.name}", every, files, rows_at, len(source))
 
 
 def _damaged(folder: Path, error: Exception) -> Exception:

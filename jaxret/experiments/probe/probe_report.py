@@ -130,11 +130,11 @@ def _layer_tables(probe: Probe) -> list[str]:
     tokens = probe.data.queries.tokens
     for normalize, scores in ((True, "cosines"), (False, "dot products")):
         members = [quality for quality in probe.alone if quality.choice.normalize == normalize]
-        of = {(quality.choice.layers[0], quality.choice.token): quality for quality in members}
+        qualities = {(quality.choice.layers[0], quality.choice.token): quality for quality in members}
         best = max(quality.mean() for quality in members)
         rows = []
         for layer in range(probe.data.last + 1):
-            row = [of[layer, token] for token in tokens]
+            row = [qualities[layer, token] for token in tokens]
             cells = [
                 (f"{one.mean():.4f}{'*' if one.mean() == best else ' '}", f"{one.recall.mean():.3f}") for one in row
             ]

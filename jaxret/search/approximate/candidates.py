@@ -30,17 +30,17 @@ SAMPLE_QUERIES = 50  # queries, evenly spread, that are searched exactly too
 class ProxyShard(RowSubset):
     """The proxies [rows,1,size] of the passages `rows` of a shard, computed on access."""
 
-    def __init__(self, of: ProxyCorpus, first: int, shard: Any, rows: np.ndarray) -> None:
-        self._of, self._first, self._shard, self._rows = of, first, shard, rows
-        self.shape = (len(rows), 1, of.dimension)
+    def __init__(self, corpus: ProxyCorpus, first: int, shard: Any, rows: np.ndarray) -> None:
+        self._corpus, self._first, self._shard, self._rows = corpus, first, shard, rows
+        self.shape = (len(rows), 1, corpus.dimension)
 
     def __getitem__(self, key: Any) -> np.ndarray:
         rows = self._rows[key]
-        proxies = np.empty((len(rows), 1, self._of.dimension), np.float32)
+        proxies = np.empty((len(rows), 1, self._corpus.dimension), np.float32)
         for number, row in enumerate(rows.tolist()):
             vectors = np.asarray(self._shard[row], np.float32)
-            self._of.check_norms(self._first + row, vectors)
-            proxies[number, 0] = self._of.proxy.passage(vectors)
+            self._corpus.check_norms(self._first + row, vectors)
+            proxies[number, 0] = self._corpus.proxy.passage(vectors)
         return proxies
 
 

@@ -30,8 +30,8 @@ class RecallQueries:
 
     def digest(self) -> str:
         """Return the SHA-256 of the vectors."""
-        v = self.vectors
-        arrays = (v.words, v.weights, v.offsets) if isinstance(v, SparseRows) else (v,)
+        vectors = self.vectors
+        arrays = (vectors.words, vectors.weights, vectors.offsets) if isinstance(vectors, SparseRows) else (vectors,)
         return sha256_bytes(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
 
 

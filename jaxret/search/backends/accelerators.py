@@ -156,8 +156,8 @@ def _empty(like: Compressed, layout: CellLayout, where: NamedSharding) -> Compre
 
 
 @partial(jax.jit, donate_argnums=0)
-def _fill(vectors: Compressed, chunk: Compressed, at: jax.Array | int) -> Compressed:
-    return jax.tree.map(lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, at, axis=1), vectors, chunk)
+def _fill(vectors: Compressed, chunk: Compressed, start: jax.Array | int) -> Compressed:
+    return jax.tree.map(lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, start, axis=1), vectors, chunk)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
@@ -238,7 +238,7 @@ def best_by_maxima(
     maxima = gpu_kernel.group_maxima(queries, vectors, cell, mask, interpret=platform == "cpu")
     _, groups, bound = best(maxima, min(count, maxima.shape[1]))
     scores, places = gpu_kernel.best_of_groups(queries, vectors, cell, mask, groups)
-    top, at = highest(scores, count)
+    top, columns = highest(scores, count)
     if count < len(exists):  # no score of other groups is above the bound, none of what is left of these above the last
         bound = jnp.maximum(bound, top[:, -1])
-    return top, jnp.take_along_axis(places, at, axis=1), bound
+    return top, jnp.take_along_axis(places, columns, axis=1), bound

@@ -129,7 +129,7 @@ class FaissGpu:
         assert isinstance(block, np.ndarray)
         bounds = [len(block) * gpu // len(self.resources) for gpu in range(len(self.resources) + 1)]
         parts = [
-            (start, self._on(gpu, block[start:stop]))
+            (start, self._load_on(gpu, block[start:stop]))
             for gpu, (start, stop) in enumerate(pairwise(bounds))
             if start < stop
         ]
@@ -141,7 +141,7 @@ class FaissGpu:
 
         return top
 
-    def _on(self, gpu: int, passages: np.ndarray) -> BlockSearch:
+    def _load_on(self, gpu: int, passages: np.ndarray) -> BlockSearch:
         shape = passages.shape[:2]
         config = self.faiss.GpuIndexFlatConfig()  # float32 storage is its default
         config.device = gpu

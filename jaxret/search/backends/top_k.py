@@ -93,12 +93,12 @@ def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array
         maxima, best_groups = highest(grid.max(axis=1), count)
         inside = jnp.take_along_axis(grid, best_groups[:, None], axis=2)
         # The maxima first: little of the rest is above the lowest of them, which a CPU's partial sort sees at once.
-        at = inside.argmax(axis=1)
-        others = jnp.where(jnp.arange(group)[:, None] == at[:, None], -jnp.inf, inside).reshape(n_queries, -1)
+        peaks = inside.argmax(axis=1)
+        others = jnp.where(jnp.arange(group)[:, None] == peaks[:, None], -jnp.inf, inside).reshape(n_queries, -1)
         top, columns = highest(jnp.concatenate([maxima, others], axis=1), count)
-        of, member = columns % count, columns // count - 1
-        member = jnp.where(member < 0, jnp.take_along_axis(at, of, axis=1), member)
-        places = jnp.take_along_axis(best_groups, of, axis=1) + member * grid.shape[2]
+        ranks, member = columns % count, columns // count - 1
+        member = jnp.where(member < 0, jnp.take_along_axis(peaks, ranks, axis=1), member)
+        places = jnp.take_along_axis(best_groups, ranks, axis=1) + member * grid.shape[2]
     return top, places, top[:, -1] if count < n else jnp.full_like(top[:, -1], -jnp.inf)
 
 
