@@ -33,7 +33,7 @@ class OptionFlags(Generic[T]):
 
     def __call__(self) -> T:
         values = {name: holder.value for name, holder in self.holders.items()}
-        return self.kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        return self.kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _define(field: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:

@@ -292,11 +292,11 @@ def _in_format(source: str, path: Path) -> str:
 def _dangling(
     check: DataCheck, split: str, judgements: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
 ) -> None:
-    in_corpus = np.isin(np.array([hash_id(judgement.passage_id) for judgement in judgements], np.uint64), passages)
-    without_passage = [judgement for judgement, is_there in zip(judgements, in_corpus) if not is_there]
+    in_corpus = np.isin(np.array([hash_id(one.passage_id) for one in judgements], np.uint64), passages)
+    without_passage = [one for one, is_there in zip(judgements, in_corpus) if not is_there]
     for subject, entries in (
         ("passages that are not in the corpus", without_passage),
-        ("queries that there are not", [judgement for judgement in judgements if judgement.query_id not in queries]),
+        ("queries that there are not", [one for one in judgements if one.query_id not in queries]),
     ):
         if entries:
             first = entries[0].passage_id if "corpus" in subject else entries[0].query_id

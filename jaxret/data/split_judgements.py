@@ -63,7 +63,7 @@ def write_judgement_sets(
     for path in paths:
         for source, split in zip((train, qrels), splits, strict=True):
             require_other_file(path, [detect_judgements(source, split).path], f"the judgements ({source})")
-    training_passages = {j.passage_id for j in read_judgements(train, splits[0], policy) if j.relevance > 0}
+    training_passages = {one.passage_id for one in read_judgements(train, splits[0], policy) if one.relevance > 0}
     if not training_passages:
         raise ValueError(f"{train} has no relevant passage; give training data with judgements")
     sets = split_by_training(read_judgements(qrels, splits[1], policy), training_passages)
@@ -76,12 +76,12 @@ def write_judgement_sets(
     with atomic_write(paths[0]) as first, atomic_write(paths[1]) as second:
         for file, entries in zip((first, second), sets):
             file.write("query-id\tcorpus-id\tscore\n")
-            file.writelines(f"{j.query_id}\t{j.passage_id}\t{j.relevance}\n" for j in entries)
+            file.writelines(f"{one.query_id}\t{one.passage_id}\t{one.relevance}\n" for one in entries)
             file.flush()  # a full disk is an error while the old files exist
         for path in paths:  # a job that is killed leaves a file less, not one of an earlier split beside a new one
             path.unlink(missing_ok=True)
-    counts = [f"{len({j.query_id for j in entries}):,}" for entries in sets]
-    emit("split", files=dict(zip(SETS, paths)), queries=[len({j.query_id for j in entries}) for entries in sets])
+    counts = [f"{len({one.query_id for one in entries}):,}" for entries in sets]
+    emit("split", files=dict(zip(SETS, paths)), queries=[len({one.query_id for one in entries}) for entries in sets])
     print(f"{counts[0]} queries without training queries for their relevant passages: {paths[0]}")
     print(f"{counts[1]} queries with training queries for all their relevant passages: {paths[1]}")
     print(f"{counts[2]} queries with training queries for some of them are in neither set")

@@ -198,10 +198,10 @@ def change_table(
             change,
             f"{difference.difference:+.4f}",
             f"{difference.low:+.4f} to {difference.high:+.4f}",
-            format_p_value(p),
-            _verdict(p),
+            format_p_value(p_value),
+            _verdict(p_value),
         ]
-        for title, change, difference, p in zip(list(table)[1:], changes, differences, p_values, strict=True)
+        for title, change, difference, p_value in zip(list(table)[1:], changes, differences, p_values, strict=True)
     ]
     note = (
         f"p: paired randomization test over {differences[0].queries} questions, two-sided, Holm's correction for "

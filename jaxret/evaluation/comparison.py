@@ -107,7 +107,7 @@ class SystemComparison:
             [
                 name,
                 str(len(self.score(name, self.measures[0]).runs)),
-                *(str(self.score(name, m)) for m in self.measures),
+                *(str(self.score(name, measure)) for measure in self.measures),
             ]
             for name in self.systems
         ]
@@ -202,8 +202,8 @@ def with_holm(tests: Sequence[SystemTest]) -> list[SystemTest]:
     holm_t = holm([1.0 if one.comparison.p_t is None else one.comparison.p_t for one in unequal_tests])
     holm_permutation = holm([one.comparison.p_permutation for one in unequal_tests])
     replacements = {
-        id(one): replace(one, holm_t=None if one.comparison.p_t is None else t, holm_permutation=permutation)
-        for one, t, permutation in zip(unequal_tests, holm_t, holm_permutation, strict=True)
+        id(one): replace(one, holm_t=None if one.comparison.p_t is None else p_t, holm_permutation=permutation)
+        for one, p_t, permutation in zip(unequal_tests, holm_t, holm_permutation, strict=True)
     }
     return [replacements.get(id(one), one) for one in tests]
 

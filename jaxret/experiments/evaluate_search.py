@@ -125,7 +125,7 @@ def keep_other_passages(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
                 "queries are passages here, --self_matches=remove leaves these out, as BEIR does"
             )
         return rankings
-    relevant_pairs = {(j.query_id, j.passage_id) for j in dataset.judgements if j.relevance > 0}
+    relevant_pairs = {(one.query_id, one.passage_id) for one in dataset.judgements if one.relevance > 0}
     print_line(f"{len(own):,} of {len(dataset.queries):,} queries found the passage of their own id, which is left out")
     if wrong := sum((query, query) in relevant_pairs for query in own):
         print_line(
@@ -256,5 +256,5 @@ def answer_accuracies(
     counts = (
         f" (of {len(queries_with_answers):,} of {len(queries):,} queries: {none:,} have no answers)" if none else ""
     )
-    print(f"{kind} found: " + ", ".join(f"{m} {v:.4f}" for m, v in evaluation.mean.items()) + counts)
+    print(f"{kind} found: " + ", ".join(f"{name} {value:.4f}" for name, value in evaluation.mean.items()) + counts)
     return replace(evaluation, answer_counts=(len(queries_with_answers), len(queries)))

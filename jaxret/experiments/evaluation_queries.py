@@ -54,9 +54,9 @@ class EvaluationQueries:
     def digests(self) -> dict[str, str]:
         """Return SHA-256 digests of the queries with their answers and of the judgements, independent of their order
         and format."""
-        values = {"queries": sha256_json(sorted([q.id, q.text, list(q.answers)] for q in self.queries))}
+        values = {"queries": sha256_json(sorted([query.id, query.text, list(query.answers)] for query in self.queries))}
         if self.judgements:
-            records = sorted([j.query_id, j.passage_id, j.relevance] for j in self.judgements)
+            records = sorted([one.query_id, one.passage_id, one.relevance] for one in self.judgements)
             values["qrels"] = sha256_json(records)
         return values
 

@@ -99,7 +99,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
     print(
         f"run: {job.out} ({len(rankings):,} queries, exact fusion of {len(systems)} systems, {job.method}, weights "
-        f"{', '.join(f'{w:g}' for w in weights)})"
+        f"{', '.join(f'{weight:g}' for weight in weights)})"
     )
     if not job.qrels:
         emit_evaluation(job.out, "", None)

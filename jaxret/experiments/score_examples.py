@@ -57,7 +57,7 @@ def score_examples(
     queries: dict[str, Query] = {}
     for example in examples:
         require_same_text(queries.setdefault(example.query.id, example.query), example.query, source)
-    passages = {p.id: p for example in examples for p in (*example.positives, *example.negatives)}
+    passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
     pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
     print_line(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
     scorer = teacher.over(queries, passages, progress)

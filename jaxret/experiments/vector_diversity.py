@@ -62,15 +62,15 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
         )
     read = read_judged_texts(data, split)
     row = {passage.id: i for i, passage in enumerate(read.passages)}
-    query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(j.query_id for j in read.pairs))}
+    query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(one.query_id for one in read.pairs))}
 
     texts = run.tokenizer.queries((read.queries[query_id] for query_id in query_rows), progress)
     query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
     texts = run.tokenizer.passages(read.passages, progress)
     passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
-    left = np.array([query_rows[j.query_id] for j in read.pairs])
-    right = np.array([row[j.passage_id] for j in read.pairs])
-    names = [j.query_id for j in read.pairs], [j.passage_id for j in read.pairs]
+    left = np.array([query_rows[one.query_id] for one in read.pairs])
+    right = np.array([row[one.passage_id] for one in read.pairs])
+    names = [one.query_id for one in read.pairs], [one.passage_id for one in read.pairs]
     return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right)
 
 
@@ -94,7 +94,7 @@ def read_judged_texts(data: str | Path, split: str) -> JudgedTexts:
     source = _texts_and_judgements(data, split)
     query_list, records = read_judged_queries(source, source, split, policy)
     queries = {query.id: query for query in query_list}
-    pairs = [j for _, j in reject_unknown_ids(records, queries, None, policy) if j.relevance > 0]
+    pairs = [one for _, one in reject_unknown_ids(records, queries, None, policy) if one.relevance > 0]
     if not pairs:
         raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
     passage_ids = {judgement.passage_id for judgement in pairs}

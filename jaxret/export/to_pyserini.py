@@ -96,10 +96,10 @@ def compare_search(searcher: Searcher, out: Path) -> str:
     k = min(K, index.ntotal)
     scores, rows = index.search(vectors, k)
     rankings = searcher.search(texts, k).rankings
-    ours = np.array([[score for _, score in rankings[q.id]] for q in texts])
+    ours = np.array([[score for _, score in rankings[query.id]] for query in texts])
     size = max(float(np.abs(ours).max()), 1.0)
     largest = float(np.abs(ours - scores).max()) / size
-    other = np.array([[id for id, _ in rankings[q.id]] for q in texts]) != docids_of_rows(out, rows)
+    other = np.array([[id for id, _ in rankings[query.id]] for query in texts]) != docids_of_rows(out, rows)
     sentence = f"read back by FAISS, scores of the {k} best passages of {len(texts)} queries differ by {largest:.1e}"
     if not largest <= TIE:
         raise ValueError(f"{sentence} at most, more than {TIE:.0e}: nothing was exported")

@@ -247,7 +247,7 @@ def _open_range(folders: Sequence[Path], verify: bool, number: int, count: int) 
     begin, end = range_of_shards(shard_sets, number, count)
     first = 0
     for each in shard_sets:
-        each.check([s for s in each.shards if begin <= first + s.start < end], verify)
+        each.check([shard for shard in each.shards if begin <= first + shard.start < end], verify)
         first += each.total_rows
     return shard_sets
 

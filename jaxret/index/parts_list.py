@@ -80,7 +80,7 @@ def read_parts(folder: Path) -> list[CorpusPart]:
 def _part(entry: Any, first: bool) -> CorpusPart | None:
     """Return the part of an entry; None if the entry is not valid."""
     kinds = {"name": str, "sha256": str, "rows": int, "deleted": list}
-    if not isinstance(entry, dict) or {k: type(v) for k, v in entry.items()} != kinds:
+    if not isinstance(entry, dict) or {key: type(value) for key, value in entry.items()} != kinds:
         return None
     if entry["name"] if first else not _NAME.fullmatch(entry["name"]):
         return None

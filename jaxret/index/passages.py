@@ -107,7 +107,7 @@ class Passages:
             self._index = self._read_offsets()
         if self._index is None:
             if self._copied and not self._copy():
-                return {p.id: p for p in self.corpus.read(Policy("skip")) if p.id in ids}
+                return {passage.id: passage for passage in self.corpus.read(Policy("skip")) if passage.id in ids}
             self._index = self._make_offsets()
         # The copy, verified or made just now.
         self._states.setdefault(self._file.path, file_state(self._file.path, changed=True))

@@ -287,7 +287,7 @@ class ShardWriter:
             dimension=same[2][-1],
             dtype=dtype,
             layout=layout,
-            shards=[{key: value for key, value in e.items() if key not in self.made_from} for e in entries],
+            shards=[{key: value for key, value in entry.items() if key not in self.made_from} for entry in entries],
             **self.made_from,
         )
 

@@ -53,7 +53,7 @@ class MiningAudit:
         self.near_positive += sum(not same and _is_near(_words(p), bags) for p, same in zip(example.negatives, repeats))
         if example.query.answers:
             self.answerable += len(example.negatives)
-            self.with_answer += sum(matcher((p.text for p in example.negatives), example.query))
+            self.with_answer += sum(matcher((passage.text for passage in example.negatives), example.query))
         if example.is_distillable:
             self.scored += sum(map(math.isfinite, example.negative_scores))
             best = max(filter(math.isfinite, example.positive_scores))

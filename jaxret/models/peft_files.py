@@ -229,7 +229,7 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
     theirs = described_layers(path, raw, config, ignore)
     expected = layer_numbers(config, settings)
     if theirs.keys() != set(choose_layers(config, settings.targets)):
-        modules = target_modules(config, [p for p in linear_layers(config) if p.partition("/")[2] in theirs])
+        modules = target_modules(config, [path for path in linear_layers(config) if path.partition("/")[2] in theirs])
         names = (modules,) if isinstance(modules, str) else tuple(modules)
         raise ValueError(
             f"lora.targets is {tuple(settings.targets)}, but {path} has adapters of others: set lora.targets={names}"

@@ -324,7 +324,7 @@ def with_pretrained(params: Params, weights: Params, head: Params | None = None)
     encoders |= {name: {**params[name], **head} for name in params if head and name.endswith("head")}
     arrays, expected = (
         traverse_util.flatten_dict(encoders),
-        traverse_util.flatten_dict({n: params[n] for n in encoders}),
+        traverse_util.flatten_dict({name: params[name] for name in encoders}),
     )
     for path, leaf in expected.items():
         if np.shape(arrays.get(path)) != tuple(leaf.shape):

@@ -52,17 +52,17 @@ class CompiledProgram:
     @property
     def moved(self) -> float:
         """Bytes of all collectives' results."""
-        return sum((c.times * c.bytes for c in self.collectives), 0.0)
+        return sum((one.times * one.bytes for one in self.collectives), 0.0)
 
     @property
     def sent(self) -> float:
         """Lower bound of the bytes that the device sends."""
-        return sum((c.times * c.sent for c in self.collectives), 0.0)
+        return sum((one.times * one.sent for one in self.collectives), 0.0)
 
     @property
     def overlapped(self) -> float:
         """Share of `sent` that moves while the device computes products, in XLA's schedule."""
-        return sum((c.times * c.sent for c in self.collectives if c.overlapped), 0.0) / max(self.sent, 1.0)
+        return sum((one.times * one.sent for one in self.collectives if one.overlapped), 0.0) / max(self.sent, 1.0)
 
 
 class CompileError(RuntimeError):

@@ -39,8 +39,8 @@ def read_configs(folder: Path) -> Iterator[tuple[str, ConfigDict]]:
 
 def for_accelerators(folder: Path) -> list[tuple[str, ConfigDict]]:
     """Return the configs of retrievers, without those whose encoder is a small one for CPUs."""
-    retrievers = [(name, c) for name, c in read_configs(folder) if c.task == "retrieval"]
-    return [(name, c) for name, c in retrievers if not c.encoder.checkpoint.startswith(FOR_CPUS)]
+    retrievers = [(name, config) for name, config in read_configs(folder) if config.task == "retrieval"]
+    return [(name, config) for name, config in retrievers if not config.encoder.checkpoint.startswith(FOR_CPUS)]
 
 
 def program_key(config: ConfigDict) -> str:

@@ -133,7 +133,7 @@ def device_memory(
 
 def compiled_values(executable: CompiledProgram) -> PlanValues:
     return {
-        "collectives": [asdict(c) for c in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
+        "collectives": [asdict(one) for one in sorted(executable.collectives, key=lambda one: -one.times * one.bytes)],
         "collective_bytes": executable.moved,
         "sent_bytes": executable.sent,
         "overlapped": executable.overlapped,

@@ -114,7 +114,9 @@ def _count(module: HloModule, name: str, times: int) -> None:
 def _matters(module: HloModule, name: str) -> bool:
     """Whether a computation has collectives or products."""
     computation = module.computations[name]
-    return any(i.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, i) for i in computation.values())
+    return any(
+        one.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, one) for one in computation.values()
+    )
 
 
 def branches(conditional: Instruction) -> list[str]:
@@ -134,8 +136,8 @@ def trip_count(module: HloModule, caller: str, loop: Instruction) -> int | None:
     if annotation:
         return int(annotation[1])
     condition = module.computations[loop.called("condition")]
-    constants = {name: _constant(i) for name, i in condition.items() if _constant(i) is not None}
-    compare = next((i for i in condition.values() if i.opcode == "compare" and "direction=LT" in i.rest), None)
+    constants = {name: _constant(one) for name, one in condition.items() if _constant(one) is not None}
+    compare = next((one for one in condition.values() if one.opcode == "compare" and "direction=LT" in one.rest), None)
     bound = constants.get(compare.operands[1]) if compare else None
     counter = condition.get(compare.operands[0]) if compare else None
     index = re.search(r"index=(\d+)", counter.rest) if counter and counter.opcode == "get-tuple-element" else None
@@ -209,7 +211,7 @@ def collectives(module: HloModule, devices: int) -> list[Collective]:
         total = sum((array_bytes(*array) for array in results), 0.0)
         group = _group(instruction.rest, devices)
         name = _attribute(r'op_name="([^"]*)"', instruction.rest)
-        dtypes = tuple(sorted({k for k, _ in results}))
+        dtypes = tuple(sorted({kind for kind, _ in results}))
         collective = Collective(kind, dtypes, times, total, _sent(kind, total, group), group, name, False)
         key: tuple[str, ...] = (instruction.name,)
         if kind == "all-gather":

@@ -80,7 +80,7 @@ def batch(values: PlanValues) -> str:
 
 def _parameters(values: PlanValues, _: Topology | None) -> Iterator[str]:
     if "parameters" in values:
-        parts = [f"{name} {number(n)}" for name, n in values["parameters"].items() if name != "total"]
+        parts = [f"{name} {number(count)}" for name, count in values["parameters"].items() if name != "total"]
         yield f"parameters: {number(values['parameters']['total'])} ({', '.join(parts)})"
 
 

@@ -92,7 +92,7 @@ def _read(module: HloModule, inside: dict[str, Instruction], number: int, shape:
 
 
 def _parameter(inside: dict[str, Instruction], number: int) -> Instruction | None:
-    return next((i for i in inside.values() if i.rest.startswith(f"parameter({number})")), None)
+    return next((one for one in inside.values() if one.rest.startswith(f"parameter({number})")), None)
 
 
 def _used(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
@@ -108,7 +108,7 @@ def _used(module: HloModule, inside: dict[str, Instruction], name: str, count: i
 
 def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
     total = 0
-    for user in (i for i in inside.values() if name in i.operands):
+    for user in (one for one in inside.values() if name in one.operands):
         position = user.operands.index(name)
         if user.opcode in _PARTS and position == 0:
             total += _count(user)

@@ -29,7 +29,7 @@ def trained_on(record: Mapping[str, Any] | None, whole: bool) -> dict[str, Any]:
 
     With `whole`, a random part (data.subset) counts as the set that it was drawn from: another seed draws another part.
     """
-    sets = {n: entry for n, entry in (record or {}).items() if isinstance(entry, Mapping) and n not in WEIGHTS}
+    sets = {name: entry for name, entry in (record or {}).items() if isinstance(entry, Mapping) and name not in WEIGHTS}
     if whole:
         sets = {name: entry.get("subset_of") or entry for name, entry in sets.items()}
     return {name: [entry.get("sha256"), entry.get("scores")] for name, entry in sets.items()}

@@ -97,7 +97,7 @@ def hold_in_memory(corpus: StoredCorpus, on_devices: bool = False) -> InMemoryCo
         return InMemoryCorpus(corpus, np.concatenate(shards))
     lengths = np.concatenate([shard.lengths for shard in shards])
     return InMemoryCorpus(
-        corpus, Ragged(np.concatenate([s.flat for s in shards]), np.concatenate([[0], np.cumsum(lengths)]))
+        corpus, Ragged(np.concatenate([shard.flat for shard in shards]), np.concatenate([[0], np.cumsum(lengths)]))
     )
 
 

@@ -128,7 +128,7 @@ def measurement_conditions(k: int, device: str) -> dict[str, Any]:
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     """Return {"p50": the smallest of the values that half of them do not exceed, ...}, to three decimals."""
     quantiles = np.percentile(values, PERCENTILES, method="inverted_cdf")
-    return {f"p{p}": round(float(value), 3) for p, value in zip(PERCENTILES, quantiles)}
+    return {f"p{percentile}": round(float(value), 3) for percentile, value in zip(PERCENTILES, quantiles)}
 
 
 def describe_latency(latency: dict[str, Any]) -> str:

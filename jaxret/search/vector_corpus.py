@@ -50,13 +50,13 @@ class BlockCorpus:
     blocks: Sequence[np.ndarray | Ragged]
 
     def __post_init__(self) -> None:
-        flat = [b.flat if isinstance(b, Ragged) else b for b in self.blocks]
-        shapes = sorted({(isinstance(b, Ragged), *f.shape[1:]) for b, f in zip(self.blocks, flat)})
+        flat = [block.flat if isinstance(block, Ragged) else block for block in self.blocks]
+        shapes = sorted({(isinstance(block, Ragged), *vectors.shape[1:]) for block, vectors in zip(self.blocks, flat)})
         wrong = len(shapes) != 1 or len(shapes[0]) != 3 - shapes[0][0] or 0 in shapes[0][1:]
         if wrong or self.total_rows == 0:
             sizes = [list(shape[1:]) for shape in shapes]
             raise ValueError(f"blocks of vectors must be [rows,V,D] with one V and D and at least a row, got {sizes}")
-        if kinds := {str(f.dtype) for f in flat} - {"float32", "float16"}:
+        if kinds := {str(vectors.dtype) for vectors in flat} - {"float32", "float16"}:
             raise ValueError(f"blocks of vectors must be float32 or float16, not {', '.join(sorted(kinds))}")
         first = 0
         for block in self.blocks:

@@ -294,7 +294,7 @@ class Checkpoints:
         """
         self.wait()
         items = {"params": params, "progress": progress}
-        values: dict[str, Any] | None = {k: float(v) for k, v in metrics.items()} if metrics else None
+        values: dict[str, Any] | None = {name: float(value) for name, value in metrics.items()} if metrics else None
         if values and criterion:
             values[CRITERION] = criterion
         leaves = leaf_digests(items)
@@ -438,7 +438,7 @@ class Checkpoints:
 
     def _require_same_shapes(self, step: int, abstract: Tree, digests: Mapping[str, str]) -> None:
         """Raise CheckpointError unless the items of a step have the arrays of abstract trees, in their shapes."""
-        need = {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
+        need = {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
         folder = self.directory / str(step)
         try:
             have = self._files(step).shapes([name for name in digests if name.partition("/")[0] in abstract])

@@ -97,7 +97,7 @@ def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
     """
     before = time.time() - age
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        files = [e for e in entries if is_temporary(e.name) and e.is_file(follow_symlinks=False)]
+        files = [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
         leftovers = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < before]
         for entry in leftovers:
             Path(entry.path).unlink(missing_ok=True)

@@ -115,10 +115,10 @@ def load_validation_corpus(
     for row, query in enumerate(dev.query_ids):
         first.setdefault(query, row)
     log(f"validation: {len(texts.passages):,} passages from {corpus}, {len(first):,} queries\n  {texts.truncation}")
-    dev_judgements = [j for j in read_judgements(source, config.data.dev_split, policy) if j.query_id in first]
-    judged_ids = {j.passage_id for j in dev_judgements}
+    dev_judgements = [one for one in read_judgements(source, config.data.dev_split, policy) if one.query_id in first]
+    judged_ids = {one.passage_id for one in dev_judgements}
     rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
-    relevant = {j.passage_id for j in dev_judgements if j.relevance > 0}
+    relevant = {one.passage_id for one in dev_judgements if one.relevance > 0}
     missing_count = len(relevant - rows.keys())
     if missing_count == len(relevant):
         raise ValueError(f"validation.corpus is {corpus}, which has none of the relevant passages of {source}")
@@ -126,8 +126,8 @@ def load_validation_corpus(
         log(f"  {missing_count:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
     number = {query: str(i) for i, query in enumerate(first)}
     judgements = tuple(
-        Judgement(number[j.query_id], rows.get(j.passage_id, f"absent {j.passage_id}"), j.relevance)
-        for j in dev_judgements
+        Judgement(number[one.query_id], rows.get(one.passage_id, f"absent {one.passage_id}"), one.relevance)
+        for one in dev_judgements
     )
     return DevCollection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
 

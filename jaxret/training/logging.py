@@ -36,7 +36,7 @@ def environment_record() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
-        "devices": [f"{d.platform}:{d.device_kind}" for d in jax.devices()],
+        "devices": [f"{device.platform}:{device.device_kind}" for device in jax.devices()],
         "processes": jax.process_count(),
         "command": sys.argv,
         "git": git_state(),

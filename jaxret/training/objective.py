@@ -76,7 +76,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
     def padding(self, batch: BatchT) -> Any:
         """Return the tokens that encoders compute for each real one."""
         bins = self.bins(batch.size)
-        return sum(t.computed_tokens(bins) for t in batch.texts) / sum(jnp.sum(t.mask) for t in batch.texts)
+        return sum(text.computed_tokens(bins) for text in batch.texts) / sum(jnp.sum(text.mask) for text in batch.texts)
 
     def on_devices(
         self,

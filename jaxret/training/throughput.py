@@ -88,7 +88,7 @@ def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Call
         shape = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if shape not in seconds_by_shape:
             counts = count_flops(program.trace(abstract, batch))
-            products = {kind: n for kind, n in counts.items() if kind.phase != "recomputation"}
+            products = {kind: count for kind, count in counts.items() if kind.phase != "recomputation"}
             seconds_by_shape[shape] = seconds_at_full_rate(products, chip) / devices
         return seconds_by_shape[shape]
 

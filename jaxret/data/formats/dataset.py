@@ -53,8 +53,8 @@ def _of_file(source: PathLike, split: str, policy: Policy) -> FullDataSet:
     if not file.format.gives("examples"):
         return _of_corpus(source, file, policy)
     examples = read_examples(source, split, policy, targets=False)
-    passages = {p.id: p for e in examples for p in (*e.positives, *e.negatives)}
-    queries = {e.query.id: e.query for e in examples}
+    passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
+    queries = {example.query.id: example.query for example in examples}
     return FullDataSet(
         source=describe_source(source, "examples", split),
         splits=(split,),

@@ -64,7 +64,7 @@ class FileSample:
     def rows(self) -> list[list[str]]:
         """The lines of a table that have that many columns, but for a first one that names them."""
         split = [line.split("\t") for line in self.lines]
-        return [row for n, row in enumerate(split) if len(row) == self.columns and (n or not is_header(row))]
+        return [row for number, row in enumerate(split) if len(row) == self.columns and (number or not is_header(row))]
 
     @property
     def words(self) -> list[list[str]]:

@@ -104,13 +104,13 @@ def _dpr_queries(path: Path, queries: Iterable[Query]) -> Losses:
 
 
 def _qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
-    rows = ((j.query_id, "0", j.passage_id, str(j.relevance)) for j in _checked(path, judgements))
+    rows = ((one.query_id, "0", one.passage_id, str(one.relevance)) for one in _checked(path, judgements))
     write_tab_rows(path, rows, Counter())
     return Counter()
 
 
 def _beir_qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
-    rows = ((j.query_id, j.passage_id, float(j.relevance)) for j in _checked(path, judgements))
+    rows = ((one.query_id, one.passage_id, float(one.relevance)) for one in _checked(path, judgements))
     write_records(path, (dict(zip(QRELS_KEYS, row)) for row in rows))
     return Counter()
 
@@ -146,7 +146,7 @@ def _labels(path: Path, judgements: Iterable[Judgement]) -> Losses:
     for judgement in _checked(path, judgements):
         by_query.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
     lists = by_query.items()
-    write_records(path, (dict(zip(LABEL_KEYS, (q, [*grades], [*grades.values()]))) for q, grades in lists))
+    write_records(path, (dict(zip(LABEL_KEYS, (query, [*grades], [*grades.values()]))) for query, grades in lists))
     return Counter()
 
 

@@ -66,9 +66,9 @@ def open_tfds_set(path: Path) -> NamedSet:
         for name, config in configs.items()
         if not common_version or common_version in versions[name]
     }
-    info = {name: _info(at) for name, at in folders.items()}
+    info = {name: _info(folder) for name, folder in folders.items()}
     tables = {name: tuple(split["name"] for split in one.get("splits", ())) for name, one in info.items()}
-    newest = common_version or ", ".join(sorted({at.name for at in folders.values()}))
+    newest = common_version or ", ".join(sorted({folder.name for folder in folders.values()}))
 
     def open_table(config: str, split: str) -> Table:
         files = _files(folders[config], info[config], split)

@@ -135,7 +135,7 @@ def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     ids = {
         name: special[token] if token else None
-        for name, token in ((n.split("_")[0], t) for n, t in special_tokens.items())
+        for name, token in ((key.split("_")[0], token) for key, token in special_tokens.items())
     }
     return backend, ids
 

@@ -107,8 +107,8 @@ def tokenize_examples(
     negatives = [[row(p) for p in example.negatives] for example in examples]
     text: list[Iterable[Any]] = [(e.query.text for e in examples), ([p.title, p.text] for p in passages)]
     text += [positives, negatives]
-    if any(e.query.instruction for e in examples):
-        text.append(e.query.instruction for e in examples)
+    if any(example.query.instruction for example in examples):
+        text.append(example.query.instruction for example in examples)
     pseudo_query_tokens = None
     if pseudo_queries is not None:
         queries = [pseudo_queries.get(passage.id, "") for passage in passages]
@@ -116,7 +116,7 @@ def tokenize_examples(
         pseudo_query_tokens = tokenizer.without_markers(queries, partial(write_column, "pseudo_queries"))
     cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
     numbers: dict[Query, int] = {}  # a query has an example for each of its positives
-    query_rows = np.array([numbers.setdefault(e.query, len(numbers)) for e in examples])
+    query_rows = np.array([numbers.setdefault(example.query, len(numbers)) for example in examples])
     of_queries = tokenizer.queries(numbers, progress, cut[0])
     return TrainingSet(
         queries=write_column("queries", iter([of_queries.take(query_rows)])),
@@ -124,7 +124,7 @@ def tokenize_examples(
         positives=np.array([own[0] for own in positives], np.int32),
         known_positives=KnownPositives.from_lists(positives),
         negatives=Ragged.from_lists(negatives),
-        query_ids=tuple(e.query.id for e in examples),
+        query_ids=tuple(example.query.id for example in examples),
         pad_id=tokenizer.pad_id,
         marker_ids=tokenizer.marker_ids,
         digest=sha256_json_lists(text),
@@ -382,7 +382,7 @@ def shuffled_rows(seed: int, step: int, size: int, total: int) -> np.ndarray:
     """
     positions = step * size + np.arange(size)
     epochs = positions // total
-    return np.array([_permutation(seed, int(e), total)[i % total] for e, i in zip(epochs, positions)])
+    return np.array([_permutation(seed, int(epoch), total)[i % total] for epoch, i in zip(epochs, positions)])
 
 
 @functools.lru_cache(maxsize=2)

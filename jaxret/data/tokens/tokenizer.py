@@ -317,7 +317,7 @@ class TextTokenizer:
                 rows: list[list[int]] = []
                 sides = (
                     self._encoded([text for text, *_ in block], limit),
-                    self._encoded([t for _, t, *_ in block], limit),
+                    self._encoded([text for _, text, *_ in block], limit),
                 )
                 for (_, _, prompt, size), (text, text_read), (title, title_read) in zip(block, *sides):
                     ids = [*start, *title, *([self.sep_id] if title else []), *text, *end] or [self.sep_id]

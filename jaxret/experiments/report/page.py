@@ -73,7 +73,7 @@ def inline_figure(svg: str, title: str, name: str) -> Html:
         name: begins its ids, which are unique in the page.
     """
     body, name = svg[svg.index("<svg") :], re.sub(r"[^A-Za-z0-9_-]", "-", name)
-    for colour, variable in _VARIABLES.items() | {c: f"var(--c{i})" for i, c in enumerate(_SERIES)}.items():
+    for colour, variable in _VARIABLES.items() | {colour: f"var(--c{i})" for i, colour in enumerate(_SERIES)}.items():
         body = body.replace(colour, variable)
     body = body.replace("'DejaVu Sans'", "system-ui, sans-serif")
     body = re.sub(r'\bid="', f'id="{name}-', body)

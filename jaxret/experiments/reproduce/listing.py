@@ -43,7 +43,7 @@ def list_rows(
         require_keys(load_config(config), places.overrides, config)
     if run_on is not None:
         if len(rows) > 1:
-            raise ValueError(f"{pattern} has {len(rows)} rows; --run takes one: {', '.join(r.id for r in rows)}")
+            raise ValueError(f"{pattern} has {len(rows)} rows; --run takes one: {', '.join(row.id for row in rows)}")
         (row,) = rows
         measurements = run_row(row, places, run_on)
         numbers = "\n".join(["the paper's numbers:", *row_numbers(row)])

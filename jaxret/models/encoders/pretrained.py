@@ -92,7 +92,7 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
         )
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (has_weights(directory) if file == "model.safetensors" else (directory / file).exists()):
-            files = ", ".join(sorted(p.name for p in directory.glob("*"))) or "nothing"
+            files = ", ".join(sorted(path.name for path in directory.glob("*"))) or "nothing"
             remedy = "a Hugging Face directory is needed"
             if file == "model.safetensors" and not (name.startswith("package:") or local_path(name).is_dir()):
                 remedy = (

@@ -174,9 +174,9 @@ def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     prompt_names = [name for names in PROMPTS.values() for name in names]
     if (name := settings.get("default_prompt_name")) not in (None, *prompt_names):
         raise ValueError(f"{path}: default_prompt_name is {name!r}, which is neither for queries nor for passages")
-    if not isinstance(prompts, dict) or not all(isinstance(prompts.get(n) or "", str) for n in prompt_names):
+    if not isinstance(prompts, dict) or not all(isinstance(prompts.get(name) or "", str) for name in prompt_names):
         raise ValueError(f"{path}: prompts is {prompts!r}; texts by name are needed")
-    return {key: next((prompts[n] for n in names if prompts.get(n)), "") for key, names in PROMPTS.items()}
+    return {key: next((prompts[name] for name in names if prompts.get(name)), "") for key, names in PROMPTS.items()}
 
 
 def _lengths(folder: Path) -> dict[str, int]:
