@@ -8,6 +8,8 @@ Rules, each with what it prints:
   spelling    a name has a word in a spelling of SPELLINGS
   docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four
               parameters, or does not say that a public function of the package raises an error
+  short       a variable, parameter, field or attribute of the package has at most two letters, outside of
+              comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters
   message     a test matches more than five words of an error's sentence (`match=`), beside keys, names and numbers
 
@@ -46,6 +48,23 @@ FIELDS = {
     "Workload.packed": "in the JSON of `jaxret plan`",
     "Workload.padded": "in the JSON of `jaxret plan`",
 }
+# Names of one or two letters that a reader brings along, from mathematics, from this field or from a library. Any other
+# has to be looked up wherever it is used, so it is a noun. In a comprehension or lambda its origin is on the same line.
+SHORT = {
+    *("a", "b", "x", "y"),  # operands and results of mathematical functions; b is also BM25's
+    *("i", "j", "k", "K", "n"),  # indices, the k best passages, a count
+    *("b1", "b2", "i3", "k1", "kl"),  # parameters of Adam and BM25, a family and a divergence: keys of the config
+    "t",  # the statistic of a t-test, a key of comparisons
+    "id",  # a key of records
+    "ax",  # matplotlib's panel
+    "T",  # a type variable
+    *("_K", "_ON", "_TO", "_X", "_Y"),  # flags of these names
+}
+# Nodes that bind no variable, or one that is used in the same expression alone.
+NOT_SHORT = (
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda),
+    *(ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias),
+)
 IRREGULAR = re.compile(
     r"begun|broken|built|caught|chosen|dealt|done|drawn|felt|frozen|gone|held|hidden|kept|laid|lost|made|meant|met|paid|said|seen|"
     r"sent|shown|sold|sought|spent|stolen|taken|taught|thought|torn|understood|won|worn|written"
@@ -84,12 +103,15 @@ def scopes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
             yield from scopes(node, prefix)
 
 
-def bound(scope: ast.AST) -> set[str]:
-    """The names that a module, class or function binds itself, those of its parameters included."""
+def bound(scope: ast.AST, without: tuple[type[ast.AST], ...] = ()) -> set[str]:
+    """The names that a module, class or function binds itself, those of its parameters included; without those in
+    nodes of some types."""
     names: set[str] = set()
     todo = list(ast.iter_child_nodes(scope))
     while todo:
         node = todo.pop()
+        if isinstance(node, without):
+            continue
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
             continue
@@ -181,6 +203,9 @@ def check_file(path: Path) -> Iterator[str]:
             for word in sorted(filter(is_participle, variables(node))):
                 if f"{scope}.{word}" not in FIELDS:
                     yield f"name {where}: {word}"
+            for word in sorted(bound(node, without=NOT_SHORT) - SHORT):
+                if 1 <= len(word.strip("_")) <= 2:
+                    yield f"short {where}: {word}"
         document = (
             ast.get_docstring(node, clean=False) if isinstance(node, ast.Module | ast.ClassDef | Function) else None
         )
