@@ -30,6 +30,7 @@ from jaxret.configs.minilm import get_config
 from jaxret.data.formats import Corpus, read_corpus, read_queries
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
 from jaxret.experiments.run_system import run_system
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shard_set import open_shards
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.pretrained import resolve_encoder, save_pretrained
@@ -37,7 +38,6 @@ from jaxret.models.encoders.t5 import T5Config
 from jaxret.runs.run import Run, open_run
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
-from jaxret.search.searcher import corpus_folder
 from jaxret.storage.atomic import read_json
 from jaxret.types import Tokens
 

@@ -26,13 +26,14 @@ from jaxret.data.formats import Corpus, source_exists
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import cut_encoded, encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import corpus_state, open_encoded
 from jaxret.index.update import append_corpus, delete_ids
 from jaxret.parallel.forks import require_unforked
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write, sha256_bytes
 
 

@@ -41,6 +41,7 @@ _ENGINE = OptionFlags(EngineOptions)
 
 def main() -> None:
     from jaxret.data.formats import Corpus, source_exists
+    from jaxret.index.corpus_folder import corpus_folder
     from jaxret.index.encode import cut_encoded, encode_corpus
     from jaxret.index.ray_encode import EncodeJob, encode_by_ray
     from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
@@ -50,7 +51,6 @@ def main() -> None:
     from jaxret.parallel.progress import print_line
     from jaxret.runs.run import open_run, stored_config
     from jaxret.runs.workdir import Workdir
-    from jaxret.search.searcher import corpus_folder
 
     if not _CORPUS.value and not _DELETE.value:
         raise ValueError("give --corpus (a folder or file with passages), or --delete (a file of ids)")

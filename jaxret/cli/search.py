@@ -60,10 +60,10 @@ def main() -> None:
     from jaxret.experiments.evaluation_queries import has_queries_of_every_split
     from jaxret.experiments.search_files import search_files, show_answer
     from jaxret.experiments.search_sizes import parse_sizes, search_sizes
+    from jaxret.index.corpus_folder import corpus_folder
     from jaxret.runs.run import open_run
     from jaxret.search.process_group import searching
     from jaxret.search.ray_search import open_searcher
-    from jaxret.search.searcher import corpus_folder
 
     engine, together = _ENGINE(), bool(_JOB().coordinator)
     if engine.engine and together:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxret.data.formats import Policy
 from jaxret.experiments.evaluation_queries import read_evaluation_queries
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.shards import ShardError
 from jaxret.parallel.events import emit
@@ -27,7 +28,7 @@ from jaxret.search.approximate.seismic_build import (
 )
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, parse_factory, parse_settings
 from jaxret.search.search_options import IndexOptions
-from jaxret.search.searcher import corpus_folder, open_encoded_by
+from jaxret.search.searcher import open_encoded_by
 from jaxret.types import SparseRows
 
 

@@ -14,12 +14,13 @@ from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 from jaxret.evaluation.text_table import aligned_table
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged, Tokens
 
 RANK_DEPTH = 1000  # to which the rank of a passage is looked for

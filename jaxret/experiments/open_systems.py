@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
@@ -13,7 +14,7 @@ from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_index import MANIFEST, read_bm25_manifest
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.exact_fusion import BM25System, DenseSystem, ScoringSystem
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import sha256_json
 
 

@@ -19,10 +19,12 @@ from jaxret.experiments.evaluate_search import (
     write_results,
 )
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shards import ShardError, read_manifest
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
+from jaxret.runs.provenance import make_provenance
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.search.approximate.candidates import describe_recall
@@ -30,7 +32,7 @@ from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.proof import SearchResult
 from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions, parse_candidates
-from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder, provenance
+from jaxret.search.searcher import Searcher, SearchOutcome
 from jaxret.storage.atomic import write_json
 
 
@@ -81,7 +83,7 @@ def search_files(
         rankings=outcome.rankings,
         texts=searcher.passages,
         missing_ids=searcher.missing_ids,
-        provenance=provenance(run, outcome, evaluation.k),
+        provenance=make_provenance(run, outcome.encoded_corpus.corpus_identity, outcome.to_json(run, evaluation.k)),
         bytes_per_passage=searcher.encoded_corpus.bytes_per_passage,
         latency=lambda: _measure(searcher, plan),
         where="among those that match" if outcome.filters else "in the corpus",

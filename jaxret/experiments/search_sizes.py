@@ -10,10 +10,10 @@ from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shard_set import read_shards
 from jaxret.runs.run import Run
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import corpus_folder
 
 ALL = "all"  # as a size: all numbers that are stored
 

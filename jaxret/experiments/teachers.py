@@ -12,6 +12,7 @@ import numpy as np
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.tokenizer import Truncation
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.mining.pools import RunPool, is_run_folder, require_encoded
 from jaxret.models.cross_encoder import read_cross_encoder
@@ -20,7 +21,6 @@ from jaxret.runs.reranker import open_pretrained_reranker, open_reranker
 from jaxret.runs.run import USES, choose_checkpoint, open_checkpoints, stored_config
 from jaxret.runs.scorer import OnProgress, ignore_progress
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import corpus_folder
 
 _QUERIES_PER_BLOCK = 256  # the vectors of their passages are in memory
 

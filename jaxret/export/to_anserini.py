@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxret.data.formats import read_queries
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.run import Run
-from jaxret.search.searcher import corpus_folder, open_encoded_by
+from jaxret.search.searcher import open_encoded_by
 from jaxret.storage.atomic import atomic_write
 from jaxret.types import SparseRows
 

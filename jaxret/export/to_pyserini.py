@@ -17,9 +17,10 @@ from jaxret.data.records import Query
 from jaxret.export.compare_original import sample_texts
 from jaxret.export.stock_modules import vector_form, write_encoder
 from jaxret.export.stores.compare_store import TIE
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.run import Run
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import atomic_write
 
 K = 10  # passages per query that are compared

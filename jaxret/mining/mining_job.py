@@ -31,6 +31,7 @@ from jaxret.data.lines import write_text
 from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
 from jaxret.evaluation.answers import check_answers
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
 from jaxret.index.source import note_corpus
@@ -50,7 +51,7 @@ from jaxret.parallel.progress import Progress
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import corpus_folder, text_files
+from jaxret.search.searcher import text_files
 from jaxret.storage.atomic import (
     read_with_digest,
     require_other_file,

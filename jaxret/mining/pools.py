@@ -20,6 +20,7 @@ from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.readers import detect_run, read_run_lines, run_files
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.ray_cluster import RayWorkers
@@ -29,7 +30,6 @@ from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import corpus_folder
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import TextVectors
 

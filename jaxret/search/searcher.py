@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,12 +18,11 @@ from jaxret.index.encoded_corpus import EncodedCorpus, corpus_version, open_enco
 from jaxret.index.metadata import matching_rows
 from jaxret.index.passages import Passages
 from jaxret.index.shards import ShardError
-from jaxret.index.source import encoded_source, is_source, open_source
+from jaxret.index.source import encoded_source, open_source
 from jaxret.parallel.forks import require_unforked
 from jaxret.runs.embedder import padded_length
 from jaxret.runs.mismatch import require_equal
-from jaxret.runs.run import Run, config_of_task
-from jaxret.runs.workdir import Workdir
+from jaxret.runs.run import Run
 from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
 from jaxret.search.backends.select import select_backend
@@ -36,7 +34,7 @@ from jaxret.search.proof import SearchResult, no_result
 from jaxret.search.search_options import CandidateSpec, SearchOptions, parse_candidates
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
-from jaxret.storage.atomic import read_json, sha256_json
+from jaxret.storage.atomic import sha256_json
 from jaxret.types import Ragged, SparseRows, TextVectors
 
 if TYPE_CHECKING:
@@ -57,35 +55,26 @@ class SearchOutcome:
     max_passage: bool = False  # the rankings are of documents
     approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
 
+    def to_json(self, run: Run, k: int) -> dict[str, Any]:
+        """Return how the search was done, as JSON for a file of results.
 
-def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
-    """Return the folder of an encoded corpus, by its name, or by the folder or file that was encoded; without either,
-    that of the only one. The run need not be opened.
-
-    Args:
-        name: name or path; "" for the only one.
-        flag: the flag or argument that chooses one of several, for the error.
-
-    Raises FileNotFoundError, and ValueError where there are several.
-    """
-    names = workdir.corpora
-    if not names:
-        config_of_task(workdir, "retrieval")  # only a retriever can encode
-        remedy = f"jaxret encode --workdir={workdir} --corpus=... first"
-        raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
-    if name in names:
-        return workdir.embeddings(name)
-    matches = [other for other in names if not name or is_source(encoded_source(workdir.embeddings(other)), name)]
-    if len(matches) > 1:
-        several = f"several corpora{f' of {name}' if name else ''}, {', '.join(matches)}"
-        raise ValueError(f"{workdir} has {several}: choose one with {flag}")
-    if not matches and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
-        raise FileNotFoundError(
-            f"{workdir.embeddings(name)} is not finished; wait for the job that encodes it, or encode again"
-        )
-    if not matches:
-        raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(names)}")
-    return workdir.embeddings(matches[0])
+        Args:
+            run: the run that was searched by.
+            k: passages for each query.
+        """
+        size = self.encoded_corpus.dimension
+        return {
+            "backend": self.result.backend,
+            "scored_exactly": self.result.scored_pairs,  # (query, passage) pairs
+            "k": k,
+            "exact": self.approximate is None,
+            **(self.approximate or {}),
+            **({"filter": list(self.filters)} if self.filters else {}),
+            **({"max_passage": True} if self.max_passage else {}),
+            **({"dimension": size} if size != run.model.whole.dimension else {}),
+            "query_length": run.tokenizer.query_length,
+            "passage_length": self.encoded_corpus.fingerprint["contract"].get("passage_length"),
+        }
 
 
 def text_files(encoded_corpus: EncodedCorpus) -> list[Path]:
@@ -452,34 +441,3 @@ class Searcher:
             missing_ids = [key for key in ids if key not in by_id]
             by_id |= texts.read(missing_ids) if missing_ids else {}
         return {key: by_id.get(key) or Passage(key, "") for key in ids}  # one without text was encoded under "keep"
-
-
-def provenance(run: Run, outcome: SearchOutcome, k: int, **more: Any) -> dict[str, Any]:
-    """Return what a number was measured with, as JSON for its file.
-
-    Args:
-        k: passages for each query.
-        **more: further entries.
-    """
-    size = outcome.encoded_corpus.dimension
-    return {
-        "checkpoint": run.checkpoint,
-        "config": read_json(run.workdir.config),
-        "training_data": read_json(run.workdir.data),
-        "environment": read_json(run.workdir.environment),
-        "corpus": outcome.encoded_corpus.corpus_identity,
-        "search": {
-            "backend": outcome.result.backend,
-            "scored_exactly": outcome.result.scored_pairs,  # (query, passage) pairs
-            "k": k,
-            "exact": outcome.approximate is None,
-            **(outcome.approximate or {}),
-            **({"filter": list(outcome.filters)} if outcome.filters else {}),
-            **({"max_passage": True} if outcome.max_passage else {}),
-            **({"dimension": size} if size != run.model.whole.dimension else {}),
-            "query_length": run.tokenizer.query_length,
-            "passage_length": outcome.encoded_corpus.fingerprint["contract"].get("passage_length"),
-        },
-        **({"lineage": read_json(run.workdir.lineage)} if run.workdir.lineage.exists() else {}),
-        **more,
-    }

@@ -19,6 +19,7 @@ from jaxret.api import Retriever
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.experiments.explain import explain, vector_labels
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.metadata import matching_rows, read_fields
 from jaxret.index.shards import ShardError
@@ -30,7 +31,7 @@ from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, SearchOutcome, corpus_folder
+from jaxret.search.searcher import Searcher, SearchOutcome
 from jaxret.serving.refusal import RefusalError, shown
 from jaxret.serving.serve_options import ServeOptions, named_run
 from jaxret.serving.served_reranker import ServedReranker

@@ -15,11 +15,12 @@ from jaxret.cli.interactive import interact
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.search_files import show_answer
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.search.backends import accelerators
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 

@@ -14,13 +14,14 @@ from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.update import delete_passages
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import IndexOptions, SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
 from tests.pipeline import untrained_run, write_data, write_encoder
 

@@ -13,10 +13,11 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query
 from jaxret.experiments.explain import explain, stored_passage
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from tests.pipeline import untrained_run, write_data, write_encoder
 
 QUESTION = "silver river stone"

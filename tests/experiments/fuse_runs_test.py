@@ -11,9 +11,10 @@ import pytest
 
 from jaxret.data.formats import read_corpus, read_queries, read_run, write_run
 from jaxret.evaluation.fusion import fuse
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.runs.run import open_run
 from jaxret.search.bm25 import BM25
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
 from tests.pipeline import environment, untrained_run, write_data, write_encoder
 

@@ -14,6 +14,7 @@ import pytest
 
 from jaxret.data.formats import Corpus, read_corpus, read_queries
 from jaxret.data.records import Passage, Query
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
@@ -25,7 +26,7 @@ from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.exact import search
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder, provenance
+from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged
 from tests.index.runs import RunsByKind, write_parts
 from tests.pipeline import PASSAGE_LENGTH, contents, run_script
@@ -231,7 +232,7 @@ def test_results_record_the_searched_parts(root: Path, runs: RunsByKind, tmp_pat
     result.append(Searcher(run, folder).encoded_corpus.corpus_identity)
     delete_passages(folder, write_ids(tmp_path / "ids.txt", ["p3"]))
     retrieved = Searcher(run, folder).search([Query("0", "river")], 3)
-    result.append(provenance(runs["one vector"], retrieved, 3)["corpus"])
+    result.append(retrieved.encoded_corpus.corpus_identity)
     assert [one["passages"] for one in result] == [40, 60, 59]
     assert len({one["sha256"] for one in result}) == 3
 

@@ -54,7 +54,8 @@ from jaxret.data.formats import read_queries, write_run
 from jaxret.parallel.processes import agreement, initialize_distributed
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.index.corpus_folder import corpus_folder
+from jaxret.search.searcher import Searcher
 address, count, number, workdir, data, out, cases = sys.argv[1:]
 if int(count) > 1:
     initialize_distributed(address, int(count), int(number))
@@ -247,7 +248,8 @@ from jaxret.data.formats import read_queries
 from jaxret.parallel.processes import agreement, initialize_distributed
 from jaxret.runs.run import open_run
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.index.corpus_folder import corpus_folder
+from jaxret.search.searcher import Searcher
 address, number, workdir, data = sys.argv[1:]
 initialize_distributed(address, 2, int(number))
 run = open_run(workdir)

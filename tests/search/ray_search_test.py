@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from jaxret.data.formats import Corpus, read_queries
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.mining.mining_job import MiningJob, mine_negatives, require_run_pool
@@ -24,7 +25,7 @@ from jaxret.runs.run import open_run
 from jaxret.search.process_group import SeparateRange
 from jaxret.search.ray_search import open_searcher
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
 from tests.pipeline import command, contents, environment, run_script, untrained_run, write_data, write_encoder
 from tests.runs.ray_hosts import add_host, ray_cluster, stop_second_worker

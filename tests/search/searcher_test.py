@@ -26,6 +26,7 @@ from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name
 from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
 from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.passages import Passages
@@ -37,7 +38,7 @@ from jaxret.search import in_memory
 from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json, with_digest, write_json
 from tests.pipeline import untrained_run, write_data, write_encoder
 

@@ -14,6 +14,7 @@ from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.search.approximate import candidates as candidates_module
@@ -25,7 +26,7 @@ from jaxret.search.approximate.candidates import (
 from jaxret.search.approximate.proxies import PROXIES
 from jaxret.search.backends.select import Backend, select_backend
 from jaxret.search.search_options import CandidateSpec, SearchOptions, parse_candidates
-from jaxret.search.searcher import Searcher, corpus_folder
+from jaxret.search.searcher import Searcher
 from jaxret.search.vector_corpus import BlockCorpus
 from jaxret.types import Ragged
 from tests.pipeline import untrained_run, write_data, write_encoder

@@ -25,6 +25,7 @@ from jaxret.experiments.rerank_run import RerankJob, evaluation_path, rerank_run
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.teachers import open_teacher
 from jaxret.export.export import export
+from jaxret.index.corpus_folder import corpus_folder
 from jaxret.models.cross_encoder import CrossEncoderModel, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
 from jaxret.parallel.mesh import make_mesh, shard_batch
@@ -32,7 +33,6 @@ from jaxret.runs.reranker import open_pretrained_reranker, open_reranker
 from jaxret.runs.run import open_run
 from jaxret.runs.scorer import OnProgress, PairScorer, ignore_progress
 from jaxret.runs.workdir import Workdir
-from jaxret.search.searcher import corpus_folder
 from jaxret.training.loop import train
 from jaxret.training.losses.group_losses import BinarySettings, KlSettings
 from jaxret.training.losses.in_batch import LossSettings

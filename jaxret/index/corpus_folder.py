@@ -1,0 +1,40 @@
+"""The folder of an encoded corpus, by the name or the path that a user gives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jaxret.index.source import encoded_source, is_source
+from jaxret.runs.run import config_of_task
+from jaxret.runs.workdir import Workdir
+
+
+def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
+    """Return the folder of an encoded corpus, by its name, or by the folder or file that was encoded; without either,
+    that of the only one. The run need not be opened.
+
+    Args:
+        name: name or path; "" for the only one.
+        flag: the flag or argument that chooses one of several, for the error.
+
+    Raises FileNotFoundError, and ValueError where there are several.
+    """
+    names = workdir.corpora
+    if not names:
+        config_of_task(workdir, "retrieval")  # only a retriever can encode
+        remedy = f"jaxret encode --workdir={workdir} --corpus=... first"
+        raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
+    if name in names:
+        return workdir.embeddings(name)
+    matches = [other for other in names if not name or is_source(encoded_source(workdir.embeddings(other)), name)]
+    if len(matches) > 1:
+        several = f"several corpora{f' of {name}' if name else ''}, {', '.join(matches)}"
+        raise ValueError(f"{workdir} has {several}: choose one with {flag}")
+    if not matches and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
+        raise FileNotFoundError(
+            f"{workdir.embeddings(name)} is not finished; wait for the job that encodes it, or encode again"
+        )
+    if not matches:
+        raise FileNotFoundError(f"{workdir} has no corpus {name!r}; it has {', '.join(names)}")
+    return workdir.embeddings(matches[0])
