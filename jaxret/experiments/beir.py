@@ -155,7 +155,9 @@ class _Evaluator:
             search_files(self.searcher, corpus.source, corpus.source, options, SearchOptions(), encoded_name)
             return [path, self.workdir.rankings(stem)]
 
-        inputs = {"checkpoint": self.searcher.checkpoint, **self._inputs(corpus)}
+        encode = self.searcher.config.encode
+        inputs = {"checkpoint": self.searcher.checkpoint, "dtype": encode.dtype, "words": encode.words}
+        inputs |= self._inputs(corpus)
         self.ledger.run_step(name, inputs, measure)
         return read_set(path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 # Keys of a config that change no result. Paths of data are among them: data.json has digests of their content.
 NO_RESULT = (
-    r"mesh\.(?!reduce_dtype).*|encode\.(?!dtype|dimension).*|encoder\.(attention|recompute|download|ignore)"
+    r"mesh\.(?!reduce_dtype).*|encode\.(?!dtype|dimension|words).*|encoder\.(attention|recompute|download|ignore)"
     r"|train\.(chunk_size|log_every|trackers|tracker_project|profile)|data\.(train|dev|store|dev_negatives_run)"
 )
 

@@ -42,6 +42,7 @@ LEAST_VALUES = {  # the least valid number of a key; heads check their own
     **dict.fromkeys(
         ("train.chunk_size", "train.checkpoint_every", "validation.pool_size", "data.negatives", "data.subset"), 0
     ),
+    "encode.words": 0,
     **dict.fromkeys(("loss.contrastive_weight", "loss.local_weight", "loss.annealing_rate"), 0),
     **dict.fromkeys((f"loss.{name}.weight" for name in ("kl", "in_batch_kl", "margin_mse", "binary")), 0),
     "loss.binary.positive_weight": 0,
@@ -179,6 +180,11 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
         raise ValueError(
             "tokens.packing is True, but packed rows hold no tokens that others do not see, and here are "
             f"{problem}: set tokens.packing=False"
+        )
+    if config.encode.words and not retriever.sparse:
+        raise ValueError(
+            f"encode.words is {config.encode.words}, but the vectors of head {config.head.name!r} are not weights of "
+            "words: set it to 0"
         )
     check_text_lengths(config, retriever)
     check_tensor(config.mesh.tensor, retriever.module.config, config.encoder.attention)

@@ -89,6 +89,7 @@ def test_runs_that_differ_only_in_seeds_are_one_system(tmp_path: Path) -> None:
         ("data.dev_negatives_run", "elsewhere.trec", 1),
         ("mesh.reduce_dtype", "bfloat16", 2),
         ("encode.dtype", "float16", 2),
+        ("encode.words", 32, 2),
         ("validation.corpus", "wiki", 2),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxret.training.config_check import check_config, check_retrieval, reference_options, weak_temperatures
-from tests.tiny import BERT, I3, LATE_INTERACTION, MLR, T5, make_config, make_retriever
+from tests.tiny import BERT, I3, LATE_INTERACTION, MLR, SPLADE, T5, make_config, make_retriever
 
 SOUND: dict[str, Any] = {"data.train": "somewhere", "train.batch_size": 16, "validation.batch_size": 16}
 
@@ -55,6 +55,7 @@ def checked(overrides: dict[str, Any]) -> None:
         ({"encoder.attention_dropout": 1.0}, r"encoder.attention_dropout .*1.0; .*0 .*below 1, .*-1"),
         ({"encode.dtype": "bfloat16"}, r"encode.dtype .*'bfloat16'; .*float32, float16"),
         ({"encode.shard_rows": 0}, r"encode.shard_rows is 0"),
+        ({"encode.words": -1}, r"encode.words is -1; it must be at least 0"),
         ({"encode.tokens_per_batch": -1}, r"encode.tokens_per_batch is -1"),
         (
             I3 | {"loss.contrastive_weight": 0.0, "data.dev": "somewhere"},
@@ -99,6 +100,12 @@ def test_no_clipping_is_no_reference_clipping() -> None:
 @pytest.mark.parametrize(("overrides", "encoder"), [({}, BERT), (I3, BERT), (MLR | {"head.token": "mean"}, T5)])
 def test_reference_behaviour_is_off_by_default(overrides: dict[str, Any], encoder: Any) -> None:
     assert reference_options(make_config(overrides), make_retriever(overrides, encoder)) == []
+
+
+def test_words_of_dense_vectors_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"encode.words is 8, .*'dual_encoder' .*not weights"):
+        check_retrieval(make_config({"encode.words": 8}), make_retriever({}))
+    check_retrieval(make_config(SPLADE | SHORT | {"encode.words": 8}), make_retriever(SPLADE))
 
 
 def test_unused_pseudo_queries_are_errors() -> None:

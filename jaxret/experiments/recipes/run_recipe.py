@@ -130,6 +130,7 @@ class _Recipe:
             "name": self._encoded_name,
             "run": run_files,
             "dtype": config.encode.dtype,
+            "words": config.encode.words,
         }
         self._run_step(f"{stage.name}.encode", encoding, lambda: self._encode(stage), lambda: self._is_encoded(stage))
         self._run_step(f"{stage.name}.search", self._search_inputs(stage), lambda: self._search(stage))
