@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +72,27 @@ def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str]) -> np.n
             for table, shards, first in zip(tables, encoded_corpus.shards, encoded_corpus.firsts)
         ]
     )
+
+
+def frequent_values(encoded_corpus: EncodedCorpus, most: int) -> dict[str, list[tuple[str, int]]]:
+    """Return the values of each field that most passages of the corpus have, with the number of these passages: `most`
+    values at most, the most frequent ones first. Raises as `matching_rows` does for files."""
+    counts: dict[str, Counter[str]] = {}
+    for shards, first in zip(encoded_corpus.shards, encoded_corpus.firsts, strict=False):
+        kept = np.ones(shards.total_rows, bool)
+        if encoded_corpus.selection is not None:
+            kept[:] = np.isin(np.arange(first, first + shards.total_rows), encoded_corpus.selection)
+        for name, field in read_fields(shards).items():
+            passages = np.diff(np.concatenate([[0], np.cumsum(kept[field.rows.flat])])[field.rows.offsets])
+            places = np.argsort(-passages, kind="stable")
+            if len(encoded_corpus.shards) == 1:  # else all may add up, and a field may have millions of values
+                places = places[:most]
+            numbers = {field.values[place]: int(passages[place]) for place in places.tolist() if passages[place]}
+            counts.setdefault(name, Counter()).update(numbers)
+    return {
+        name: sorted(values.items(), key=lambda item: (-item[1], item[0]))[:most]
+        for name, values in sorted(counts.items())
+    }
 
 
 def _mask(table: Mapping[str, Field], values_of: Mapping[str, Sequence[str]], rows: int) -> np.ndarray:

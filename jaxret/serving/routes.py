@@ -247,10 +247,10 @@ class Routes:
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
         hits = len(questions) * min(k, model.passages)
         self._allow(hits, "hits")
-        with _corpus_at_hand(request):
-            filters = await asyncio.get_running_loop().run_in_executor(
-                self._filters, model.filtered, body.get("filter", dict, {})
-            )
+        filters: tuple[str, ...] = ()
+        if conditions := body.get("filter", dict, {}):  # opened in a thread of their own: others need not wait for them
+            with _corpus_at_hand(request):
+                filters = await asyncio.get_running_loop().run_in_executor(self._filters, model.filtered, conditions)
         tokens = await self._tokens(model, questions, "query")
         operation = Operation(model.search, (model.count(k), filters, texts))
         with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):

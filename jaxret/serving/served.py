@@ -21,7 +21,7 @@ from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.experiments.explain import explain, vector_labels
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.metadata import matching_rows, read_fields
+from jaxret.index.metadata import frequent_values, matching_rows
 from jaxret.index.shards import ShardError
 from jaxret.models.encoders.stack import split_layers
 from jaxret.models.heads.head import Side
@@ -132,17 +132,7 @@ class ServedRetriever:
     @cached_property
     def fields(self) -> dict[str, list[tuple[str, int]]]:
         """Return the fields of the passages' metadata, with the values of most passages and their numbers."""
-        counts: dict[str, dict[str, int]] = {}
-        for shards in self._searcher().encoded_corpus.shards:
-            for name, field in read_fields(shards).items():
-                of_field, lengths = counts.setdefault(name, {}), field.rows.lengths
-                for place in np.argsort(-lengths, kind="stable")[:_MOST_VALUES].tolist():
-                    value = field.values[place]
-                    of_field[value] = of_field.get(value, 0) + int(lengths[place])
-        return {
-            name: sorted(values.items(), key=lambda item: (-item[1], item[0]))[:_MOST_VALUES]
-            for name, values in sorted(counts.items())
-        }
+        return frequent_values(self._searcher().encoded_corpus, _MOST_VALUES)
 
     # In the thread of a request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.metadata import matching_rows
+from jaxret.index.metadata import frequent_values, matching_rows
 from jaxret.index.update import append_corpus, delete_passages
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
@@ -179,6 +180,12 @@ def test_parts_and_deleted_passages(root: Path, run: Run, tmp_path: Path) -> Non
         .rankings["0"]
     )
     assert {key for key, _ in result} == set(expected[1:-1])
+    deleted = {expected[0], expected[-1]}
+    colours = Counter(one["metadata"]["colour"] for one in KEPT if "metadata" in one and one["_id"] not in deleted)
+    assert len(colours) > 1
+    best = sorted(colours.items(), key=lambda item: (-item[1], item[0]))
+    assert frequent_values(open_encoded(folder), 99)["colour"] == best
+    assert frequent_values(open_encoded(folder), 1)["colour"] == best[:1]
 
 
 @pytest.mark.parametrize("name", ["corpus.json", "corpus.csv", "collection.tsv"])

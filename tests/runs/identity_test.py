@@ -8,14 +8,31 @@ from jaxret.configs import load_config
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten
 
-CHANGE_NO_RESULT = """
-data.dev data.dev_negatives_run data.store data.train
-encode.shard_mb encode.shard_rows encode.tokens_per_batch
-encoder.attention encoder.download encoder.ignore encoder.recompute
-mesh.coordinator mesh.fsdp mesh.initialization_timeout mesh.num_processes mesh.platform mesh.process_id
-mesh.tensor
-train.chunk_size train.log_every train.profile train.tracker_project train.trackers
-""".split()
+CHANGE_NO_RESULT = [
+    "data.dev",
+    "data.dev_negatives_run",
+    "data.store",
+    "data.train",
+    "encode.shard_mb",
+    "encode.shard_rows",
+    "encode.tokens_per_batch",
+    "encoder.attention",
+    "encoder.download",
+    "encoder.ignore",
+    "encoder.recompute",
+    "mesh.coordinator",
+    "mesh.fsdp",
+    "mesh.initialization_timeout",
+    "mesh.num_processes",
+    "mesh.platform",
+    "mesh.process_id",
+    "mesh.tensor",
+    "train.chunk_size",
+    "train.log_every",
+    "train.profile",
+    "train.tracker_project",
+    "train.trackers",
+]
 
 
 def test_every_other_key_identifies_the_system() -> None:

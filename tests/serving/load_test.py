@@ -111,24 +111,29 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
 def test_opening_filters_does_not_block_other_requests(
     runs: Path, device: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither work in the threads of all requests, nor searches without a filter."""
     served = ServedRetriever(str(runs / "dual"), "", "best", ServeOptions(), SearchOptions())
     may_go = threading.Event()
-    monkeypatch.setattr(served, "filtered", lambda filters: may_go.wait(60))
+    monkeypatch.setattr(served, "filtered", lambda filters: may_go.wait(60) if filters else ())
+    monkeypatch.setattr(served, "warm_up", lambda *_: 0)
     routes = Routes([served], device, ServeOptions(), Counters(device))
+    routes.warm_up()
     search = routes.endpoints()["POST", "/search"]
 
-    async def run() -> int:
+    async def run() -> tuple[int, int]:
         body = {"queries": "x", "filter": {"colour": "red"}}
         searches = [asyncio.ensure_future(search(Request(scope("POST")), Body(body))) for _ in range(60)]
         await asyncio.sleep(0.2)
         try:
-            return await asyncio.wait_for(run_in_threadpool(lambda: 7), 10)
+            number = await asyncio.wait_for(run_in_threadpool(lambda: 7), 10)
+            answer = await asyncio.wait_for(search(Request(scope("POST")), Body({"queries": "x"})), 30)
+            return number, answer.status_code
         finally:
             for one in searches:
                 one.cancel()
             may_go.set()
 
     try:
-        assert asyncio.run(run()) == 7
+        assert asyncio.run(run()) == (7, 200)
     finally:
         routes.stop()
