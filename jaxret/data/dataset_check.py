@@ -177,8 +177,7 @@ def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
     answers = f", {with_answers:,} with answers" if with_answers else ""
     check.log(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
-    question_texts = [query.text for query in queries]
-    lengths = _lengths(queries) if check.tokenizer is None else _tokens(check.tokenizer.queries, question_texts)
+    lengths = _lengths(queries) if check.tokenizer is None else _tokens(check.tokenizer.queries, queries)
     _log_lengths(check, "queries", lengths)
 
 

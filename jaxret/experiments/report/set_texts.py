@@ -116,7 +116,7 @@ def winning_vectors(
     if full_run.checkpoint["digest"] != checkpoint["digest"]:
         raise ContractError(f"checkpoint {checkpoint['step']} of {run.workdir} is no longer that of the results")
     passages = {one.id: one for of_query in hits.values() for one in of_query}
-    tokens = full_run.tokenizer.queries(one.text for one in queries)
+    tokens = full_run.tokenizer.queries(queries)
     query_vectors = full_run.embedder()(tokens, "query").stacked()[:, 0]
     tokens = full_run.tokenizer.passages(list(passages.values()))
     vectors = full_run.embedder(unpooled=True)(tokens, "passage").stacked()

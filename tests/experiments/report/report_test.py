@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxret.data.formats import read_corpus, read_queries
+from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.experiments.pictures.canvas import picture_svg
 from jaxret.experiments.report.html import Number, as_html, data_table, tag, value_cell
@@ -114,8 +115,8 @@ def test_a_query_shows_both_texts_and_the_winning_vector(page: Page, runs: Path)
     assert "relevant" in shown
 
 
-def test_the_winning_vector_uses_the_lengths_of_the_search(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the lengths of texts, and the size of vectors, of the search."""
+def test_the_winning_vector_is_that_of_the_search(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lengths of texts, the size of vectors, and the queries' own instructions, of the search."""
     run = ReportFiles((str(runs / "layers"),)).runs[0]
     run.results["data.test"]["provenance"]["search"] |= {"query_length": 4, "passage_length": 5, "dimension": 3}
     shapes: list[tuple[int, ...]] = []
@@ -127,10 +128,14 @@ def test_the_winning_vector_uses_the_lengths_of_the_search(runs: Path, monkeypat
         return vectors
 
     monkeypatch.setattr(Embedder, "__call__", spy)
+    tokenized: list[Any] = []
+    tokenize = TextTokenizer.queries
+    monkeypatch.setattr(TextTokenizer, "queries", lambda self, texts: tokenize(self, tokenized.append(texts) or texts))
     queries, passages = read_queries(runs / "data"), list(read_corpus(runs / "data"))
     winners = winning_vectors(run, "data.test", queries, {query.id: passages for query in queries})
     assert set(winners.values()) <= set(run.vector_names)
     assert shapes == [(4, 3), (5, 3)]
+    assert tokenized == [queries], "and not their texts alone"
 
 
 def test_warnings_of_jobs_and_of_the_data(page: Page) -> None:
