@@ -130,7 +130,12 @@ def test_the_winning_vector_is_that_of_the_search(runs: Path, monkeypatch: pytes
     monkeypatch.setattr(Embedder, "__call__", spy)
     tokenized: list[Any] = []
     tokenize = TextTokenizer.queries
-    monkeypatch.setattr(TextTokenizer, "queries", lambda self, texts: tokenize(self, tokenized.append(texts) or texts))
+
+    def spy_texts(self: TextTokenizer, texts: Any) -> Any:
+        tokenized.append(texts)
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(TextTokenizer, "queries", spy_texts)
     queries, passages = read_queries(runs / "data"), list(read_corpus(runs / "data"))
     winners = winning_vectors(run, "data.test", queries, {query.id: passages for query in queries})
     assert set(winners.values()) <= set(run.vector_names)
