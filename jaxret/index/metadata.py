@@ -79,11 +79,11 @@ def frequent_values(encoded_corpus: EncodedCorpus, most: int) -> dict[str, list[
     values at most, the most frequent ones first. Raises as `matching_rows` does for files."""
     counts: dict[str, Counter[str]] = {}
     for shards, first in zip(encoded_corpus.shards, encoded_corpus.firsts, strict=False):
-        kept = np.ones(shards.total_rows, bool)
+        remaining = np.ones(shards.total_rows, bool)
         if encoded_corpus.selection is not None:
-            kept[:] = np.isin(np.arange(first, first + shards.total_rows), encoded_corpus.selection)
+            remaining[:] = np.isin(np.arange(first, first + shards.total_rows), encoded_corpus.selection)
         for name, field in read_fields(shards).items():
-            passages = np.diff(np.concatenate([[0], np.cumsum(kept[field.rows.flat])])[field.rows.offsets])
+            passages = np.diff(np.concatenate([[0], np.cumsum(remaining[field.rows.flat])])[field.rows.offsets])
             places = np.argsort(-passages, kind="stable")
             if len(encoded_corpus.shards) == 1:  # else all may add up, and a field may have millions of values
                 places = places[:most]
