@@ -108,7 +108,7 @@ def test_duplicated_passages_are_searched_deeper() -> None:
     assert len(result.rounds) > 1
 
 
-def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_below_rounding_is_seen_by_the_proof_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one = lists([5], 5)
     passages = Ragged(np.tile(one.flat, (400, 1)), np.arange(401) * 5)
     passages.flat[-5:] *= 1.0000001  # the last wins by a hair that float32 sums may not see
@@ -117,6 +117,10 @@ def test_control_without_the_proof_ties_are_missed(monkeypatch: pytest.MonkeyPat
     result = search_lists(queries, blocks(passages, 400), K)
     np.testing.assert_array_equal(result.rows, expected[1])
     assert len(result.rounds) > 1
+    monkeypatch.setattr(multi_vector.VectorLists, "errors", lambda self, *_: np.full(len(self), -np.inf))
+    result = search_lists(queries, blocks(passages, 400), K)
+    assert len(result.rounds) == 1
+    assert 399 not in result.rows, "control: the first candidates lack the best passage"
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -675,7 +675,7 @@ def test_scan_digest_is_of_the_decompressed_bytes(tmp_path: Path) -> None:
     assert Corpus.open(lines(tmp_path / "empty.jsonl")).scan().passages == 0
 
 
-def test_streaming_with_a_scan_stops_at_the_last_requested_passage(tmp_path: Path) -> None:
+def test_streaming_with_a_scan_believes_it(tmp_path: Path) -> None:
     path = lines(tmp_path / "corpus.jsonl", GOOD, GOOD, "broken")
     stream = Corpus.open(path).read(scan=formats.CorpusScan(3, ""))
     assert next(stream) == Passage("ok", "good")
