@@ -59,7 +59,7 @@ class Tokens:
         """Return the number of tokens that an encoder computes for these texts, padding included.
 
         Args:
-            bins: Number of parts (devices times chunks) of the batch that are encoded separately.
+            bins: number of parts (devices times chunks) of the batch that are encoded separately.
         """
         if self.packing is None:
             return self.ids.size

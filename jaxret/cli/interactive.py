@@ -18,7 +18,7 @@ _WARM_LENGTH = 32  # tokens: questions up to this long compile nothing, longer o
 
 
 def interact(searcher: Searcher, k: int) -> None:
-    """Answers questions of standard input, a line each, until an empty line or its end. At a terminal there is a prompt
+    """Answer questions of standard input, a line each, until an empty line or its end. At a terminal there is a prompt
     with a history; Ctrl-C ends a line, not the session. An error in a question is printed on stderr, and the next
     question is read."""
     warm_up(searcher, k)
@@ -41,8 +41,8 @@ def interact(searcher: Searcher, k: int) -> None:
 
 
 def questions() -> Iterator[str]:
-    """The lines of standard input up to an empty one. Bytes that are not UTF-8 come as lone surrogates, which the check
-    of a question names."""
+    """Yield the lines of standard input up to an empty one. Bytes that are not UTF-8 come as lone surrogates, which the
+    check of a question names."""
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):  # some builds of Python have none: no history then
@@ -64,7 +64,7 @@ def questions() -> Iterator[str]:
 
 
 def warm_up(searcher: Searcher, k: int) -> None:
-    """Compiles what questions of up to _WARM_LENGTH tokens need, reads the vectors once, and finds the places of all
+    """Compile what questions of up to _WARM_LENGTH tokens need, read the vectors once, and find the places of all
     texts."""
     lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
     first = searcher.warm_up(["? " * length for length in lengths], k)

@@ -23,7 +23,7 @@ flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
 
 def config(role: str) -> flags.FlagHolder:
-    """--config, required."""
+    """Define --config, required."""
     holder = optional_config(role)
     flags.mark_flag_as_required("config")
     return holder
@@ -34,12 +34,12 @@ def optional_config(role: str) -> flags.FlagHolder:
 
 
 def out_file(role: str) -> flags.FlagHolder:
-    """--out, required: a file to write, in a folder that exists."""
+    """Define --out, required: a file to write, in a folder that exists."""
     return _out(role, require_file_path)
 
 
 def out_folder(role: str) -> flags.FlagHolder:
-    """--out, required: a folder to write, in a folder that exists."""
+    """Define --out, required: a folder to write, in a folder that exists."""
     return _out(role, require_folder_path)
 
 
@@ -66,7 +66,7 @@ def checkpoint() -> flags.FlagHolder:
 
 
 def corpus(default: str = "", required: bool = False) -> flags.FlagHolder:
-    """--corpus: passages as text."""
+    """Define --corpus: passages as text."""
     source = "folder or file with passages (docs/data.md lists the formats)"
     return flags.DEFINE_string(
         "corpus", None if required else "", f"{source}; default: {default}" if default else source, required=required
@@ -81,7 +81,7 @@ def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
 
 
 def encoded_corpus() -> flags.FlagHolder:
-    """--corpus: passages that a run encoded."""
+    """Define --corpus: passages that a run encoded."""
     return flags.DEFINE_string(
         "corpus", "", "encoded corpus: its name, or the path that was encoded; default: the only one of the run"
     )

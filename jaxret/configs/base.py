@@ -27,10 +27,10 @@ def two_stages(
     """Return two stages: trained on BM25's negatives; then from the start again on those of other pools.
 
     Args:
-      depth: ranks of a pool that negatives come from.
-      keep: negatives kept for each query.
-      draw: how they are chosen among the candidates.
-      pools: of the second stage, by default the first stage's run.
+        depth: ranks of a pool that negatives come from.
+        keep: negatives kept for each query.
+        draw: how they are chosen among the candidates.
+        pools: of the second stage, by default the first stage's run.
     """
     settings = {"depth": depth, "keep": keep, "draw": draw}
     return (

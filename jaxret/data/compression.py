@@ -20,7 +20,8 @@ class DamagedFileError(ValueError):
 
 
 def zstandard_module() -> Any:
-    """Python's module since 3.14, or its backport. Raises ValueError with the pip line where there is neither."""
+    """Return Python's module since 3.14, or its backport. Raises ValueError with the pip line where there is
+    neither."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
@@ -28,7 +29,7 @@ def zstandard_module() -> Any:
 
 
 def detect_compression(path: Path) -> str:
-    """ "", ".gz" or ".zst". A file that is named so and does not begin so is a damaged one, not a plain one."""
+    """Return "", ".gz" or ".zst". A file that is named so and does not begin so is a damaged one, not a plain one."""
     with open(path, "rb") as file:
         begin = file.read(4)
     if begin.startswith(GZIP):
@@ -39,8 +40,8 @@ def detect_compression(path: Path) -> str:
 
 
 def read_blocks(path: Path, size: int) -> Iterator[bytes]:
-    """Yields the decompressed bytes of a file, up to `size` at a time. What is wrong with the compression is a
-    DamagedFileError."""
+    """Yield the decompressed bytes of a file, up to `size` at a time. Raises DamagedFileError if its compression is
+    damaged."""
     kind = detect_compression(path)
     opener: Any = gzip.open if kind == ".gz" else zstandard_module().open if kind == ".zst" else open
     errors = (EOFError, gzip.BadGzipFile, zlib.error, *([zstandard_module().ZstdError] if kind == ".zst" else []))
@@ -53,7 +54,7 @@ def read_blocks(path: Path, size: int) -> Iterator[bytes]:
 
 
 def open_compressed_text(raw: Any, suffix: str) -> io.TextIOWrapper:
-    """A writer of UTF-8 text into `raw`, compressed by `suffix`: equal texts give equal bytes."""
+    """Open a writer of UTF-8 text into `raw`, compressed by `suffix`: equal texts give equal bytes."""
     file: Any
     if suffix == ".zst":
         file = zstandard_module().ZstdFile(raw, "wb")

@@ -77,7 +77,7 @@ class DataCheck:
         self.lines.append(line)
 
     def attempt(self, name: str, read: Callable[[], None]) -> None:
-        """A file that cannot be read at all is one more thing that is wrong; the others are read nevertheless."""
+        """Call `read`; a file that cannot be read at all is one more thing that is wrong, and the others are read."""
         try:
             read()
         except DataError as error:
@@ -87,7 +87,7 @@ class DataCheck:
 
 
 def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = CUT_LENGTHS) -> DataCheck:
-    """Reads a folder or file to its end, whatever is wrong with it. Raises DataError only if it is not a data set."""
+    """Read a folder or file to its end, whatever is wrong with it. Raises DataError only if it is not a data set."""
     check = DataCheck(source, tokenizer, lengths)
     path = source_path(source)
     if is_folder_of_sets(path):
@@ -124,8 +124,8 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
 
 
 def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
-    """Counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held while it is read; hashes of its
-    ids, sorted."""
+    """Report counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held while it is read. Return
+    the hashes of its ids, sorted."""
     corpus = Corpus.open(source)
     ids, texts, before = array("Q"), array("Q"), len(check.policy.errors)
     first_read = ""
@@ -283,7 +283,7 @@ def _shown(path: Path) -> str:
 
 
 def _in_format(source: str, path: Path) -> str:
-    """A file of a source, in the format that it forces, if it does."""
+    """Return a file of a source, in the format that it forces, if it does."""
     name, _ = parse_source(source)
     return f"{name}:{path}" if name else str(path)
 
@@ -303,7 +303,7 @@ def _dangling(
 
 
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
-    """Queries with the same words, and relevant passages, in two splits."""
+    """Report queries with the same words, and relevant passages, in two splits."""
     queries = {
         split: {texts[split].get(judgement.query_id, judgement.query_id) for judgement in judgements}
         for split, judgements in judgements_by_split.items()
@@ -331,13 +331,13 @@ def _repeated(texts: np.ndarray) -> str:
 
 
 def _lengths(texts: Iterable[Passage | Query]) -> np.ndarray:
-    """Counts words, because no tokenizer is given."""
+    """Return the lengths in words, because no tokenizer is given."""
     words = (len(one.text.split()) + len(getattr(one, "title", "").split()) for one in texts)
     return np.fromiter(words, np.int64)
 
 
 def _tokens(encode: Callable[..., Ragged], texts: Iterable[object]) -> np.ndarray:
-    """In tokens, markers and prompts included; a block of them is held at a time."""
+    """Return the lengths in tokens, markers and prompts included; a block of them is held at a time."""
     lengths: list[np.ndarray] = [np.zeros(0, np.int64)]
 
     def collect(blocks: Iterator[Ragged]) -> Ragged:
@@ -394,5 +394,5 @@ def print_data_check(
 
 
 def load_uncut_tokenizer(directory: str | Path, title_separator: str = SEPARATOR) -> TextTokenizer:
-    """A tokenizer that cuts nothing."""
+    """Load a tokenizer that cuts nothing."""
     return TextTokenizer.load(directory, _WHOLE, _WHOLE, title_separator=title_separator)

@@ -75,7 +75,7 @@ class Digest(Protocol):
 
 
 def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
-    """Yields the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them. Raises DataError for a
+    """Yield the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them. Raises DataError for a
     pipe, a missing file, or damaged compression."""
     lines = 0
     if path.is_fifo():  # a pipe can be read only once, and may block
@@ -102,7 +102,7 @@ def too_long_error(location: Location, kind: str) -> DataError:
 def read_lines(
     path: PathLike, digest: Digest | None = None, blank: bytes = b" \t\r\n"
 ) -> Iterator[tuple[Location, bytes]]:
-    """Yields (place, line with its line end) of a file, compressed or not; `digest` is fed the decompressed bytes.
+    """Yield (place, line with its line end) of a file, compressed or not; `digest` is fed the decompressed bytes.
 
     Lines end at "\\n" only, so U+2028 and the like may occur inside a text. Lines of nothing but `blank` that follow
     each other may come as one, because a small gzip file can hold a billion of them. A compressed file that is cut
@@ -138,7 +138,8 @@ def read_lines(
 
 
 def decode_line(line: bytes, location: Location) -> str:
-    """UTF-8 to text, without a byte order mark on line 1; a DataError names the first wrong byte."""
+    """Return the text of a line of UTF-8, without a byte order mark on line 1. Raises DataError, which names the
+    first wrong byte."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -166,7 +167,7 @@ _JSON_SPACE = re.compile(r"[ \t\r\n]*")
 def read_json_lines(
     path: PathLike, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """Yields (place, object) of a JSON-lines file; blank lines hold no record."""
+    """Yield (place, object) of a JSON-lines file; blank lines hold no record."""
     for location, line in read_lines(path, digest):
         try:
             record = None if line.isspace() else parse_json_object(line, location)
@@ -203,7 +204,7 @@ def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
     errors have no line, its C backend turns half of a surrogate pair into "?", and it does not bound a string.
 
     Raises:
-        DataError: The file is not JSON (when that place is reached), or a value is above `LINE_LIMIT`.
+        DataError: the file is not JSON (when that place is reached), or a value is above `LINE_LIMIT`.
     """
     text = _JsonText(Path(path))
     start, end = "{}" if keyed else "[]"
@@ -290,7 +291,7 @@ class _JsonText:
 
 
 def _decoded(path: Path) -> Iterator[str]:
-    """Yields the text of a UTF-8 file, without a byte order mark."""
+    """Yield the text of a UTF-8 file, without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = 1
     for chunk in itertools.chain(read_chunks(path), [b""]):
@@ -306,7 +307,7 @@ def _decoded(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def write_text(path: PathLike) -> Iterator[IO[str]]:
-    """Opens `path` for atomic writing of UTF-8 text, compressed if it ends in .gz or .zst (same text, same bytes)."""
+    """Open `path` for atomic writing of UTF-8 text, compressed if it ends in .gz or .zst (same text, same bytes)."""
     path = Path(path)
     if path.suffix not in SUFFIXES[1:]:
         with atomic_write(path) as file:

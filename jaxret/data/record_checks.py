@@ -27,8 +27,10 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
     """Return `record[key]`, which must exist and have the type.
 
     Args:
-        key: Of the value.
-        kind: Its type; true and false are not numbers.
+        key: of the value.
+        kind: its type; true and false are not numbers.
+    Raises:
+        DataError: it is missing, or has another type.
     """
     if key not in record:
         keys = ", ".join(map(repr, record)) or "none"
@@ -61,7 +63,7 @@ def require_grade(value: int, location: Location) -> int:
 
 
 def require_strings(value: Any, name: str, location: Location) -> tuple[str, ...]:
-    """A list of strings, as a tuple. Raises DataError for another value."""
+    """Return a list of strings as a tuple. Raises DataError for another value."""
     if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
         problem = f"{name} is {describe_kind(value)}: {shorten(value)}"
         raise location.error("wrong type", problem, "a list of strings is expected")
@@ -69,7 +71,8 @@ def require_strings(value: Any, name: str, location: Location) -> tuple[str, ...
 
 
 def require_text(value: str, name: str, location: Location) -> str:
-    """Refuses half of a surrogate pair (JSON can spell one): no tokenizer and no file could take it later."""
+    """Return a text. Raises DataError for half of a surrogate pair (JSON can spell one): no tokenizer and no file could
+    take it later."""
     if not value.isascii():
         try:
             value.encode("utf-8")
@@ -80,8 +83,8 @@ def require_text(value: str, name: str, location: Location) -> str:
 
 
 def require_id(value: str, name: str, location: Location) -> str:
-    """An id goes to files whose columns are separated by white space, so it has none and is not empty; nor has it
-    control characters, which other tools end a word or a text at. Raises DataError for another text."""
+    """Return an id. It goes to files whose columns are separated by white space, so it has none and is not empty; nor
+    has it control characters, which other tools end a word or a text at. Raises DataError for another text."""
     if value.split() != [value]:
         problem = f"{name} is empty" if not value else f"{name} {value!r} contains white space"
         raise location.error("bad id", problem, "an id is one word, because run and qrels files split at white space")
@@ -95,7 +98,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_passage(passage: Passage, location: Location, policy: Policy | None = None) -> Passage:
-    """The passage, if its id is one word and its title or its text is not empty, or `policy` keeps empty ones."""
+    """Return the passage, if its id is one word and its title or its text is not empty, or `policy` keeps empty
+    ones."""
     require_id(passage.id, "passage id", location)
     require_text(passage.title, "the title", location)
     require_text(passage.text, "the text", location)
@@ -107,7 +111,7 @@ def check_passage(passage: Passage, location: Location, policy: Policy | None = 
 
 
 def check_query(query: Query, location: Location) -> Query:
-    """The query, if its id is one word and its text is not blank. Raises DataError for another query."""
+    """Return the query, if its id is one word and its text is not blank. Raises DataError for another query."""
     require_id(query.id, "query id", location)
     if _is_blank(query.text):
         raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or leave it out")
@@ -117,8 +121,8 @@ def check_query(query: Query, location: Location) -> Query:
 
 
 def check_question(text: str) -> Query:
-    """The query "0" of a question that somebody typed, normalized as those of files are. Raises ValueError if it is
-    blank, or holds what no tokenizer can take: half of a surrogate pair, or bytes of the command line that were not
+    """Return the query "0" of a question that somebody typed, normalized as those of files are. Raises ValueError if it
+    is blank, or holds what no tokenizer can take: half of a surrogate pair, or bytes of the command line that were not
     UTF-8 (Python hands them on as such halves)."""
     if _is_blank(text):
         raise ValueError("the question is blank; write what to search for")
@@ -137,7 +141,7 @@ def _is_blank(text: str) -> bool:
 
 
 def normalize_question(text: str) -> str:
-    """DPR's normalization of questions: the curly apostrophe becomes a straight one."""
+    """Normalize a question as DPR does: the curly apostrophe becomes a straight one."""
     return text.replace("\u2019", "'")
 
 

@@ -130,7 +130,7 @@ def write_demo_report(workdir: Path, data: DemoData) -> None:
 
 
 def demo_config(name: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
-    """configs/demo.py:NAME with the path of the data; an untrained system stays so and needs no validation."""
+    """Return configs/demo.py:NAME with the path of the data; an untrained system stays so and needs no validation."""
     config = load_config(f"demo:{name}")
     no_training = {"train.steps": 0, "data.dev": ""} if config.train.steps == 0 else {}
     config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **no_training})

@@ -34,13 +34,13 @@ def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
 
 
 def _min_max(scores: np.ndarray) -> np.ndarray:
-    """Scores scaled to [0, 1]; all 1 where they are equal."""
+    """Return the scores scaled to [0, 1]; all 1 where they are equal."""
     low, high = scores.min(), scores.max()
     return np.ones(len(scores)) if high == low else (scores - low) / (high - low)
 
 
 def _z_scores(scores: np.ndarray) -> np.ndarray:
-    """(score - mean) / population standard deviation; all 0 where scores are equal."""
+    """Return (score - mean) / population standard deviation; all 0 where scores are equal."""
     deviation = scores.std()
     return np.zeros(len(scores)) if deviation == 0 else (scores - scores.mean()) / deviation
 

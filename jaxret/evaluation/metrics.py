@@ -178,7 +178,7 @@ def evaluate(run: Mapping[str, Ranking], judgements: Iterable[Judgement], measur
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Query id -> passage id -> relevance."""
+    """Return query id -> passage id -> relevance."""
     grades_by_query: dict[str, dict[str, int]] = {}
     for judgement in judgements:
         grade = grades_by_query.setdefault(judgement.query_id, {}).setdefault(judgement.passage_id, judgement.relevance)

@@ -88,7 +88,8 @@ def check_options_of_index(encoded_corpus: EncodedCorpus, options: IndexOptions)
 
 
 def _is_built(place: Path, encoded_corpus: EncodedCorpus, options: IndexOptions) -> bool:
-    """Whether this index was built already, of these vectors. Raises ValueError if the name is another index's."""
+    """Return whether this index was built already, of these vectors. Raises ValueError if the name is another
+    index's."""
     try:
         manifest = read_index_manifest(place)
         check_index_file(place, manifest)
@@ -108,7 +109,7 @@ def _is_built(place: Path, encoded_corpus: EncodedCorpus, options: IndexOptions)
 
 
 def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
-    """Vectors of up to `sample` of the queries, evenly spread."""
+    """Return the vectors of up to `sample` of the queries, evenly spread."""
     queries = read_evaluation_queries(options.queries, options.qrels, options.split, Policy("error")).queries
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
     tokens = run.tokenizer.queries([queries[number] for number in numbers])

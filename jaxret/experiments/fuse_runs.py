@@ -114,7 +114,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
 
 
 def _tuned_on_queries(job: FuseJob, systems: Sequence[ScoringSystem]) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """The weights of systems, and the queries on which they were tuned."""
+    """Return the weights of systems, and the queries on which they were tuned."""
     data = read_evaluation_queries(job.tune_runs[0], job.tune_qrels, job.tune_split, Policy())
     measure = parse_measure(job.measures[0]).name
     weights, value = tune_systems(systems, data.queries, data.judgements, measure, job.method)
@@ -189,7 +189,7 @@ def _check_shared(job: FuseJob) -> None:
 
 
 def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """The weights of the runs, and where they come from."""
+    """Return the weights of the runs, and where they come from."""
     if not job.tune_runs:
         return tuple(job.weights) or (1.0,) * len(job.runs), {}
     judgements = list(read_judgements(job.tune_qrels, job.tune_split))

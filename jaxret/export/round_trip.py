@@ -35,7 +35,7 @@ def sample_tokens(run: Run, side: Side) -> Ragged:
 
 
 def padded_inputs(run: Run, side: Side, tokens: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ids, which are real, which others attend to), all [rows,T]."""
+    """Return (ids, which are real, which others attend to), all [rows,T]."""
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()), run.tokenizer.pad_id)
     side_tokens = run.model.module.head.attended(Tokens(jnp.asarray(ids), jnp.asarray(mask)), side)
     return ids, mask, np.asarray(side_tokens.mask)

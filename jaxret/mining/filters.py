@@ -49,7 +49,7 @@ def _answer(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMa
 
 
 def _share(case: RetrievedPassages, settings: MiningSettings, matcher: AnswerMatcher) -> np.ndarray:
-    """The limit is below a negative positive score, too: a share of a negative number would be above it."""
+    """Return a limit that is below a negative positive score, too: a share of a negative number would be above it."""
     limit = None if settings.share is None else case.positive - (1 - settings.share) * abs(case.positive)
     return _not_below(case, limit)
 

@@ -61,14 +61,14 @@ def generate_queries(
 
     Args:
         model: Hugging Face directory of a T5 with its decoder (T5, Flan-T5, doc2query) and its tokenizer.
-        corpus: Whose passages get queries.
-        out: Folder to write.
-        options: How passages are read, and what is written.
+        corpus: whose passages get queries.
+        out: folder to write.
+        options: how passages are read, and what is written.
 
     Raises:
-        DataError: A bad record.
-        FileNotFoundError: The model has no weights.
-        ValueError: Weights, tokenizer or prompt do not fit, there is no passage, or the folder holds queries of other
+        DataError: a bad record.
+        FileNotFoundError: the model has no weights.
+        ValueError: weights, tokenizer or prompt do not fit, there is no passage, or the folder holds queries of other
             settings.
     """
     if not Path(model).is_dir():
@@ -197,9 +197,9 @@ class GenerationJob:
         """Generate and write the queries of a part.
 
         Args:
-            number: Of the part.
-            passages: Of the part.
-            lease: Of the part.
+            number: of the part.
+            passages: of the part.
+            lease: of the part.
         """
         queries, cut = self.generator(passages, number * self.options.part_rows, bar.update)
         rows = [[passage.id, texts] for passage, texts in zip(passages, queries, strict=True)]

@@ -96,9 +96,9 @@ class CrossEncoderModel(LinenModel):
         """Return a score for each pair, float32 (transformers' logit).
 
         Args:
-          pairs: token ids; `pairs.first` has the lengths of the queries.
-          train: whether there is dropout.
-          dropout_key: needed if `train`.
+            pairs: token ids; `pairs.first` has the lengths of the queries.
+            train: whether there is dropout.
+            dropout_key: needed if `train`.
         """
         rngs = {"dropout": dropout_key} if train else None
         with jax.named_scope("pairs"):
@@ -109,7 +109,7 @@ class CrossEncoderModel(LinenModel):
         return self.plain.module.apply({"params": params}, pairs, method=CrossEncoderModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters."""
+        """Draw random parameters."""
         pairs = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         return self.plain.module.init({"params": key, "dropout": key}, pairs, True)["params"]
 

@@ -173,8 +173,8 @@ def low_rank(a: Any, b: Any, scaling: float) -> Float[np.ndarray, "*layers I O"]
     """Return scaling * A B, computed in float32.
 
     Args:
-      a: A, [*layers, I, rank].
-      b: B, [*layers, rank, O].
-      scaling: factor of the product.
+        a: a, [*layers, I, rank].
+        b: B, [*layers, rank, O].
+        scaling: factor of the product.
     """
     return np.float32(scaling) * (np.asarray(a, np.float32) @ np.asarray(b, np.float32))

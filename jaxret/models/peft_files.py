@@ -46,10 +46,10 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
     """Write the adapters of an encoder as PEFT does.
 
     Args:
-      directory: folder to write to.
-      params: of the encoder; the adapters among them are written.
-      settings: the config's group `lora`.
-      base: name or directory of the model that the adapters belong to.
+        directory: folder to write to.
+        params: of the encoder; the adapters among them are written.
+        settings: the config's group `lora`.
+        base: name or directory of the model that the adapters belong to.
     """
     flat = traverse_util.flatten_dict(dict(params), sep="/")
     numbers = layer_numbers(config, settings)
@@ -87,8 +87,8 @@ def target_modules(config: EncoderConfig, paths: Collection[str], numbers: Colle
     Of some layers of the encoder, the whole names in these.
 
     Args:
-      paths: of the dense layers.
-      numbers: of the encoder's layers, from 1; (): all.
+        paths: of the dense layers.
+        numbers: of the encoder's layers, from 1; (): all.
     """
     if 0 < len(numbers) < config.num_layers:
         modules = [module_names(tensor) for path, tensor in linear_layers(config).items() if path in paths]
@@ -114,13 +114,13 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
     """Return the adapters in a directory of PEFT's, on the host, as part of an encoder's parameters.
 
     Args:
-      directory: with adapter_config.json and adapter_model.safetensors.
-      settings: the config's group `lora`, which must have the same values.
-      ignore: name prefixes of modules that the encoder has not, whose adapters are left out.
+        directory: with adapter_config.json and adapter_model.safetensors.
+        settings: the config's group `lora`, which must have the same values.
+        ignore: name prefixes of modules that the encoder has not, whose adapters are left out.
 
     Raises:
-      FileNotFoundError: a file is missing.
-      ValueError: the adapters are of a kind that is not implemented, or do not fit the encoder or the settings.
+        FileNotFoundError: a file is missing.
+        ValueError: the adapters are of a kind that is not implemented, or do not fit the encoder or the settings.
     """
     config_path, weights = adapter_files(directory)
     require_same_settings(config_path, config, settings, ignore)
@@ -167,10 +167,10 @@ def require_adapters_base(directory: str | Path, settings: Any, base: str, diges
     or by its name in adapter_config.json.
 
     Args:
-      directory: of the adapters.
-      settings: the config's group `lora`; `base` there is the name that is right.
-      base: name or directory of the encoder.
-      digest: of its weights; "": it is not compared.
+        directory: of the adapters.
+        settings: the config's group `lora`; `base` there is the name that is right.
+        base: name or directory of the encoder.
+        digest: of its weights; "": it is not compared.
     """
     config_path, _ = adapter_files(directory)
     raw, own = read_settings(config_path), config_path.with_name(EXPORT)
@@ -209,8 +209,8 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
     """Raise ValueError unless an adapter_config.json is implemented and equals the config's group `lora`.
 
     Args:
-      settings: the config's group `lora`.
-      ignore: name prefixes of modules that the encoder has not.
+        settings: the config's group `lora`.
+        ignore: name prefixes of modules that the encoder has not.
     """
     raw = read_settings(path)
     if not isinstance(raw, dict):
@@ -249,9 +249,9 @@ def described_layers(
     """Return what `matching_layers` returns, for the content of an adapter_config.json.
 
     Args:
-      path: of the file, for errors.
-      raw: its content.
-      ignore: name prefixes of modules that the encoder has not.
+        path: of the file, for errors.
+        raw: its content.
+        ignore: name prefixes of modules that the encoder has not.
     """
     modules, layers = raw.get("target_modules"), raw.get("layers_to_transform")
     targets = (

@@ -98,10 +98,10 @@ class DecoderLayer(PostNormLayer):
         """Compute the layer.
 
         Args:
-          queries: the input that blocks add to.
-          layout: of the queries, for dropout.
-          memory: states to attend to.
-          mask: of the memory, for each query.
+            queries: the input that blocks add to.
+            layout: of the queries, for dropout.
+            memory: states to attend to.
+            mask: of the memory, for each query.
         """
         drop = Dropout(self.config.hidden_dropout, layout)
         return self.feed_forward_block(self.attention_block(queries, memory, mask, drop), drop), None
@@ -141,11 +141,11 @@ class DecodingHead(nn.Module):
         """Return states to recover each token from.
 
         Args:
-          first: the encoder's [CLS], which is added to each query and may be attended to.
-          positions: position embeddings of the queries.
-          embeddings: input of the encoder's first layer.
-          mask: tokens that each query attends to.
-          layout: of the tokens, for dropout.
+            first: the encoder's [CLS], which is added to each query and may be attended to.
+            positions: position embeddings of the queries.
+            embeddings: input of the encoder's first layer.
+            mask: tokens that each query attends to.
+            layout: of the tokens, for dropout.
         """
         compute = replace(self.compute, attention="plain")  # no kernel has a mask for each query
         memory = jnp.concatenate([first, embeddings[:, 1:]], axis=1)
@@ -213,9 +213,9 @@ class PretrainingModel(LinenModel):
         """Return the losses of a batch.
 
         Args:
-          batch: with masked tokens.
-          train: whether there is dropout.
-          dropout_key: read if `train`.
+            batch: with masked tokens.
+            train: whether there is dropout.
+            dropout_key: read if `train`.
         """
         with jax.named_scope("pretraining"):
             return self.module.apply({"params": params}, batch, train, rngs={"dropout": dropout_key} if train else None)
@@ -225,7 +225,7 @@ class PretrainingModel(LinenModel):
         return self.plain.module.apply({"params": params}, tokens, method=PretrainingModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters."""
+        """Draw random parameters."""
         tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         none = jnp.zeros((1, 1), jnp.int32)
         batch = MaskedTexts(tokens, none, none)

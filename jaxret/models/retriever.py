@@ -196,11 +196,11 @@ class RetrieverModel(LinenModel):
         """Return Embeddings [B,V,D] float32 of texts; V = 1 for queries, except under late interaction.
 
         Args:
-          tokens: [B,T].
-          side: of the texts.
-          train: whether there is dropout, and a passage keeps the vectors that only the loss reads.
-          dropout_key: needed if `train`.
-          labels: pseudo-queries [B,U], for heads that learn from them.
+            tokens: [B,T].
+            side: of the texts.
+            train: whether there is dropout, and a passage keeps the vectors that only the loss reads.
+            dropout_key: needed if `train`.
+            labels: pseudo-queries [B,U], for heads that learn from them.
         """
         rngs = {"dropout": dropout_key} if train else None
         with jax.named_scope("queries" if side == "query" else "passages"):  # for profiles, and `jaxret plan`

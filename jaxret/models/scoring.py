@@ -41,10 +41,10 @@ def late_interaction(
     Computed one query vector at a time, so that neither the forward nor the backward pass holds [Q,U,N,V].
 
     Args:
-      queries: q.
-      query_mask: query vectors that exist.
-      passages: v.
-      mask: passage vectors that exist.
+        queries: q.
+        query_mask: query vectors that exist.
+        passages: v.
+        mask: passage vectors that exist.
     """
 
     @jax.checkpoint

@@ -48,12 +48,12 @@ def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_giga
     """Return a TPU. An exact float32 product takes six bfloat16 passes.
 
     Args:
-        name: Name of the chip.
+        name: name of the chip.
         memory: GiB as reported by libtpu's compiler, a little less than the hardware has.
-        teraflops: Peak rate of bfloat16.
-        bandwidth: Memory bandwidth in GB/s.
-        link_gigabits: Gbit/s to other chips.
-        int8: Rate of int8 products relative to bfloat16.
+        teraflops: peak rate of bfloat16.
+        bandwidth: memory bandwidth in GB/s.
+        link_gigabits: gbit/s to other chips.
+        int8: rate of int8 products relative to bfloat16.
     """
     flops = teraflops * 1e12
     rates = {"int8": int8 * flops, "bfloat16": flops, "float32": flops, "float32 exact": flops / 6}
@@ -64,11 +64,11 @@ def _gpu(name: str, memory: float, bandwidth: float, link: float, teraflops: tup
     """Return a GPU for which nothing is compiled.
 
     Args:
-        name: Name of the chip.
+        name: name of the chip.
         memory: GB (10^9 bytes) of the data sheet.
-        bandwidth: Memory bandwidth in GB/s.
+        bandwidth: memory bandwidth in GB/s.
         link: GB/s to other GPUs of its machine, in one direction.
-        teraflops: Peak rates of int8, bfloat16, TF32 and float32.
+        teraflops: peak rates of int8, bfloat16, TF32 and float32.
     """
     rates = dict(zip(PRODUCT_PRECISIONS, (rate * 1e12 for rate in teraflops), strict=True))
     platform = "rocm" if name.startswith("mi") else "cuda"

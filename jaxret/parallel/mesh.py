@@ -43,7 +43,7 @@ PARAMETER_RULES: tuple[tuple[str, P], ...] = (
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A pytree path as "a/b/0"."""
+    """Return a pytree path as "a/b/0"."""
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
@@ -166,7 +166,7 @@ class ParameterGatherer:
         """Return the gatherer of a mesh's parameters.
 
         Args:
-            dtype, reduce_dtype: As in the class.
+            dtype, reduce_dtype: as in the class.
             options: `at_once` and `frozen`.
         """
         return cls(dtype, reduce_dtype, split_axes(mesh), mesh.shape.get(TENSOR, 1), **options)
@@ -201,11 +201,11 @@ def _read(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any, stacked
     """Return x whole on every device.
 
     Args:
-        x: A parameter, or this device's part of it.
-        axis: Axis that is split over devices; None: every device has all of x.
-        dtype: Type in which parts are gathered.
-        reduce_dtype: Type in which gradients are summed.
-        stacked: Whether x belongs to a stack of layers.
+        x: a parameter, or this device's part of it.
+        axis: axis that is split over devices; None: every device has all of x.
+        dtype: type in which parts are gathered.
+        reduce_dtype: type in which gradients are summed.
+        stacked: whether x belongs to a stack of layers.
     """
     if axis is None:
         return jax.lax.pcast(x, ROW_AXES, to="varying")

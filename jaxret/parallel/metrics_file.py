@@ -30,7 +30,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: str, verb: str) -> None:
-        """path: of the file. verb: of the job, a label of every metric."""
+        """Prepare the file `path`. verb: of the job, a label of every metric."""
         if importlib.util.find_spec("prometheus_client") is None:
             raise ValueError(f"--prometheus={path} needs a package: pip install 'prometheus-client>=0.26'")
         if re.match(r"\w+://", path):
@@ -90,10 +90,10 @@ def report_progress(work: str, unit: str, finished_parts: int, total: int | None
     """Set the progress of some work, every INTERVAL seconds at most; do nothing without a file.
 
     Args:
-        work: Name of it, in one or two words.
-        unit: A part of it, in one word.
-        finished_parts: Count so far.
-        total: Parts; None: not known.
+        work: name of it, in one or two words.
+        unit: a part of it, in one word.
+        finished_parts: count so far.
+        total: parts; None: not known.
     """
     for file in _files:
         file.set("done", finished_parts, work=work, unit=unit)
@@ -106,9 +106,9 @@ def report_metrics(run: str | os.PathLike[str], step: int, metrics: dict[str, fl
     """Set the newest metrics of a run; do nothing without a file.
 
     Args:
-        run: Its folder.
-        step: Of the metrics.
-        metrics: Name -> value.
+        run: its folder.
+        step: of the metrics.
+        metrics: name -> value.
     """
     for file in _files:
         file.set("step", step, run=os.fspath(run))

@@ -45,14 +45,14 @@ def initialize_distributed(
 
     Args:
         coordinator: "host:port" of process 0, or "auto" where the platform knows it (TPU pods, Slurm).
-        num_processes: Processes of the job.
-        process_id: Number of this process, from 0.
-        timeout: Seconds that the processes wait for each other.
-        flag_prefix: Prefix of the settings' names in errors.
+        num_processes: processes of the job.
+        process_id: number of this process, from 0.
+        timeout: seconds that the processes wait for each other.
+        flag_prefix: prefix of the settings' names in errors.
 
     Raises:
-        ValueError: The settings do not fit together.
-        RendezvousError: Some processes did not come; raised in every process that came.
+        ValueError: the settings do not fit together.
+        RendezvousError: some processes did not come; raised in every process that came.
     """
     settings = f"{flag_prefix}num_processes={num_processes} and {flag_prefix}process_id={process_id}"
     if coordinator in ("", "auto"):

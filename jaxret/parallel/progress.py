@@ -76,11 +76,11 @@ class Progress:
     """Counts finished parts of some work, and shows them while the `with` block runs.
 
     Attributes:
-        done: Parts that are finished.
+        done: parts that are finished.
     """
 
     def __init__(self, name: str, total: int | None = None, unit: str = "text", start: int = 0, shown: bool = True):
-        """name: of the work, in one or two words. total: parts; None: not known. shown: whether it is shown at all."""
+        """Show nothing yet. name: of the work. total: parts; None: not known. shown: whether it is shown at all."""
         self.name, self.total, self.unit, self.done = name, total, unit, start
         self._first, self._note = start, ""
         self._visible = shown and not _settings["quiet"]
@@ -182,10 +182,10 @@ def with_progress(
     """Yield the items, and show how many of them there were.
 
     Args:
-        name: Of the work, in one or two words.
-        total: Number of items; None: not known.
-        unit: An item, in one word.
-        shown: Whether progress is shown.
+        name: of the work, in one or two words.
+        total: number of items; None: not known.
+        unit: an item, in one word.
+        shown: whether progress is shown.
     """
     with Progress(name, total, unit, shown=shown) as progress:
         for item in items:

@@ -24,16 +24,16 @@ class RendezvousError(RuntimeError):
 
 
 def wait_for_processes(address: str, num_processes: int, process_id: int, timeout: float) -> None:
-    """Return when all processes of a job have called this.
+    """Wait until all processes of a job have called this.
 
     Args:
         address: "host:port" of process 0.
-        num_processes: Processes of the job.
-        process_id: Number of this process, from 0.
-        timeout: Seconds to wait.
+        num_processes: processes of the job.
+        process_id: number of this process, from 0.
+        timeout: seconds to wait.
 
     Raises:
-        RendezvousError: Processes are missing, two have the same number, or they disagree about `num_processes`. Raised
+        RendezvousError: processes are missing, two have the same number, or they disagree about `num_processes`. Raised
             in every process that came.
     """
     host, _, port = address.rpartition(":")

@@ -131,7 +131,7 @@ def _dumped(dump: Path, suffix: str) -> Path | None:
 
 
 def _complete(dump: Path) -> bool:
-    """Whether all files that `read_dump` needs are complete: XLA writes this one after them."""
+    """Return whether all files that `read_dump` needs are complete: XLA writes this one after them."""
     return _dumped(dump, "memory-usage-report.txt") is not None
 
 
@@ -192,7 +192,7 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
 
 
 def _argument(name: str) -> str:
-    """ "arguments[0].opt_state[2].mu['head']" -> "moments"."""
+    """Return "arguments[0].opt_state[2].mu['head']" -> "moments"."""
     if "opt_state" in name:
         return "moments"
     if re.search(r"\bema\b", name):

@@ -54,7 +54,7 @@ def config_families(folder: Path) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _cell(passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
-    """Memory of a device with its share of the corpus, and the products' time at the full rate."""
+    """Return the memory of a device with its share of the corpus, and the products' time at the full rate."""
     share = math.ceil(passages / topology.devices) * row_bytes((vectors, dimension), PRECISIONS[precision])
     flops = 2 * QUERY_ROWS * passages * vectors * dimension
     seconds = max(_products(flops, precision, topology), share / topology.chip.bandwidth)
@@ -63,13 +63,13 @@ def _cell(passages: int, vectors: int, dimension: int, precision: str, topology:
 
 
 def _list_cell(of_query: int, passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
-    """The products' time for lists of vectors, which are searched a block at a time on one device."""
+    """Return the products' time for lists of vectors, which are searched a block at a time on one device."""
     flops = 2 * QUERY_ROWS * of_query * passages * vectors * dimension
     return f"a block, {_products(flops, precision, topology) * topology.devices:,.1f} s"
 
 
 def _products(flops: int, precision: str, topology: Topology) -> float:
-    """Seconds on all chips."""
+    """Return the seconds on all chips."""
     return arithmetic(
         [{"part": "loss", "precision": CHIP_PRECISIONS.get(precision, precision), "flops": flops}], topology
     )

@@ -112,7 +112,7 @@ def _count(module: HloModule, name: str, times: int) -> None:
 
 
 def _matters(module: HloModule, name: str) -> bool:
-    """Whether a computation has collectives or products."""
+    """Return whether a computation has collectives or products."""
     computation = module.computations[name]
     return any(
         one.opcode.removesuffix("-start") in COLLECTIVES or _flops(computation, one) for one in computation.values()
@@ -163,7 +163,7 @@ def _constant(instruction: Instruction) -> int | None:
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """ "(f32[2,3]{1,0}, pred[])" -> [("f32", (2, 3)), ("pred", ())]."""
+    """Return "(f32[2,3]{1,0}, pred[])" -> [("f32", (2, 3)), ("pred", ())]."""
     return [(kind, tuple(int(n) for n in sizes.split(",") if n)) for kind, sizes in _ARRAY.findall(shape)]
 
 
@@ -319,7 +319,7 @@ def _kernel(call: Instruction) -> int:
 
 
 def _product(computation: dict[str, Instruction], product: Instruction, axes_pattern: str) -> int:
-    """FLOPs of a dot, or of a call of cuBLAS. axes_pattern: pattern of the left operand's axes."""
+    """Return the FLOPs of a dot, or of a call of cuBLAS. axes_pattern: pattern of the left operand's axes."""
     (_, result), *_ = arrays(product.shape)
     (_, left), *_ = arrays(computation[product.operands[0]].shape)
     axes = re.findall(r"\d+", _attribute(axes_pattern, product.rest))
@@ -327,7 +327,7 @@ def _product(computation: dict[str, Instruction], product: Instruction, axes_pat
 
 
 def _convolution(computation: dict[str, Instruction], product: Instruction) -> int:
-    """FLOPs of a convolution, a TPU's form of a product."""
+    """Return the FLOPs of a convolution, a TPU's form of a product."""
     (_, result), *_ = arrays(product.shape)
     left, right = (arrays(computation[name].shape)[0][1] for name in product.operands[:2])
     inputs, kernel, outputs = re.split("_|->", _attribute(r"dim_labels=(\S+?)(?:,|$)", product.rest))

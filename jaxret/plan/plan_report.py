@@ -12,7 +12,7 @@ from jaxret.plan.estimates import PlanValues
 
 
 def number(value: int | float) -> str:
-    """1234567 -> "1.23 M"."""
+    """Format a number: 1234567 -> "1.23 M"."""
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * unit:  # else three digits would round it up to the next unit
             return f"{value / unit:.3g} {name}"
@@ -46,7 +46,7 @@ def plan_report(values: PlanValues, topology: Topology | None) -> str:
 
 
 def headline(values: PlanValues, topology: Topology | None) -> str:
-    """Format whether it fits, in one line."""
+    """Return a line that says whether it fits."""
     activity = {"train": "training", "encode": "encoding", "search": "search"}[values["verb"]]
     if topology is None:
         return f"{activity} with {values['config']}, for no chips in particular (--topology=v5e:4x4 names some)"

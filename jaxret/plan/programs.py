@@ -267,7 +267,7 @@ def list_search_program(
 
 
 def _compressed(dimension: int, precision: str, where: Any, *shape: int) -> Compressed:
-    """Abstract vectors of a shape in a precision."""
+    """Return abstract vectors of a shape in a precision."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)

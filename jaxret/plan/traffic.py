@@ -42,7 +42,7 @@ def traffic(module: HloModule) -> float | None:
 
 
 def _run(module: HloModule, name: str) -> float:
-    """Bytes of one run of a computation, by its instructions outside fusions; infinite if unknown."""
+    """Return the bytes of one run of a computation, by its instructions outside fusions; infinite if unknown."""
     total = 0.0
     for instruction in module.computations[name].values():
         total += _moved(module, name, instruction)
@@ -83,7 +83,7 @@ def _moved(module: HloModule, name: str, instruction: Instruction) -> float:
 
 
 def _read(module: HloModule, inside: dict[str, Instruction], number: int, shape: str, cache: _Cache) -> float:
-    """Bytes that a fusion reads of an operand in main memory."""
+    """Return the bytes that a fusion reads of an operand in main memory."""
     parameter = _parameter(inside, number)
     if parameter is None or not _main(shape):
         return 0.0
@@ -138,7 +138,7 @@ def _from(inside: dict[str, Instruction], name: str) -> str:
 
 
 def _written(inside: dict[str, Instruction], shape: str) -> float:
-    """Bytes that a fusion writes; of an array that it changes in place, the changed part."""
+    """Return the bytes that a fusion writes; of an array that it changes in place, the changed part."""
     root = _root(inside)
     results = root.operands if root.opcode == "tuple" else (root.name,)
     total = 0.0
@@ -154,7 +154,7 @@ def _root(inside: dict[str, Instruction]) -> Instruction:
 
 
 def _main(shape: str) -> float:
-    """Bytes of the arrays of a shape in main memory."""
+    """Return the bytes of the arrays of a shape in main memory."""
     return sum((_bytes(one) for one in _SHAPE.findall(shape) if "S(" not in one), 0.0)
 
 

@@ -51,12 +51,12 @@ def require_same_contract(
     """Raise ContractError with both values of every key on which two contracts differ.
 
     Args:
-        stored_contract: The contract in a file.
-        current: The contract of a model and its tokenizer.
-        stored_name: The file, for the error.
-        current_name: The model, for the error.
-        remedy: A sentence that ends the error.
-        lengths: Whether the lengths of queries and passages, and of vectors, count.
+        stored_contract: the contract in a file.
+        current: the contract of a model and its tokenizer.
+        stored_name: the file, for the error.
+        current_name: the model, for the error.
+        remedy: a sentence that ends the error.
+        lengths: whether the lengths of queries and passages, and of vectors, count.
     """
     try:
         version, expected = stored_contract["version"], complete_contract(stored_contract, current)

@@ -55,10 +55,10 @@ def plan_batches(
     a user, is not padded to the smallest batch: that would take four times as long.
 
     Args:
-        lengths: Tokens of each text.
-        tokens_per_batch: Tokens of a batch, approximately.
-        multiple: Number of devices.
-        padding: Padded length of a text.
+        lengths: tokens of each text.
+        tokens_per_batch: tokens of a batch, approximately.
+        multiple: number of devices.
+        padding: padded length of a text.
     """
     least = SMALLEST_BATCH if len(lengths) > 1 else 1
     order = np.argsort(-lengths, kind="stable")
@@ -166,8 +166,8 @@ class Embedder:
         """Return the vectors of every text, float32, in the order of `texts`.
 
         Args:
-            texts: Token ids.
-            advance: Called with the number of texts of each finished batch.
+            texts: token ids.
+            advance: called with the number of texts of each finished batch.
         """
         if not len(texts) and self.retriever.sparse:
             return SparseRows.from_dense(np.empty((0, self.retriever.dimension), np.float32))

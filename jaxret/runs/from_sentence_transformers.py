@@ -57,12 +57,12 @@ def apply_settings(
     from it.
 
     Args:
-        settings: Settings of the directory, by key of the config.
-        source: Name of the directory, for the error.
-        explicit_keys: Keys that the user set, even to the default.
+        settings: settings of the directory, by key of the config.
+        source: name of the directory, for the error.
+        explicit_keys: keys that the user set, even to the default.
 
     Raises:
-        ValueError: Keys of the config contradict the directory; the message names all of them.
+        ValueError: keys of the config contradict the directory; the message names all of them.
     """
     config, changes, problems = ConfigDict(config.to_dict()).lock(), list[str](), list[str]()
     family = settings_family(settings)

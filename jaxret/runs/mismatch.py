@@ -32,11 +32,11 @@ def require_equal(
     """Raise ContractError with both values of every key on which two (nested, JSON-like) mappings differ.
 
     Args:
-        expected: The stored side.
-        actual: The current side.
-        expected_name: Name of the stored side, for the error.
-        actual_name: Name of the current side, for the error.
-        remedy: Advice at the end of the error.
+        expected: the stored side.
+        actual: the current side.
+        expected_name: name of the stored side, for the error.
+        actual_name: name of the current side, for the error.
+        remedy: advice at the end of the error.
     """
     left, right = flatten(expected), flatten(actual)
     placeholder = "(absent)"

@@ -118,9 +118,9 @@ class QueryGenerator:
         """Return the queries of each passage, without empty ones and repetitions, and the number of passages cut.
 
         Args:
-            passages: In the order of the corpus.
-            first: Number of the first one in the corpus, on which its samples depend.
-            advance: Called with the number of passages of each finished batch.
+            passages: in the order of the corpus.
+            first: number of the first one in the corpus, on which its samples depend.
+            advance: called with the number of passages of each finished batch.
         """
         prompts = [self.prompts(passage) for passage in passages]
         texts, pad_id = Ragged.from_lists([ids for ids, _ in prompts]), self.generator.config.pad_id
@@ -158,14 +158,14 @@ def open_query_generator(
 
     Args:
         directory: T5 with its decoder, and its tokenizer.
-        template: Prompt, as of PromptTokenizer.
-        limit: Most tokens of a prompt with its passage.
-        dtype: Of products and kernels: "float32" or "bfloat16".
-        tokens_per_batch: As of QueryGenerator.
+        template: prompt, as of PromptTokenizer.
+        limit: most tokens of a prompt with its passage.
+        dtype: of products and kernels: "float32" or "bfloat16".
+        tokens_per_batch: as of QueryGenerator.
 
     Raises:
-        FileNotFoundError: There are no weights.
-        ValueError: Weights or tokenizer do not fit, or the prompt leaves no token for a passage.
+        FileNotFoundError: there are no weights.
+        ValueError: weights or tokenizer do not fit, or the prompt leaves no token for a passage.
     """
     config, params = load_generator(directory)
     backend, special = load_backend(Path(directory))

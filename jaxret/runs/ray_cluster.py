@@ -201,7 +201,7 @@ class _Worker:
 
 
 def _start_empty(state: dict[str, Any]) -> None:
-    """Return nothing: that it returns shows that the worker has started."""
+    """Do nothing: that it returns shows that the worker has started."""
 
 
 @contextmanager

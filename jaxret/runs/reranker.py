@@ -57,8 +57,8 @@ class Reranker:
         """Return the scores of pairs, float32 [N], and the effect of the length limits.
 
         Args:
-            queries: Queries by id.
-            passages: Passages by id.
+            queries: queries by id.
+            passages: passages by id.
             pairs: (query id, passage id) of each pair.
         """
         texts = self.over(queries, passages, progress)
@@ -112,11 +112,11 @@ def make_pair_scorer(
     """Return a scorer whose pairs have as many tokens as both texts together, but at most the encoder's positions.
 
     Args:
-        tokenizer: Tokenizer with the length limits.
-        tokens_per_batch: Tokens of a batch, approximately.
+        tokenizer: tokenizer with the length limits.
+        tokens_per_batch: tokens of a batch, approximately.
 
     Raises:
-        ValueError: A query may take all positions.
+        ValueError: a query may take all positions.
     """
     require_passage_room(tokenizer.query_length, model.longest)
     markers = classifier(model.module.config).separators
@@ -147,15 +147,15 @@ def open_pretrained_reranker(
     """Open a cross-encoder with one label in transformers' format; scores are its logits.
 
     Args:
-        name: Directory, or name on the hub.
-        query_length: Upper bound of a query's length in tokens; None: 128, or half the encoder's positions if less.
-        passage_length: Upper bound of a passage's length in tokens; None: the encoder's positions.
-        tokens_per_batch: Tokens of a batch, approximately; None: 16384.
-        download: Whether the model may be downloaded.
+        name: directory, or name on the hub.
+        query_length: upper bound of a query's length in tokens; None: 128, or half the encoder's positions if less.
+        passage_length: upper bound of a passage's length in tokens; None: the encoder's positions.
+        tokens_per_batch: tokens of a batch, approximately; None: 16384.
+        download: whether the model may be downloaded.
 
     Raises:
-        FileNotFoundError: The model does not exist, as in `models.encoders.pretrained`.
-        ValueError: The model is not supported, or its head is incomplete.
+        FileNotFoundError: the model does not exist, as in `models.encoders.pretrained`.
+        ValueError: the model is not supported, or its head is incomplete.
     """
     directory = resolve_encoder(name, download)
     shapes = read_cross_encoder(directory)

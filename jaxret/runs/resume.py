@@ -89,11 +89,11 @@ def record_changes(
     """Update config.json, contract.json, data.json and the seal, and append the changes to history.jsonl.
 
     Args:
-        config: Current config.
-        contract: Current contract.
-        data: Current record of the data (JSON).
-        changes: Changes of the config, from `require_same_run`.
-        step: Step at which the run is resumed.
+        config: current config.
+        contract: current contract.
+        data: current record of the data (JSON).
+        changes: changes of the config, from `require_same_run`.
+        step: step at which the run is resumed.
     """
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
     stale = not workdir.seal.exists() or any(not p.exists() or read_json(p) != value for p, value in values.items())

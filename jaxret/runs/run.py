@@ -93,12 +93,12 @@ def create_run(
     """Create the folder of a run; config.json is written last.
 
     Args:
-        encoder: Directory with the encoder's config, tokenizer and pooler, which are copied.
-        data: Record of the training data (JSON).
-        settings: Settings that the encoder's directory declared for the config, if any.
+        encoder: directory with the encoder's config, tokenizer and pooler, which are copied.
+        data: record of the training data (JSON).
+        settings: settings that the encoder's directory declared for the config, if any.
 
     Raises:
-        ContractError: A file of the encoder is missing, or is not the one of the contract, so that this is not a run.
+        ContractError: a file of the encoder is missing, or is not the one of the contract, so that this is not a run.
     """
     remove_leftovers(workdir.encoder)  # from a start that was killed
     for name in ("config.json", *TOKENIZER_FILES):
@@ -204,8 +204,8 @@ def make_embedder(
     """Return the embedder of a run that is opened or being trained.
 
     Args:
-        tokenizer: Tokenizer with the length limits.
-        program_cache: Programs to share with other embedders.
+        tokenizer: tokenizer with the length limits.
+        program_cache: programs to share with other embedders.
     """
     return Embedder(
         retriever=retriever,
@@ -256,16 +256,16 @@ def open_run(
 
     Args:
         checkpoint: "best", "last" or a step.
-        query_length: Upper bound of a query's length in tokens; None: as in training.
-        passage_length: Upper bound of a passage's length in tokens; None: as in training.
-        tokens_per_batch: Tokens of a batch, approximately; None: as in training.
-        attention: Implementation of attention; None: as in training.
+        query_length: upper bound of a query's length in tokens; None: as in training.
+        passage_length: upper bound of a passage's length in tokens; None: as in training.
+        tokens_per_batch: tokens of a batch, approximately; None: as in training.
+        attention: implementation of attention; None: as in training.
 
     Raises:
-        FileNotFoundError: The folder is not a run.
-        CheckpointError: The run has no such checkpoint.
-        ContractError: Its files were changed since training.
-        ValueError: The encoder does not support a length, or the attention does not run here.
+        FileNotFoundError: the folder is not a run.
+        CheckpointError: the run has no such checkpoint.
+        ContractError: its files were changed since training.
+        ValueError: the encoder does not support a length, or the attention does not run here.
     """
     return open_model(
         workdir,
@@ -302,10 +302,10 @@ def open_model(
     """Open the run of a task, as `open_run` does for retrieval.
 
     Args:
-        task: The task that the run must have.
-        build: Makes the model of a config and the encoder's config.
+        task: the task that the run must have.
+        build: makes the model of a config and the encoder's config.
         checkpoint: "best", "last" or a step.
-        overrides: Settings that differ from training.
+        overrides: settings that differ from training.
 
     Raises:
         ContractError/ValueError: a config without a key that this version needs; overrides out of range.
@@ -347,7 +347,7 @@ def restore_trained(checkpoints: Checkpoints, step: int, config: ConfigDict, mod
     """Return the parameters of a checkpoint: all, or those of a run with adapters that are not its base's.
 
     Args:
-        model: Model without adapters.
+        model: model without adapters.
     """
     shapes = parameter_shapes(with_adapters(model, config.lora))
     if config.lora.rank:
@@ -384,8 +384,8 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
     """Return the encoders that a run with adapters began with, on the host.
 
     Raises:
-        FileNotFoundError: They are not where they were.
-        ContractError: They are others.
+        FileNotFoundError: they are not where they were.
+        ContractError: they are others.
     """
 
     def open_other(folder: str, step: str) -> tuple[Params, dict[str, Any]]:
@@ -415,10 +415,10 @@ def with_lengths(config: ConfigDict, model: Model, tokenizer: TextTokenizer, ove
     """Return the tokenizer with the lengths of the overrides, and set them in the config.
 
     Args:
-        config: Config of the run, which is changed.
-        model: Model, which has the longest possible text.
-        tokenizer: Tokenizer with the lengths of training.
-        overrides: Settings that differ from training.
+        config: config of the run, which is changed.
+        model: model, which has the longest possible text.
+        tokenizer: tokenizer with the lengths of training.
+        overrides: settings that differ from training.
 
     Raises:
         ValueError: a length that the model does not have.

@@ -75,11 +75,11 @@ class PairScorer:
         """Return the score of each pair, float32 [N].
 
         Args:
-            queries: Token ids of queries.
-            passages: Token ids of passages.
-            query_rows: Row of each pair's query [N].
-            passage_rows: Row of each pair's passage [N].
-            on_progress: Called with the size of each finished batch.
+            queries: token ids of queries.
+            passages: token ids of passages.
+            query_rows: row of each pair's query [N].
+            passage_rows: row of each pair's passage [N].
+            on_progress: called with the size of each finished batch.
         """
         scores = np.full(len(query_rows), np.nan, np.float32)
         lengths = self.joiner.lengths(queries, passages, query_rows, passage_rows)

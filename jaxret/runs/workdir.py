@@ -44,7 +44,7 @@ class Workdir:
 
     @property
     def name(self) -> str:
-        """Name of the run in results: the last part of its path."""
+        """Return the name of the run in results: the last part of its path."""
         return self.path.name or self.path.resolve().name
 
     @property
@@ -127,7 +127,7 @@ class Workdir:
 
     @property
     def encoding_times(self) -> Path:
-        """Time of the last encoding of each corpus."""
+        """Return the time of the last encoding of each corpus."""
         return self.path / "encoding.json"
 
     def warnings(self, job: str) -> Path:

@@ -156,7 +156,7 @@ class _LineFile:
 
 
 def _top_rows(scores: np.ndarray, k: int) -> np.ndarray:
-    """Rows of the `k` highest scores above 0: score descending, then row ascending."""
+    """Return the rows of the `k` highest scores above 0: score descending, then row ascending."""
     rows = np.flatnonzero(scores > 0)
     if len(rows) > k:
         kth = np.partition(scores[rows], -k)[-k]

@@ -30,7 +30,7 @@ class Body:
         return self._values.get(name) is not None
 
     def require_keys(self, *keys: str) -> None:
-        """Refuse keys that are none of these: a mistyped "filter" would be an answer without a filter."""
+        """Raise RefusalError for any other key: a mistyped "filter" would be an answer without a filter."""
         for name in self._values:
             if name not in keys:
                 hint = suggest_name(name, keys)

@@ -139,7 +139,7 @@ class ArrayWriter:
     """Writes checkpoints in the background, one at a time, into folders of their steps.
 
     Args:
-        share: Called in the background with the step and the files of a save, by their names in its folder.
+        share: called in the background with the step and the files of a save, by their names in its folder.
     """
 
     def __init__(self, folder: Path, share: Callable[[int, Mapping[str, Path]], None]) -> None:

@@ -185,7 +185,7 @@ def require_no_pipe(path: str | os.PathLike[str]) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read JSON; any defect is a ValueError that names the file, and the line if it is known."""
+    """Read JSON. Raises ValueError for any defect, with the file, and the line if it is known."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         tree = dict(pairs)

@@ -79,7 +79,7 @@ class Bucket:
         address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
 
     Raises:
-        ValueError: The address is of another kind.
+        ValueError: the address is of another kind.
     """
 
     def __init__(self, address: str) -> None:

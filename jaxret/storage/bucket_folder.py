@@ -67,7 +67,7 @@ class BucketFolder:
     """The files below an address. Opening it sends no request.
 
     Args:
-        bucket: The folder's address, or objects.
+        bucket: the folder's address, or objects.
     """
 
     def __init__(self, bucket: Bucket | str) -> None:
@@ -150,12 +150,13 @@ class BucketFolder:
         """Change the manifest, and delete the bytes that are replaced.
 
         Args:
-            changes: The new bytes of files by name, or None for one that is removed.
-            base: The files that the caller has read: those of them that are changed must still be the same.
-            replaceable: Tells by its name whether another job's file may be replaced unread.
+            changes: the new bytes of files by name, or None for one that is removed.
+            base: the files that the caller has read: those of them that are changed must still be the same.
+            replaceable: tells by its name whether another job's file may be replaced unread.
 
         Raises:
-            ChangedFolderError: Another job has written a file meanwhile.
+            ChangedFolderError: another job has written a file meanwhile.
+            BucketError: other jobs change the manifest at every attempt.
         """
         for _ in range(_ATTEMPTS):
             manifest = self._manifest()

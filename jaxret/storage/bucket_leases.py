@@ -53,8 +53,8 @@ class BucketLeases(Leases):
     """The leases of this job in a folder of a working copy; see `Leases`.
 
     Args:
-        folder: A folder in it.
-        bound: Seconds after which an unchanged lease of this job may be taken over.
+        folder: a folder in it.
+        bound: seconds after which an unchanged lease of this job may be taken over.
     """
 
     def __init__(self, copy: WorkingCopy, folder: Path, bound: float = BOUND) -> None:

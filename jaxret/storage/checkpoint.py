@@ -53,7 +53,7 @@ class DamagedCheckpointError(CheckpointError):
 
 @jax.jit  # so that it is traced once for all leaves of a shape
 def _leaf_digest(leaf: jax.Array) -> jax.Array:
-    """64 bits of a leaf as uint32 [2]: integer sums, so the result is the same on any mesh.
+    """Return 64 bits of a leaf as uint32 [2]: integer sums, so the result is the same on any mesh.
 
     The first sum weights each word by an odd number that depends on its index, so a change of one word always changes
     the sum; the second one mixes the bits of each word first, so that several changes do not cancel.
@@ -135,18 +135,18 @@ class Checkpoints:
     best.
 
     Args:
-        directory: Folder of the checkpoints.
-        best_metric: Validation metric that ranks checkpoints saved without a `criterion`.
-        less_is_better: Metrics for which a lower value is better.
-        writing: Whether to delete what an interrupted save left. Not while another process may be saving.
+        directory: folder of the checkpoints.
+        best_metric: validation metric that ranks checkpoints saved without a `criterion`.
+        less_is_better: metrics for which a lower value is better.
+        writing: whether to delete what an interrupted save left. Not while another process may be saving.
 
     Attributes:
-        damaged: With `writing`: step -> what is wrong, of checkpoints newer than the newest whole one. They are not
+        damaged: with `writing`: step -> what is wrong, of checkpoints newer than the newest whole one. They are not
             among the checkpoints any more; `set_aside` renames them.
-        half_written: Names of the unfinished saves and deletions that were in the folder.
+        half_written: names of the unfinished saves and deletions that were in the folder.
 
     Raises:
-        CheckpointError: A checkpoint is damaged and none before it is whole, or it is not the newest, or nothing is to
+        CheckpointError: a checkpoint is damaged and none before it is whole, or it is not the newest, or nothing is to
             be written; the message names it.
     """
 
@@ -286,11 +286,11 @@ class Checkpoints:
         """Start an asynchronous save; the arrays are copied to the host before it returns.
 
         Args:
-            progress: Optimizer state and step.
-            criterion: Metric that ranks this checkpoint; None: `best_metric`.
+            progress: optimizer state and step.
+            criterion: metric that ranks this checkpoint; None: `best_metric`.
 
         Raises:
-            CheckpointError: The previous save failed.
+            CheckpointError: the previous save failed.
         """
         self.wait()
         items = {"params": params, "progress": progress}

@@ -44,16 +44,16 @@ def copy_folder(
     source does not have stay in the destination.
 
     Args:
-        source: Folder, or address of one in a bucket.
-        destination: Folder, or address of one in a bucket.
-        verify: Read the bytes of the files that the destination has, and copy again what is damaged or gone. Without,
+        source: folder, or address of one in a bucket.
+        destination: folder, or address of one in a bucket.
+        verify: read the bytes of the files that the destination has, and copy again what is damaged or gone. Without,
             the digests in the manifest of a bucket are believed; of a folder on a disk, all bytes are read anyway.
-        show: Called with the bytes of each file that is done.
+        show: called with the bytes of each file that is done.
 
     Raises:
-        FileExistsError: The destination is of another kind than the source, or another one of its kind.
-        ValueError: The source is not a folder or is in use, or the destination is in a folder that does not exist.
-        BucketError: A bucket cannot be read or written, or bytes are damaged.
+        FileExistsError: the destination is of another kind than the source, or another one of its kind.
+        ValueError: the source is not a folder or is in use, or the destination is in a folder that does not exist.
+        BucketError: a bucket cannot be read or written, or bytes are damaged.
     """
     for address in (source, destination):
         require_disk_path(address)
@@ -271,7 +271,7 @@ def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator
     bucket, and none from this host's cache.
 
     Args:
-        names: Of the files; empty: all.
+        names: of the files; empty: all.
     """
     files = folder.files()
     for name in names or sorted(files):

@@ -57,9 +57,9 @@ def require_same_folder(source: Contents, destination: Contents, folder: str) ->
     A source that was continued since it was copied is the same one: training appends to a run's log.
 
     Args:
-        source: Its files.
-        destination: Those of the folder.
-        folder: Names the folder in the error.
+        source: its files.
+        destination: those of the folder.
+        folder: names the folder in the error.
     """
     both = source.names & destination.names
     if name := next(chain(_others(source, destination, both), _left(source, destination)), None):

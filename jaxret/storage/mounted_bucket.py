@@ -14,8 +14,8 @@ def mounted_bucket(folder: str | os.PathLike[str], mounts: Path = MOUNTS) -> str
     """Return the kind of mounted bucket that a folder is on, such as "gcsfuse"; "" if it is on none.
 
     Args:
-        folder: May not exist yet.
-        mounts: Table of mounts, as Linux has it; other systems have none.
+        folder: may not exist yet.
+        mounts: table of mounts, as Linux has it; other systems have none.
     """
     try:
         lines = mounts.read_text().splitlines()

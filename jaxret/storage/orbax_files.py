@@ -27,7 +27,7 @@ class OrbaxFiles:
     """The arrays of a checkpoint.
 
     Args:
-        folder: Its path, which `OrbaxAlias` gives.
+        folder: its path, which `OrbaxAlias` gives.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +100,7 @@ class OrbaxWriter:
     """Writes checkpoints in the background, one at a time, into folders of their steps.
 
     Args:
-        folder: The folder of these, which `OrbaxAlias` gives.
+        folder: the folder of these, which `OrbaxAlias` gives.
     """
 
     def __init__(self, folder: Path) -> None:

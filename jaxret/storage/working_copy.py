@@ -185,7 +185,7 @@ class WorkingCopy:
 
     Attributes:
         address: gs:// or s3://.
-        path: The copy; its name is the last part of the address.
+        path: the copy; its name is the last part of the address.
     """
 
     def __init__(self, address: str) -> None:

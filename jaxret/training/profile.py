@@ -21,7 +21,7 @@ class Profiler:
     rest of it."""
 
     def __init__(self, folder: Path, steps: Sequence[int]) -> None:
-        """folder: to write to. steps: the first and the last one; empty: none."""
+        """Trace nothing yet. folder: to write to. steps: the first and the last one; empty: none."""
         self._folder = folder
         self._steps = range(steps[0], steps[1] + 1) if steps else range(0)
         self._runs = False

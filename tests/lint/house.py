@@ -6,8 +6,11 @@ Rules, each with what it prints:
   name        a variable, parameter, field or function is called by a participle that says nothing (BANNED), or a
               variable, parameter or field of the package by any other one that is not in TERMS or FIELDS
   spelling    a name has a word in a spelling of SPELLINGS
-  docstring   a docstring begins with What, As or The same, or lacks `Args:` where a public function has four
-              parameters, or does not say that a public function of the package raises an error
+  docstring   a docstring begins with What, As or The same; that of a function of the package does not begin with a
+              verb of VERBS (those of properties may be noun phrases), lacks `Args:` where the function is public and
+              has four parameters, has an entry of `Args:`, `Attributes:` or `Raises:` that is not indented by four or
+              whose text begins with a capital letter, or does not say "Raises X" of an error X that the function
+              raises if it is public
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
               comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters
@@ -74,8 +77,23 @@ SPELLINGS = re.compile(
     r"(initial|normal|optim|organ|parametr|quant|random|recogn|serial|token)is(e[drs]?|ing|ations?)|"
     r"behaviors?|center(s|ed)?|colors?|judgments?|labeled|neighbors?"
 )
-OPENINGS = re.compile(r"\s*(What|As|The same)\b")
-RAISES = re.compile(r"[Rr]ais|Error|[Rr]efuse")
+OPENINGS = re.compile(r"(What|As|The same)\b")
+# The first words of docstrings of functions, in the imperative.
+VERBS = re.compile(
+    r"Add|Answer|Audit|Await|Build|Call|Change|Check|Choose|Claim|Commit|Compare|Compile|Compute|"
+    r"Connect|Copy|Count|Create|Cut|Define|Delete|Describe|Detect|Discard|Do|Double|Draw|Drop|Emit|"
+    r"Encode|End|Estimate|Evaluate|Exchange|Exit|Export|Feed|Fetch|Fill|Find|Finish|Flush|Forget|Format|"
+    r"Fuse|Generate|Give|Hold|Import|Index|Join|Keep|Let|Listen|Load|Log|Make|Map|Mark|Measure|Merge|"
+    r"Mine|Move|Multiply|Name|Normalize|Note|Open|Order|Pack|Parse|Pickle|Pre-train|Prepare|Print|Probe|"
+    r"Put|Raise|Rank|Read|Record|Refuse|Release|Remove|Rename|Replace|Report|Require|Reshape|Return|Run|"
+    r"Save|Scan|Score|Search|Send|Serve|Set|Show|Silence|Slice|Sort|Split|Stack|Start|Stop|Store|"
+    r"Stream|Sum|Take|Time|Tokenize|Trace|Train|Translate|Trim|Try|Turn|Undo|Update|Use|Validate|"
+    r"Verify|Wait|Withdraw|Write|Yield"
+)
+SECTION = re.compile(r"(Args|Attributes|Raises):")
+# An entry of a section whose text begins with a capital letter, but for values and the names of things.
+CAPITAL = re.compile(r" {4}([\w*, ]+): (?!None|False|True|Hugging)([A-Z][a-z]+|A)\b")
+RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # another function's errors
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for a mistake in this project, which nobody catches
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
@@ -159,17 +177,50 @@ def is_participle(name: str) -> bool:
 
 
 def own_errors(function: Function) -> set[str]:
-    """The classes of the errors that a function raises itself, as it writes them."""
+    """The classes of the errors that a function raises itself, without those that it catches."""
     errors: set[str] = set()
-    todo: list[ast.AST] = list(function.body)
+    todo: list[tuple[ast.AST, set[str]]] = [(node, BUGS) for node in function.body]  # nodes, and what is caught there
     while todo:
-        node = todo.pop()
+        node, caught = todo.pop()
         if isinstance(node, Function | ast.Lambda | ast.ClassDef):
             continue
         if isinstance(node, ast.Raise) and node.exc is not None:
-            errors.add(ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc))
-        todo.extend(ast.iter_child_nodes(node))
-    return {error for error in errors if error[0].isupper() and error not in BUGS}
+            name = ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc).rpartition(".")[2]
+            errors |= {"DataError" if name == "error" and isinstance(node.exc, ast.Call) else name} - caught
+        if isinstance(node, ast.Try):
+            handled = {
+                name.id
+                for one in node.handlers
+                if one.type
+                for name in ast.walk(one.type)
+                if isinstance(name, ast.Name)
+            }
+            todo.extend((child, caught | handled) for child in node.body)
+            todo.extend((child, caught) for child in [*node.handlers, *node.orelse, *node.finalbody])
+        else:
+            todo.extend((child, caught) for child in ast.iter_child_nodes(node))
+    return {error for error in errors if error[0].isupper()}
+
+
+def says_raises(document: str, error: str) -> bool:
+    """Whether a docstring says that a function raises errors of a class, or those of another function."""
+    text = " ".join(document.split())
+    return RAISES_LIKE.search(text) is not None or re.search(rf"\b[Rr]aise[sd]?\b.*\b{error}\b", text) is not None
+
+
+def is_property(function: Function) -> bool:
+    """Whether a function is a property, cached or not."""
+    return any(ast.unparse(decorator).endswith("property") for decorator in function.decorator_list)
+
+
+def irregular_entries(document: str) -> Iterator[str]:
+    """The entries of a docstring's sections that are not indented by four or begin with a capital letter."""
+    inside = False
+    for line in document.split("\n"):
+        if line and not line.startswith(" "):
+            inside = SECTION.fullmatch(line) is not None
+        if inside and (CAPITAL.match(line) or re.match(r" {1,3}\S", line)):
+            yield line.strip()
 
 
 def patterns(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -206,11 +257,11 @@ def check_file(path: Path) -> Iterator[str]:
             for word in sorted(bound(node, without=NOT_SHORT) - SHORT):
                 if 1 <= len(word.strip("_")) <= 2:
                     yield f"short {where}: {word}"
-        document = (
-            ast.get_docstring(node, clean=False) if isinstance(node, ast.Module | ast.ClassDef | Function) else None
-        )
+        document = ast.get_docstring(node) if isinstance(node, ast.Module | ast.ClassDef | Function) else None
         if document and OPENINGS.match(document):
             yield f"docstring {where}: begins with {document.split()[0]}"
+        if document and name.startswith("jaxret/"):
+            yield from (f"docstring {where}: irregular entry {entry!r}" for entry in irregular_entries(document))
         if isinstance(node, Function):
             count = len(parameters(node))
             if count > MOST_PARAMETERS:
@@ -218,8 +269,12 @@ def check_file(path: Path) -> Iterator[str]:
             public = not any(part.startswith("_") for part in scope.split("."))
             if name.startswith("jaxret/") and public and count >= ARGS_FROM and document and "Args:" not in document:
                 yield f"docstring {where}: {count} parameters and no Args:"
-            if name.startswith("jaxret/") and public and document and not RAISES.search(document):
-                yield from (f"docstring {where}: raises {error}" for error in sorted(own_errors(node)))
+            if name.startswith("jaxret/") and document:
+                first = document.split()[0].rstrip(".,:;")
+                if not VERBS.fullmatch(first) and not is_property(node) and not OPENINGS.match(document):
+                    yield f"docstring {where}: begins with {first}, which is no verb"
+                errors = [error for error in own_errors(node) if public and not says_raises(document, error)]
+                yield from (f"docstring {where}: raises {error}" for error in sorted(errors))
 
 
 def duplicates() -> Iterator[str]:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.lint import house
 
-ARGS = '"""Return the sum.\n\n    Args:\n        a: First.\n    """'
+ARGS = 'def f(a, b, x, y):\n    """Return the sum.\n\n    Args:\n    {}\n    """'
 RAISE = 'def check(a):\n    """Return it{}"""\n    raise {}("no")\n'
+CATCH = 'def check(a):\n    """Return it."""\n    try:\n        raise {1}\n    except {0}:\n        pass\n'
 MATCH = 'with pytest.raises(ValueError, match="{}"):\n    pass\n'
 
 
@@ -53,16 +54,51 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
         ("def normalise_text(): ...", "def normalize_text(): ...", "spelling jaxret/m.py: normalise_text"),
         ("class TextTokeniser: ...", "class TextTokenizer: ...", "spelling jaxret/m.py: TextTokeniser"),
         ("COLORS = 1", "COLOURS = 1", "spelling jaxret/m.py: COLORS"),
+        (
+            'def f():\n    """Whether it is."""',
+            '@property\ndef f():\n    """Whether it is."""',
+            "docstring jaxret/m.py f: begins with Whether, which is no verb",
+        ),
+        (
+            'def f():\n    """Returns it."""',
+            'def f():\n    """Return: it."""',
+            "docstring jaxret/m.py f: begins with Returns, which is no verb",
+        ),
+        (
+            ARGS.format("    a: First."),
+            ARGS.format("    a: Hugging Face's."),
+            "docstring jaxret/m.py f: irregular entry 'a: First.'",
+        ),
+        (
+            ARGS.format("  a: first."),
+            ARGS.format("    a: first.\n          First of all."),
+            "docstring jaxret/m.py f: irregular entry 'a: first.'",
+        ),
         ('"""What it is."""', '"""Whatever it is."""', "docstring jaxret/m.py: begins with What"),
         (
             'def f(a, b, x, y):\n    """Return the sum."""',
-            f"def f(a, b, x, y):\n    {ARGS}",
+            ARGS.format("    a: first."),
             "docstring jaxret/m.py f: 4 parameters and no Args:",
         ),
         (
             RAISE.format(".", "ValueError"),
-            RAISE.format("; raises an error.", "ValueError"),
+            RAISE.format("; raises ValueError.", "ValueError"),
             "docstring jaxret/m.py check: raises ValueError",
+        ),
+        (
+            RAISE.format("; raises an Error.", "m.FormatError"),
+            RAISE.format("; raises what `f` raises.", "m.FormatError"),
+            "docstring jaxret/m.py check: raises FormatError",
+        ),
+        (
+            RAISE.format("; refuses nothing.", "path.error"),
+            RAISE.format(".\n\n    Raises:\n        DataError: always.\n    ", "path.error"),
+            "docstring jaxret/m.py check: raises DataError",
+        ),
+        (
+            CATCH.format("KeyError", "TypeError"),
+            CATCH.format("TypeError", "TypeError"),
+            "docstring jaxret/m.py check: raises TypeError",
         ),
         (
             RAISE.format(".", "KeyError"),

@@ -16,7 +16,7 @@ SUFFIXES = (*CHECKPOINTS, "bert_two_encoders", "cocondenser_dual_encoder")
 
 
 def stages(system: str = "bert") -> tuple[dict[str, Any], ...]:
-    """The paper's tables from BERT are of one stage. Those from coCondenser are of two: the second one's data are the
+    """Return one stage for the paper's tables from BERT, two for those from coCondenser: the second one's data are the
     first one's and, with mined negatives, as many records again."""
     if system.startswith("bert"):
         return one_stage()

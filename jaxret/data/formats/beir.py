@@ -104,10 +104,10 @@ def examples_of_judgements(
     """Make one example for each query with a relevant passage; of the corpus only the passages needed stay in memory.
 
     Args:
-        queries: All queries.
-        judgements: Judgements with their locations; one of an unknown id is bad input.
-        passages: The corpus, read once.
-        run: Query id -> ranked lines, whose passages that are not relevant become negatives; None: those judged not
+        queries: all queries.
+        judgements: judgements with their locations; one of an unknown id is bad input.
+        passages: the corpus, read once.
+        run: query id -> ranked lines, whose passages that are not relevant become negatives; None: those judged not
             relevant do.
     """
     by_id = {query.id: query for query in queries}
@@ -138,7 +138,7 @@ def examples_of_judgements(
 def _retrieved(
     lines: Iterable[RunLine], relevant: Collection[str], corpus: Mapping[str, Passage], policy: Policy
 ) -> Iterator[Passage]:
-    """The passages of a ranking that are not relevant, in rank order."""
+    """Yield the passages of a ranking that are not relevant, in rank order."""
     for line in lines:
         try:
             require_known_id(line.passage_id, "passage", corpus, line.location)
@@ -160,10 +160,10 @@ def write_beir(
     Reading gives the same records back, but for U+2019 in queries, which readers turn into an apostrophe.
 
     Args:
-        folder: Made if it does not exist.
-        passages: Of corpus.jsonl.
-        queries: Of queries.jsonl, and of answers.jsonl if one has answers.
-        judgements: Split -> its judgements.
+        folder: made if it does not exist.
+        passages: of corpus.jsonl.
+        queries: of queries.jsonl, and of answers.jsonl if one has answers.
+        judgements: split -> its judgements.
     """
     folder = Path(folder)
     with write_text(folder / "corpus.jsonl") as file:

@@ -47,18 +47,18 @@ def build_data_set(
     """Write all that a source holds as a data set of TFDS. Training records are held in memory, passages are not.
 
     Args:
-        source: A folder, file or named set.
-        folder: Of the data set; its name is the set's.
-        version: Three numbers, as "1.0.0".
-        split: The split of a training file.
-        policy: What to do with bad records; by default an error.
+        source: a folder, file or named set.
+        folder: of the data set; its name is the set's.
+        version: three numbers, as "1.0.0".
+        split: the split of a training file.
+        policy: what to do with bad records; by default an error.
 
     Raises:
         ValueError: TFDS does not take the name or the version, the version exists, or the folder would be in one that
             does not.
-        FileExistsError: The folder is of another kind.
-        LockedError: Another job builds in the folder.
-        DataError: A bad record.
+        FileExistsError: the folder is of another kind.
+        LockedError: another job builds in the folder.
+        DataError: a bad record.
     """
     folder = Path(folder).absolute()
     require_folder_path(folder, "FOLDER")
@@ -185,7 +185,7 @@ class _Rows:
 
 
 def _corpus(passages: Iterable[Passage], rows: Rows) -> Iterator[dict[str, Any]]:
-    """The records of a corpus; notes the row (from 1) of each passage that training records have."""
+    """Yield the records of a corpus, and note the row (from 1) of each passage that training records have."""
     for number, passage in enumerate(passages, 1):
         if passage in rows:
             rows[passage] = number
@@ -193,7 +193,7 @@ def _corpus(passages: Iterable[Passage], rows: Rows) -> Iterator[dict[str, Any]]
 
 
 def _number_others(rows: Rows) -> list[Passage]:
-    """The passages that are in no corpus; rows count from 0 then, theirs from -1 down."""
+    """Return the passages that are in no corpus; rows count from 0 then, theirs from -1 down."""
     others = [passage for passage, row in rows.items() if not row]
     for passage, row in rows.items():
         rows[passage] = row - 1

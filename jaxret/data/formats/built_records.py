@@ -58,7 +58,8 @@ class _Passages:
 
 
 def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a record; each passage is read once, and shared. Raises DataError for a file, which no set has."""
+    """Yield one example a record; each passage is read once, and shared. Raises DataError for a file, which no set
+    has."""
     if not is_named(file.path):
         raise Location(file.path).error(
             "no table", "this is a file, not a table of a built set", "give the folder that jaxret data build wrote"

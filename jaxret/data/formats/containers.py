@@ -19,7 +19,7 @@ from jaxret.data.records import Record
 
 
 def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Record]]:
-    """Yields (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came; of a
+    """Yield (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came; of a
     named set's table its records, as JSON. Raises DataError for a table without names for its columns."""
     container = file.container
     if container == "rows":

@@ -57,18 +57,18 @@ def convert_data(
     """Write a source in another format, or as a folder in another format.
 
     Args:
-        source: A folder, file or named set.
-        destination: The file to write, or the folder, which must not exist: a reader of a folder that has files of two
+        source: a folder, file or named set.
+        destination: the file to write, or the folder, which must not exist: a reader of a folder that has files of two
             sets would mix them.
-        name: A format of `WRITERS`, or a folder of `FOLDERS`.
-        split: Of a folder; for a training file, the name of its split in a written folder.
-        role: Which of the roles of the source to write; "": the first that the format has a writer for.
-        policy: What to do with bad records; by default an error.
+        name: a format of `WRITERS`, or a folder of `FOLDERS`.
+        split: of a folder; for a training file, the name of its split in a written folder.
+        role: which of the roles of the source to write; "": the first that the format has a writer for.
+        policy: what to do with bad records; by default an error.
 
     Raises:
-        ValueError: The format cannot be written, or the source does not hold the role.
-        FileExistsError: The folder to write is there and not empty.
-        DataError: A bad record.
+        ValueError: the format cannot be written, or the source does not hold the role.
+        FileExistsError: the folder to write is there and not empty.
+        DataError: a bad record.
     """
     policy = policy or Policy()
     if name in FOLDERS:
@@ -211,7 +211,7 @@ def _judged_queries(data: FullDataSet, split: str, judgements: Iterable[Judgemen
 
 
 def _lost_queries(data: FullDataSet, judgements_by_split: Mapping[str, list[Judgement]]) -> Losses:
-    """Queries that are in no split: a folder with a file of queries for each split cannot hold them."""
+    """Return queries that are in no split: a folder with a file of queries for each split cannot hold them."""
     if data.queries_by_split:
         all_queries = [(query.id, split) for split in data.splits for query in data.queries(split)]
         judged_queries = {
@@ -236,7 +236,8 @@ def _lost_training(data: FullDataSet, judgements_by_split: Mapping[str, list[Jud
 
 
 def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Losses:
-    """Of judgements, in a folder that has training records only: grades, and queries and passages that are in none."""
+    """Count what a folder that has training records only loses of judgements: grades, and queries and passages that are
+    in none."""
     pairs = {
         (example.query.id, passage.id) for example in examples for passage in (*example.positives, *example.negatives)
     }

@@ -59,7 +59,7 @@ class Corpus:
         """Detect the file and the format of a folder, file or named set.
 
         Raises:
-            DataError: There is no file of passages, or its format is unknown.
+            DataError: there is no file of passages, or its format is unknown.
         """
         format_name, path = parse_source(source)
         path = passages_path(path) if is_folder(path) else path
@@ -110,14 +110,14 @@ class Corpus:
         """Stream the passages in the file's order. Of passages with the same id, a policy that skips keeps the first.
 
         Args:
-            policy: What to do with bad records; by default an error.
-            scan: Of this corpus. With it nothing is held in memory, and the last passage comes only when the whole
+            policy: what to do with bad records; by default an error.
+            scan: of this corpus. With it nothing is held in memory, and the last passage comes only when the whole
                 file has been read again and has the digest of the scan. Without it the ids are held, to find
                 duplicates.
-            progress: Show it, which the caller of a slower work does itself.
+            progress: show it, which the caller of a slower work does itself.
 
         Raises:
-            DataError: A bad record, or the file is another than was scanned.
+            DataError: a bad record, or the file is another than was scanned.
         """
         policy = policy or Policy()
         if scan is None:

@@ -68,7 +68,7 @@ def _of_file(source: PathLike, split: str, policy: Policy) -> FullDataSet:
 
 
 def _of_corpus(source: PathLike, file: DataFile, policy: Policy) -> FullDataSet:
-    """A file of passages, perhaps with queries. Raises ValueError for one of other things."""
+    """Open a file of passages, perhaps with queries. Raises ValueError for one of other things."""
     roles = [role_by_name(file.path)] if file.format.titles else file.format.roles()
     if "passages" not in roles:
         raise ValueError(f"{source} is {file}, which gives {', '.join(roles)}; a whole data set has passages")

@@ -140,7 +140,7 @@ def detect_file(source: PathLike, role: str = "") -> DataFile:
     """Return a file with its format. `role`: what will be read of it; "": anything.
 
     Raises:
-        DataError: The file is missing, has no known format, or its format does not hold the role.
+        DataError: the file is missing, has no known format, or its format does not hold the role.
     """
     format_name, path = parse_source(source)
     return detect_path(path, format_name, role)

@@ -42,7 +42,7 @@ PASSAGE_IDS = ("passage_id", "psg_id")  # the second is that of older files
 def read_dpr_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """Yields (place, passage) of psgs.tsv[.gz]: id, text, title, or as a header line orders these three.
+    """Yield (place, passage) of psgs.tsv[.gz]: id, text, title, or as a header line orders these three.
 
     As in DPR, double quotes at either end of a text are dropped.
     """
@@ -69,7 +69,7 @@ def _header(row: list[str], location: Location) -> list[str]:
 
 
 def read_qa_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """The queries of *.qa.csv[.gz]: question, Python list of answer strings. Ids are row numbers from "0"."""
+    """Return the queries of *.qa.csv[.gz]: question, Python list of answer strings. Ids are row numbers from "0"."""
     queries = []
     for location, number, row in csv_rows(file.path, policy):
         try:
@@ -114,7 +114,7 @@ Value = TypeVar("Value")
 def read_question_records(
     file: DataFile, policy: Policy, parse: Callable[[Record, Location, Query], Value]
 ) -> Iterator[tuple[Location, Value]]:
-    """Yields (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
+    """Yield (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
     for location, record in read_records(file, policy):
         try:
             question = normalize_question(require_key(record, QUESTION, str, location))
@@ -127,12 +127,12 @@ def read_question_records(
 
 
 def read_question_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """The questions of biencoder or result JSON; their ids are the numbers of their records, from "0"."""
+    """Return the questions of biencoder or result JSON; their ids are the numbers of their records, from "0"."""
     return [query for _, query in read_question_records(file, policy, lambda record, location, query: query)]
 
 
 def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a record: positive_ctxs, and hard_negative_ctxs or, if there are none, negative_ctxs.
+    """Yield one example a record: positive_ctxs, and hard_negative_ctxs or, if there are none, negative_ctxs.
 
     A passage is taken once, and a positive is never a negative. Scores of contexts are those of a first retrieval (1000
     for a gold passage), of no teacher: they are not read.
@@ -163,7 +163,7 @@ def _quoted(text: str) -> str:
 
 
 def write_dpr_corpus(path: PathLike, passages: Iterable[Passage]) -> None:
-    """Writes psgs.tsv[.gz]. All text survives but for double quotes at the ends of it, which DPR's readers drop."""
+    """Write psgs.tsv[.gz]. All text survives but for double quotes at the ends of it, which DPR's readers drop."""
     path = Path(path)
     with write_text(path) as file:
         file.write("\t".join(CORPUS_COLUMNS) + "\n")
@@ -173,7 +173,7 @@ def write_dpr_corpus(path: PathLike, passages: Iterable[Passage]) -> None:
 
 
 def write_dpr_queries(path: PathLike, queries: Iterable[Query]) -> None:
-    """Writes *.qa.csv[.gz]. The format has no ids: on reading, the n-th query's id is n, counted from "0"."""
+    """Write *.qa.csv[.gz]. The format has no ids: on reading, the n-th query's id is n, counted from "0"."""
     path = Path(path)
     with write_text(path) as file:
         for number, query in enumerate(queries):
@@ -182,7 +182,7 @@ def write_dpr_queries(path: PathLike, queries: Iterable[Query]) -> None:
 
 
 def write_dpr_examples(path: PathLike, examples: Iterable[Example]) -> None:
-    """Writes biencoder JSON[.gz], a record a line. The format has no query ids: they are read back as "0", "1", ..."""
+    """Write biencoder JSON[.gz], a record a line. The format has no query ids: they are read back as "0", "1", ..."""
     path = Path(path)
     with write_text(path) as file:
         file.write("[")

@@ -55,7 +55,7 @@ def _found(context: Record, location: Location, policy: Policy) -> Passage | str
 
 
 def _score(value: Any, location: Location) -> float:
-    """A number, or one in a string, as DPR writes it."""
+    """Return a number, or one in a string, as DPR writes it."""
     if (score := finite_number(value)) is None:
         raise location.error("bad score", f"score {shorten(value)} is not a finite number", "write a decimal number")
     return score

@@ -42,7 +42,7 @@ def write_dpr_example_file(path: Path, examples: Iterable[Example]) -> Losses:
 
 
 def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[str, Any]:
-    """A record of Tevatron's first form, with ours of scores; every_positive: see Format."""
+    """Return a record of Tevatron's first form, with ours of scores; every_positive: see Format."""
 
     def side(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
         texts: list[dict[str, Any]] = [
@@ -102,7 +102,7 @@ def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
 
 
 def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
-    """Pairs, if no example has a negative; else a triplet for each positive with each negative."""
+    """Write pairs, if no example has a negative; else a triplet for each positive with each negative."""
     examples = list(examples)
     triplets = any(example.negatives for example in examples)
     losses = count_losses(examples, "scores")

@@ -19,10 +19,10 @@ def join_texts(
     """Return the examples of ids with their texts. Only passages with such an id stay in memory.
 
     Args:
-        records: Examples by ids, with their locations. An unknown id is bad input; under a policy that skips, it leaves
+        records: examples by ids, with their locations. An unknown id is bad input; under a policy that skips, it leaves
             its example, and one without a positive then is left out.
-        queries: Query id -> query.
-        passages: The corpus, read once.
+        queries: query id -> query.
+        passages: the corpus, read once.
     """
     passage_ids = {key for _, one in records for key in (*one.positives, *one.negatives)}
     corpus = {passage.id: passage for passage in passages if passage.id in passage_ids}

@@ -126,7 +126,8 @@ def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
 
 
 def _is_utf16(data: bytes) -> bool:
-    """By its byte order mark; or, without one, because every other byte of its beginning is 0."""
+    """Return whether it is UTF-16: by its byte order mark or, without one, because every other byte of its beginning is
+    0."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return True
     begin = data[:64]
@@ -135,7 +136,8 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def _is_binary(data: bytes) -> bool:
-    """Whether its first line is not text that a byte or two of damage would make: control characters, and no UTF-8."""
+    """Return whether its first line is not text that a byte or two of damage would make: control characters, and no
+    UTF-8."""
     begin = data[:1024].split(b"\n", 1)[0]
     return len(_CONTROLS.findall(begin)) > max(2, len(begin) // 32) and "\ufffd" in begin.decode("utf-8", "replace")
 
@@ -172,7 +174,8 @@ def _array(text: str, whole: bool) -> FileSample | None:
 
 
 def _objects(lines: list[str], begin: str) -> FileSample | None:
-    """A line each, or one that holds all: of which the values of the first key are the records."""
+    """Return the objects: a line each, or one object that holds all, of which the values of the first key are the
+    records."""
     json_values = []
     for line in lines:
         try:
@@ -197,7 +200,7 @@ def _dicts(values: list[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _csv_records(lines: list[str]) -> tuple[dict[str, Any], ...]:
-    """Records of CSV with a header line; () if it is none."""
+    """Return the records of CSV with a header line; () if it is none."""
     try:
         header = next(csv.reader(lines[:1]))
         if not all(_FIELD.fullmatch(field) for field in header) or len(set(header)) != len(header):

@@ -28,8 +28,8 @@ POSITIVE_SCORES, NEGATIVE_SCORES = "pos_scores", "neg_scores"
 
 
 def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a record; ids of queries are the records' numbers, ids of passages are made of their texts. Raises
-    DataError for a record of another form."""
+    """Yield one example a record; ids of queries are the records' numbers, ids of passages are made of their texts.
+    Raises DataError for a record of another form."""
     pool = SharedPassages(policy)
 
     def parse(value: object, location: Location) -> Passage:
@@ -59,9 +59,11 @@ def record_scores(record: Record, key: str, count: int, location: Location) -> l
     """Return the finite numbers of a list; None for each text if the record has no such key.
 
     Args:
-        record: It may lack the key.
-        key: Of the list.
-        count: How many scores are expected: one for each text.
+        record: it may lack the key.
+        key: of the list.
+        count: how many scores are expected: one for each text.
+    Raises:
+        DataError: there are more or fewer, or one is no finite number.
     """
     scores = record_list(record, key, location)
     if not scores:

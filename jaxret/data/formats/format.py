@@ -107,11 +107,11 @@ def record_format(
     """Return a format of JSON records, whose keys declare how it is recognized and described.
 
     Args:
-        name: Forces the format, as NAME:PATH.
-        title: Its usual name, for messages.
-        required_keys: Keys by which a record is recognized.
-        optional_keys: Further keys that its readers look at.
-        **readers: Role -> reader, and other fields of `Format`.
+        name: forces the format, as NAME:PATH.
+        title: its usual name, for messages.
+        required_keys: keys by which a record is recognized.
+        optional_keys: further keys that its readers look at.
+        **readers: role -> reader, and other fields of `Format`.
     """
     perhaps = f", and perhaps {', '.join(optional_keys)}" if optional_keys else ""
     description = f"JSON records with {', '.join(required_keys)}{perhaps}"

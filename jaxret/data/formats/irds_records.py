@@ -14,7 +14,8 @@ from jaxret.data.formats.trec import RunLine
 
 
 def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """query_id, doc_id_a, doc_id_b: a positive and a negative; one for each query, in the order in which they come."""
+    """Yield examples of query_id, doc_id_a, doc_id_b: a positive and a negative; one example for each query, in the
+    order in which they come."""
     pairs: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
     for location, record in read_records(file, policy):
         try:
@@ -31,7 +32,7 @@ def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
 
 
 def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """query_id, doc_id, score as rankings, best first."""
+    """Yield query_id, doc_id, score as rankings, best first."""
     by_query: dict[str, list[tuple[float, str, Location]]] = {}
     for location, record in read_records(file, policy):
         try:

@@ -27,7 +27,7 @@ _ENOUGH_ROWS = 10
 
 
 def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
-    """Yields (place, passage) of collection.tsv: id, text. Raises DataError for RocketQA's file of titles, whose lines
+    """Yield (place, passage) of collection.tsv: id, text. Raises DataError for RocketQA's file of titles, whose lines
     look alike."""
     if file.path.name.startswith("para.title."):
         problem = "it has the titles of the passages of RocketQA's para.txt, and no texts"
@@ -40,7 +40,7 @@ def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None
 
 
 def read_tab_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """The queries of queries.*.tsv: id, text."""
+    """Return the queries of queries.*.tsv: id, text."""
     queries: list[Query] = []
     first: dict[str, Location] = {}
     for location, (key, text) in tab_rows(file.path, ("query id", "text"), policy):
@@ -55,7 +55,8 @@ def read_tab_queries(file: DataFile, policy: Policy) -> list[Query]:
 
 
 def read_text_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Examples of triples.train.small.tsv: query, text of a positive, text of a negative; one for each query."""
+    """Yield the examples of triples.train.small.tsv: query, text of a positive, text of a negative; one for each
+    query."""
     rows = tab_rows(file.path, ("query", "positive", "negative"), policy)
     read = (
         TextRow(location, query, [(positive, None)], [(negative, None)])
@@ -65,8 +66,8 @@ def read_text_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
 
 
 def read_id_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Of qidpidtriples.*.tsv: query, positive and negative by id; one for each query, in the order in which they
-    come."""
+    """Yield the examples of qidpidtriples.*.tsv: query, positive and negative by id; one for each query, in the order
+    in which they come."""
     first: dict[str, Location] = {}
     by_query: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for location, (query, positive, negative) in tab_rows(
@@ -80,8 +81,8 @@ def read_id_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, 
 
 
 def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Of sentence-transformers' msmarco-hard-negatives: negatives by the system that found them, here one list of each
-    once: the first of every system, the second of every system, ..."""
+    """Yield the examples of sentence-transformers' msmarco-hard-negatives: negatives by the system that found them,
+    here one list of each once: the first of every system, the second of every system, ..."""
     for location, record in read_records(file, policy):
         try:
             query = record_id(record, QUERY_ID, location)
@@ -99,7 +100,7 @@ def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
 def read_candidate_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """The passages of top1000.*: query id, passage id, query, passage; each once."""
+    """Yield the passages of top1000.*: query id, passage id, query, passage; each once."""
     first: dict[str, Location] = {}
     texts: dict[str, int] = {}
     for location, (_, key, _, text) in tab_rows(file.path, _CANDIDATES, policy, digest):
@@ -114,7 +115,7 @@ def read_candidate_passages(
 
 
 def read_candidate_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """The queries of top1000.*, each once."""
+    """Return the queries of top1000.*, each once."""
     queries: list[Query] = []
     first: dict[str, Location] = {}
     texts: dict[str, int] = {}
@@ -134,7 +135,7 @@ _CANDIDATES = ("query id", "passage id", "query", "passage")
 def _same(
     key: str, text: str, kind: str, location: Location, first: dict[str, Location], texts: dict[str, int]
 ) -> bool:
-    """Whether the id was met before, with this text; with another one that is an error."""
+    """Return whether the id was met before, with this text; with another one that is an error."""
     if key in first and texts[key] != hash(text):
         problem = f"{kind} {key!r} has another text than on line {first[key].line}"
         raise location.error("duplicate id", problem, "give different texts different ids")
@@ -145,7 +146,7 @@ def _same(
 
 
 def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yields the lines of a run with three columns: query id, passage id, rank. The score is 1 / rank."""
+    """Yield the lines of a run with three columns: query id, passage id, rank. The score is 1 / rank."""
     for location, (query, passage, rank) in tab_rows(file.path, ("query id", "passage id", "rank"), policy):
         if not is_integer(rank) or int(rank) < 1:
             policy.reject(
@@ -177,12 +178,12 @@ def _is_texts(sample: FileSample) -> bool:
 
 
 def _looks_like_id(field: str) -> bool:
-    """Whether it is one word with a digit: two columns of these pair queries with passages, and hold no text."""
+    """Return whether it is one word with a digit: two columns of these pair queries with passages, and hold no text."""
     return len(field.split()) == 1 and any(character.isdigit() for character in field)
 
 
 def looks_like_ranks(sample: FileSample) -> bool:
-    """Three columns, the third 1, 2, 3, ... for each query, further than grades go."""
+    """Return whether there are three columns, the third 1, 2, 3, ... for each query, further than grades go."""
     if sample.columns != 3 or not sample.rows or not all(is_integer(row[2]) for row in sample.rows):
         return False
     ranks: dict[str, list[int]] = {}
@@ -207,13 +208,13 @@ def _is_named(sample: FileSample) -> bool:
 
 
 def _are_scores(sample: FileSample) -> bool:
-    """Whether the third column has numbers, and decimal ones among them."""
+    """Return whether the third column has numbers, and decimal ones among them."""
     numbers = [row[2] for row in sample.rows if is_number(row[2])]
     return 2 * len(numbers) >= len(sample.rows) and not all(map(is_integer, numbers))
 
 
 def _are_labels(sample: FileSample) -> bool:
-    """Whether the third column has a few words again and again: no negative is that of most queries."""
+    """Return whether the third column has a few words again and again: no negative is that of most queries."""
     several = 4  # of fewer lines nothing can be said
     return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(
         2, len(sample.rows) // _ENOUGH_ROWS
@@ -221,7 +222,7 @@ def _are_labels(sample: FileSample) -> bool:
 
 
 def _is_triples(sample: FileSample) -> bool:
-    """Not pairs of texts with a score or a label."""
+    """Return whether they are triples, not pairs of texts with a score or a label."""
     return (
         sample.columns == 3
         and holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
@@ -232,7 +233,7 @@ def _is_triples(sample: FileSample) -> bool:
 
 
 def _is_candidates(sample: FileSample) -> bool:
-    """Not the documents, whose second column is an address."""
+    """Return whether they are candidates, not the documents, whose second column is an address."""
     return sample.columns == 4 and holds_for_most(
         sample.rows, lambda row: is_one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
     )
@@ -247,7 +248,7 @@ def _is_negatives(sample: FileSample) -> bool:
 
 
 def one_line(text: str) -> str:
-    """The text with a space for each tab and line end, which would end the field."""
+    """Return the text with a space for each tab and line end, which would end the field."""
     return text.translate({9: " ", 10: " ", 13: " "})
 
 

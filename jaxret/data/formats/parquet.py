@@ -25,7 +25,7 @@ def _module(location: Location) -> Any:
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, in order. Raises DataError if it is damaged, or unpacks to what no text does.
+    """Yield the rows of a file, in order. Raises DataError if it is damaged, or unpacks to what no text does.
 
     A small file may hold one long value and many references to it. So texts stay references (`read_dictionary`) until
     a few rows are taken.
@@ -121,7 +121,7 @@ def read_first_parquet_rows(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes records a block at a time; a key that a record lacks is null there. Nothing is written of none. The first
+    """Write records a block at a time; a key that a record lacks is null there. Nothing is written of none. The first
     block decides the types of columns; a column with only nulls and empty lists is decided by later blocks. Raises
     DataError for a key that comes later."""
     module = _module(Location(path))
@@ -146,5 +146,5 @@ def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _open(schema: Any) -> bool:
-    """Whether the type of a column is not known yet: nothing but nulls and empty lists is in it."""
+    """Return whether the type of a column is not known yet: nothing but nulls and empty lists is in it."""
     return any("null" in str(kind) for kind in schema.types)

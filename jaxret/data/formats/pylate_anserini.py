@@ -20,8 +20,8 @@ LABEL_KEYS = (QUERY_ID, "doc_ids", "labels")
 
 
 def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's literals. The
-    file does not state which documents are relevant. Raises DataError for a record of another form."""
+    """Yield PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's
+    literals. The file does not state which documents are relevant. Raises DataError for a record of another form."""
     for location, record in read_records(file, policy):
         try:
             lists = {key: _list(record.get(key), key, location) for key in (DOCUMENT_IDS, SCORES)}

@@ -24,9 +24,9 @@ def join_by_question(
     last.
 
     Args:
-        queries: Queries of other files.
-        files: These files, for errors.
-        policy: What to do with a record whose question none of these files has.
+        queries: queries of other files.
+        files: these files, for errors.
+        policy: what to do with a record whose question none of these files has.
     """
     by_text: dict[str, list[Query]] = defaultdict(list)
     for query in queries:

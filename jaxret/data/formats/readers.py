@@ -41,7 +41,7 @@ def detect_queries(source: PathLike, split: str | None = None) -> list[DataFile]
 
 
 def read_queries(source: PathLike, policy: Policy | None = None, split: str | None = None) -> list[Query]:
-    """Reads the queries of a folder or file; of a folder that has a file for each split, those of `split`, or all.
+    """Read the queries of a folder or file; of a folder that has a file for each split, those of `split`, or all.
 
     Where they have no ids, a query's is the number of its row, record or line, from "0".
     """
@@ -77,10 +77,10 @@ def read_judged_queries(
     are joined with them by the text of the question (`join_by_question`).
 
     Args:
-        queries: A folder, file or named set.
-        judgements: The same, or another one.
-        split: Of folders.
-        judged: Whether these are the judgements of these queries; in a folder, training records without ids beside
+        queries: a folder, file or named set.
+        judgements: the same, or another one.
+        split: of folders.
+        judged: whether these are the judgements of these queries; in a folder, training records without ids beside
             queries with ids may be of other queries.
     """
     query_list = read_queries(queries, policy, split)
@@ -103,10 +103,10 @@ def joined_examples(
     """Return the records of a file with the queries of a source; None if they are by ids, or of the same file.
 
     Args:
-        file: Of judgements or training records.
-        source: A folder, file or named set.
-        split: Of a folder.
-        policy: What to do with a record whose question the source does not have.
+        file: of judgements or training records.
+        source: a folder, file or named set.
+        split: of a folder.
+        policy: what to do with a record whose question the source does not have.
     """
     if not file.format.without_query_ids or file.format.examples is None:
         return None
@@ -126,11 +126,11 @@ def read_judgements(
     """Read the judgements of a folder's split or of a file; of training records, their positives.
 
     Args:
-        source: A folder, file or named set.
-        split: Of a folder.
-        policy: What to do with bad records; by default an error.
-        query_ids: The valid ids; a judgement for another one is bad input. None: any.
-        passage_ids: The valid ids; a judgement for another one is bad input. None: any.
+        source: a folder, file or named set.
+        split: of a folder.
+        policy: what to do with bad records; by default an error.
+        query_ids: the valid ids; a judgement for another one is bad input. None: any.
+        passage_ids: the valid ids; a judgement for another one is bad input. None: any.
     """
     policy = policy or Policy()
     records = read_located_judgements(source, split, policy)
@@ -146,7 +146,7 @@ def detect_judgements(source: PathLike, split: str | None = None) -> DataFile:
 def read_located_judgements(
     source: PathLike, split: str | None, policy: Policy
 ) -> Iterator[tuple[Location, Judgement]]:
-    """The judgements with their places."""
+    """Read the judgements with their places."""
     file = detect_judgements(source, split)
     if file.format.judgements is not None:
         yield from file.format.judgements(file, policy)
@@ -177,11 +177,11 @@ def read_examples(
     the texts in their folder.
 
     Args:
-        source: A folder, file or named set.
-        split: Of a folder.
-        policy: What to do with bad records; by default an error.
-        negatives_run: A run to take negatives from.
-        targets: One example for each positive, its target, which the query's other positives follow (but one for each
+        source: a folder, file or named set.
+        split: of a folder.
+        policy: what to do with bad records; by default an error.
+        negatives_run: a run to take negatives from.
+        targets: one example for each positive, its target, which the query's other positives follow (but one for each
             record of DPR). False: one for each query or record, as the file has them.
     """
     policy = policy or Policy()
@@ -202,7 +202,7 @@ def read_examples(
 
 
 def targets_first_only(source: PathLike, split: str | None) -> bool:
-    """Whether of each training record the first positive alone is a target, as in DPR's."""
+    """Return whether of each training record the first positive alone is a target, as in DPR's."""
     file = detect_examples(source, split)
     return file is not None and not file.format.every_positive
 
@@ -211,9 +211,9 @@ def has_teacher_scores(source: PathLike, split: str | None, negatives_run: PathL
     """Return whether training records have a teacher's scores of a target and a negative; reads up to the first.
 
     Args:
-        source: A folder, file or named set.
-        split: Of a folder.
-        negatives_run: The run that examples take their negatives from, if any.
+        source: a folder, file or named set.
+        split: of a folder.
+        negatives_run: the run that examples take their negatives from, if any.
     """
     file = detect_examples(source, split, negatives_run)
     if file is None or file.format.examples is None:  # judgements, or ids
@@ -225,12 +225,12 @@ def has_teacher_scores(source: PathLike, split: str | None, negatives_run: PathL
 
 
 def _folder_of(file: DataFile) -> Path:
-    """Where the texts are that a file names by ids."""
+    """Return where the texts are that a file names by ids."""
     return text_folder(file.path)
 
 
 def examples_by_target(example: Example) -> Iterator[Example]:
-    """The example for each of its positives, which comes first then."""
+    """Yield the example for each of its positives, which comes first then."""
 
     def first(values: tuple, position: int) -> tuple:
         return (values[position], *values[:position], *values[position + 1 :]) if values else ()
@@ -244,8 +244,8 @@ def examples_by_target(example: Example) -> Iterator[Example]:
 
 
 def detect_examples(source: PathLike, split: str | None, negatives_run: PathLike | None = None) -> DataFile | None:
-    """The file of training records; None if examples are to be made of judgements. Raises DataError if a run is given
-    for records that name their own negatives."""
+    """Return the file of training records; None if examples are to be made of judgements. Raises DataError if a run is
+    given for records that name their own negatives."""
     path = source_path(source)
     if is_folder(path):
         file = examples_path(path, split) if negatives_run is None else None
@@ -264,7 +264,7 @@ def _judged(source: PathLike, split: str | None, policy: Policy, negatives_run: 
 
 
 def example_files(source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> list[Path]:
-    """The files that `read_examples` reads when it is given the same, or that libraries read for it. Raises its
+    """Return the files that `read_examples` reads when it is given the same, or that libraries read for it. Raises its
     DataError for one that is missing."""
     run = [] if negatives_run is None else run_files(negatives_run)
     training_file = detect_examples(source, split, negatives_run)
@@ -279,7 +279,7 @@ def example_files(source: PathLike, split: str | None = None, negatives_run: Pat
 
 
 def run_files(source: PathLike) -> list[Path]:
-    """The files that `read_run` reads. Raises DataError for one that is missing."""
+    """Return the files that `read_run` reads. Raises DataError for one that is missing."""
     path = _run_path(source)
     if not source_exists(path):
         raise missing_file_error(path)
@@ -305,19 +305,19 @@ def require_run_scores(source: PathLike, purpose: str) -> None:
 
 
 def read_run_lines(source: PathLike, policy: Policy) -> Iterator[trec.RunLine]:
-    """The lines of a run, in the file's order, with places."""
+    """Yield the lines of a run, in the file's order, with places."""
     file = detect_run(source)
     assert file.format.rankings is not None
     return file.format.rankings(file, policy)
 
 
 def read_ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLine]]:
-    """A run by query, each in rank order, with places."""
+    """Return a run by query, each in rank order, with places."""
     return trec.rank_lines(read_run_lines(source, policy), policy)
 
 
 def read_run(source: PathLike, policy: Policy | None = None) -> Rankings:
-    """Reads a run: query id -> [(passage id, score)] in rank order."""
+    """Read a run: query id -> [(passage id, score)] in rank order."""
     run_lines = read_ranked_lines(source, policy or Policy())
     return {query: [(line.passage_id, line.score) for line in lines] for query, lines in run_lines.items()}
 
@@ -328,13 +328,13 @@ def describe_source(
     """Return the format that a role is read from, in words: "MS MARCO collection, 2 columns".
 
     Args:
-        source: A folder, file or named set.
+        source: a folder, file or named set.
         role: "passages", "queries", "judgements" or "examples".
-        split: Of a folder.
-        negatives_run: The run that examples take their negatives from, if any.
+        split: of a folder.
+        negatives_run: the run that examples take their negatives from, if any.
 
     Raises:
-        DataError: As reading would.
+        DataError: as reading would.
     """
     if role == "passages":
         return str(Corpus.open(source).file)

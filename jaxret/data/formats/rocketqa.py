@@ -49,7 +49,7 @@ def read_titled_collection(
 
 
 def _is_id_lists(sample: FileSample) -> bool:
-    """Two columns, the second ids between commas, of which most lines have several."""
+    """Return whether there are two columns, the second ids between commas, of which most lines have several."""
     if sample.container != "table" or sample.columns != 2:
         return False
     return holds_for_most(
@@ -58,7 +58,7 @@ def _is_id_lists(sample: FileSample) -> bool:
 
 
 def _is_titled(sample: FileSample) -> bool:
-    """Three columns without a header line: an id, and then the shorter of two texts."""
+    """Return whether there are three columns without a header line: an id, and then the shorter of two texts."""
     if sample.container != "table" or sample.columns != 3 or is_header(sample.lines[0].split("\t")):
         return False
     if not holds_for_most(sample.rows, lambda row: is_one_word(row, 0) and len(row[2].split()) > 1):

@@ -36,8 +36,8 @@ _NEGATIVE = re.compile(r"(hard_)?neg(ative)?(_?\d+)?", re.IGNORECASE)
 
 
 def text_columns(record: Record, first: Sequence[str] = (), location: Location | None = None) -> list[str]:
-    """The columns of texts: anchor, positive, negatives; by name where all are known, else in the order of the first
-    record, whose columns the others must have. Raises DataError if they do not."""
+    """Return the columns of texts: anchor, positive, negatives; by name where all are known, else in the order of the
+    first record, whose columns the others must have. Raises DataError if they do not."""
     texts = [key for key in record if key not in LABELS]
     if not _known(texts):
         if location and first and set(texts) != set(first):
@@ -96,7 +96,8 @@ def _row(record: Record, columns: list[str], location: Location) -> TextRow:
 
 
 def parse_number(value: Any, key: str, location: Location) -> float:
-    """A finite number, in CSV also one in a string; true and false are 1 and 0. Raises DataError for another value."""
+    """Return a finite number, in CSV also one in a string; true and false are 1 and 0. Raises DataError for another
+    value."""
     if str(value).lower() in ("true", "false"):
         return float(str(value).lower() == "true")
     if (number := finite_number(value)) is None:
@@ -128,7 +129,7 @@ def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Pa
 def read_pair_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """The second texts, each once."""
+    """Yield the second texts, each once."""
     ids: set[str] = set()
     for location, _, passage, _ in _pairs(file, policy):
         if passage.id not in ids:
@@ -139,12 +140,12 @@ def read_pair_passages(
 
 
 def read_pair_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """The first texts, each once."""
+    """Return the first texts, each once."""
     return list({query.id: query for _, query, _, _ in _pairs(file, policy)}.values())
 
 
 def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """The scores as rankings, best first."""
+    """Yield the scores as rankings, best first."""
     by_query: dict[Query, dict[str, tuple[Location, float]]] = {}
     for location, query, passage, score in _pairs(file, policy):
         by_query.setdefault(query, {}).setdefault(passage.id, (location, score))
@@ -158,7 +159,7 @@ def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 
 
 def _is_scored(sample: FileSample) -> bool:
-    """Two texts and one number, other than 0 and 1."""
+    """Return whether a record is two texts and one number, other than 0 and 1."""
     if not _is_tuples(sample) or len(text_columns(sample.records[0])) != 2:
         return False
     numbers = [record[key] for record in sample.records for key in LABELS if record.get(key) is not None]

@@ -19,7 +19,7 @@ def list_sets(folder: Path) -> dict[str, dict[str, Path]]:
     and folders without passages are none.
 
     Raises:
-        DataError: The folder does not exist, is a data set itself, or holds none.
+        DataError: the folder does not exist, is a data set itself, or holds none.
     """
     location = Location(folder)
     if not folder.is_dir():

@@ -26,9 +26,9 @@ class SharedPassages:
         """Parse the passages of a record's key, in order, each id once. Bad ones are dropped under a policy that skips.
 
         Args:
-            values: The unparsed passages.
-            key: Their key in the record, for errors.
-            parse: Makes a passage of a value, or raises DataError.
+            values: the unparsed passages.
+            key: their key in the record, for errors.
+            parse: makes a passage of a value, or raises DataError.
         """
         return self.parse_scored(((value, None) for value in values), key, location, parse)
 
@@ -43,8 +43,8 @@ class SharedPassages:
 
         Args:
             values: (unparsed passage, its score or None).
-            key: Their key in the record, for errors.
-            parse: Makes a passage of a value, or raises DataError.
+            key: their key in the record, for errors.
+            parse: makes a passage of a value, or raises DataError.
         """
         passages: ScoredPassages = {}
         for number, (value, score) in enumerate(values):
@@ -69,7 +69,7 @@ class SharedPassages:
 def make_example(
     query: Query, positives: Mapping[str, tuple[Passage, float | None]], negatives: ScoredPassages
 ) -> Example:
-    """A positive is never a negative. A passage without a score among others with one has NaN."""
+    """Return an example. A positive is never a negative. A passage without a score among others with one has NaN."""
     others = {key: both for key, both in negatives.items() if key not in positives}
     sides = [[math.nan if score is None else score for _, score in side.values()] for side in (positives, others)]
     scores = map(tuple, sides if any(map(math.isfinite, (*sides[0], *sides[1]))) else ((), ()))

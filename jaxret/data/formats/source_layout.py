@@ -71,7 +71,7 @@ def has_judgements(folder: Path, split: str) -> bool:
 
 
 def examples_path(folder: Path, split: str | None) -> Path | None:
-    """The training records of a split, if there are any."""
+    """Return the training records of a split, if there are any."""
     return _table(open_named_set(folder), "examples", split) if is_named(folder) else _folder_examples(folder, split)
 
 
@@ -81,7 +81,7 @@ def rankings_path(folder: Path) -> Path:
 
 
 def list_splits(folder: Path) -> list[str]:
-    """The splits of judgements or training records."""
+    """Return the splits of judgements or training records."""
     if not is_named(folder):
         return _folder_splits(folder)
     named_set = open_named_set(folder)
@@ -101,8 +101,8 @@ def _require(folder: Path, role: str, split: str | None) -> Path:
 
 
 def _table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
-    """The table of a split: of the one that the set's path names, if it does. Passages and queries may be in a table
-    that is for all splits."""
+    """Return the table of a split: of the one that the set's path names, if it does. Passages and queries may be in a
+    table that is for all splits."""
     split = named_set.split or split
     for config in _candidates(named_set, role):
         splits = named_set.tables[config]
@@ -115,7 +115,8 @@ def _table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
 
 
 def _candidates(named_set: NamedSet, role: str) -> Iterator[str]:
-    """The tables that may hold it: those with a name of the role, then those with other names and matching rows."""
+    """Yield the tables that may hold it: those with a name of the role, then those with other names and matching
+    rows."""
     mine = [named_set.config] if named_set.config else list(named_set.tables)
     yield from (name for name in _TABLES[role] if name in mine)
     role_names = {name for names in _TABLES.values() for name in names}
@@ -168,18 +169,18 @@ _EXAMPLES_OF = (
 
 
 def _folder_passages(folder: Path) -> Path:
-    """Raises DataError if there is none."""
+    """Return the file of passages. Raises DataError if there is none."""
     return _folder_corpus(folder) or require_file(folder, _PASSAGES[0])
 
 
 def _folder_corpus(folder: Path) -> Path | None:
-    """The file of passages, if there is one."""
+    """Return the file of passages, if there is one."""
     return _first(folder, _PASSAGES)
 
 
 def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
-    """The file of all queries, or that of the split; without a split, those of all of them. Raises DataError if there
-    is none."""
+    """Return the file of all queries, or that of the split; without a split, those of all of them. Raises DataError if
+    there is none."""
     query_file = _first(folder, [name.format(split) for name in _QUERIES_OF]) if split else None
     query_file = query_file or _first(folder, _QUERIES)
     if query_file:
@@ -193,7 +194,7 @@ def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
 
 
 def _folder_judgements(folder: Path, split: str | None) -> Path:
-    """The judgements of a split; else its training file, whose positives they are. Raises DataError if there is
+    """Return the judgements of a split; else its training file, whose positives they are. Raises DataError if there is
     neither, or no split was named."""
     if split is None:
         raise Location(folder).error("no split", "this is a folder, and no split was named", "name one, like 'test'")
@@ -206,12 +207,12 @@ def _folder_judgement_file(folder: Path, split: str) -> Path | None:
 
 
 def _folder_examples(folder: Path, split: str | None) -> Path | None:
-    """The training file of a split, if there is one."""
+    """Return the training file of a split, if there is one."""
     return _first(folder, [name.format(split) for name in _EXAMPLES_OF]) if split else None
 
 
 def _folder_splits(folder: Path) -> list[str]:
-    """The splits that files of judgements or training are named after."""
+    """Return the splits that files of judgements or training are named after."""
     all_splits = {split for split in _USUAL_SPLITS if _folder_examples(folder, split)}
     for pattern in (*_JUDGEMENTS_OF, *_EXAMPLES_OF[:5]):
         start, end = pattern.split("{}")

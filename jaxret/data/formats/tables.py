@@ -25,10 +25,10 @@ def csv_rows(
     Blank lines are not rows; rows that cannot be read are, so that skipping one does not renumber the others.
 
     Args:
-        path: Compressed or not.
-        policy: What to do with a bad row.
-        digest: Is fed the decompressed bytes.
-        delimiter: Between fields.
+        path: compressed or not.
+        policy: what to do with a bad row.
+        digest: is fed the decompressed bytes.
+        delimiter: between fields.
     """
     count, size = 0, 0
     first: Location | None = None  # line of the row that is being read
@@ -88,12 +88,12 @@ _HEADER = re.compile(  # each field of it: what columns are called, and no text 
 
 
 def is_header(row: Sequence[str]) -> bool:
-    """Whether a first line names the columns: each field is what one is called."""
+    """Return whether a first line names the columns: each field is what one is called."""
     return len(row) > 1 and all(_HEADER.fullmatch(field.strip()) for field in row)
 
 
 def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, str]]:
-    """Yields (place, line without its end) of the lines that are not blank."""
+    """Yield (place, line without its end) of the lines that are not blank."""
     for location, raw in read_lines(path, digest):
         try:
             line = decode_line(raw, location).rstrip("\r\n")
@@ -110,10 +110,10 @@ def tab_rows(
     """Yield (location, fields) of the lines of a file without quoting; a header line is skipped.
 
     Args:
-        path: Compressed or not.
-        columns: Their names, for errors; a line with another number of columns is bad.
-        policy: What to do with a bad line.
-        digest: Is fed the decompressed bytes.
+        path: compressed or not.
+        columns: their names, for errors; a line with another number of columns is bad.
+        policy: what to do with a bad line.
+        digest: is fed the decompressed bytes.
     """
     for location, line in text_lines(path, policy, digest):
         row = line.split("\t")

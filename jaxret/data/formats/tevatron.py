@@ -33,7 +33,7 @@ PASSAGE_ID, SCORE = "docid", "score"
 
 
 def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a record: positive_passages, negative_passages (which may be empty)."""
+    """Yield one example a record: positive_passages, negative_passages (which may be empty)."""
     pool = SharedPassages(policy)
     for location, record in read_records(file, policy):
         try:
@@ -43,7 +43,7 @@ def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Loc
 
 
 def parse_tevatron_example(record: Record, location: Location, pool: SharedPassages) -> Example:
-    """The example of one record. Raises DataError if it is none."""
+    """Return the example of one record. Raises DataError if it is none."""
 
     def parse(value: Any, location: Location) -> Passage:
         return parse_passage(require_object(value, location), location, pool.policy, PASSAGE_ID)
@@ -69,7 +69,7 @@ def _score(value: Any, location: Location) -> float | None:
 
 
 def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """positive_document_ids, negative_document_ids; a query_text that is null is looked up."""
+    """Yield examples of positive_document_ids, negative_document_ids; a query_text that is null is looked up."""
     for location, record in read_records(file, policy):
         try:
             query_id = record_id(record, QUERY_ID, location)

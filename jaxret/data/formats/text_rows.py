@@ -33,8 +33,8 @@ class _Group:
 
 
 def group_by_query(rows: Iterable[TextRow], policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """One example a query, in the order in which queries come first; its id is the number of that row. Texts are held
-    once, under an id that is made of them. A query that has no positive in any row gives no example."""
+    """Yield one example a query, in the order in which queries come first; its id is the number of that row. Texts are
+    held once, under an id that is made of them. A query that has no positive in any row gives no example."""
     passages: dict[str, Passage] = {}
     groups: dict[str, _Group] = {}
 

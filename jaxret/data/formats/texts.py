@@ -17,8 +17,8 @@ def record_id(record: Record, key: str, location: Location, numbers: bool = True
     """Return the id of a record.
 
     Args:
-        key: Of the id.
-        numbers: Whether the id may be a whole number.
+        key: of the id.
+        numbers: whether the id may be a whole number.
     """
     if numbers and type(record.get(key)) is int:
         return str(record[key])
@@ -55,7 +55,7 @@ def parse_passage(
 
 
 def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable[[DataFile, Policy], list[Query]]:
-    """A reader of queries by the names of their keys; "answers" is a list of strings, where there is one."""
+    """Return a reader of queries by the names of their keys; "answers" is a list of strings, where there is one."""
 
     def queries(file: DataFile, policy: Policy) -> list[Query]:
         valid_queries: list[Query] = []
@@ -91,9 +91,9 @@ def require_new_id(key: str, kind: str, location: Location, first: dict[str, Loc
     """Raise DataError if an id occurred before, else remember its location.
 
     Args:
-        key: The id.
+        key: the id.
         kind: "query id" or "passage id", for the error.
-        first: Id -> location of its first occurrence; updated.
+        first: id -> location of its first occurrence; updated.
     """
     if key in first:
         raise duplicate_id_error(key, kind, location, first[key])

@@ -26,8 +26,8 @@ def is_integer(text: str) -> bool:
 
 
 def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
-    """Yields (place, judgement) of a qrels file: "query TAB passage TAB score", with or without a header line, or
-    TREC's "query 0 passage score"."""
+    """Yield (place, judgement) of a qrels file: "query TAB passage TAB score", with or without a header line, or TREC's
+    "query 0 passage score"."""
 
     def every() -> Iterator[tuple[Location, Judgement]]:
         for location, line in text_lines(file.path, policy):
@@ -44,7 +44,7 @@ def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judge
 def reject_contradictions(
     judgements: Iterable[tuple[Location, Judgement]], policy: Policy
 ) -> Iterator[tuple[Location, Judgement]]:
-    """A judgement that repeats an earlier one is dropped; one that contradicts it is bad input."""
+    """Yield the judgements without those that repeat an earlier one; one that contradicts it is bad input."""
     grades: dict[tuple[str, str], tuple[int, Location]] = {}
     for location, judgement in judgements:
         pair = judgement.query_id, judgement.passage_id
@@ -85,9 +85,9 @@ def reject_unknown_ids(
     """Yield the judgements whose ids are valid; others are bad input.
 
     Args:
-        query_ids: The valid ids; None: any.
-        passage_ids: The valid ids; None: any.
-        policy: What to do with a bad judgement.
+        query_ids: the valid ids; None: any.
+        passage_ids: the valid ids; None: any.
+        policy: what to do with a bad judgement.
     """
     for location, judgement in judgements:
         try:
@@ -103,7 +103,7 @@ def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, loc
     """Raise DataError if an id is not valid.
 
     Args:
-        key: The id.
+        key: the id.
         kind: "query" or "passage", for the error.
         valid_ids: None: any.
     """
@@ -124,7 +124,7 @@ class RunLine(NamedTuple):
 
 
 def read_trec_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yields the lines "query Q0 passage rank score tag" of a run file, in the file's order."""
+    """Yield the lines "query Q0 passage rank score tag" of a run file, in the file's order."""
     for location, line in text_lines(file.path, policy):
         try:
             words = line.split()
@@ -146,7 +146,7 @@ def _parse_score(score: str, location: Location) -> float:
 
 
 def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yields the lines "query TAB passage TAB score" of Tevatron's rankings; ranks are those of the file's order."""
+    """Yield the lines "query TAB passage TAB score" of Tevatron's rankings; ranks are those of the file's order."""
     ranks: dict[str, int] = {}
     for location, (query_id, passage_id, score) in tab_rows(file.path, ("query id", "passage id", "score"), policy):
         try:
@@ -159,8 +159,8 @@ def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 
 
 def rank_lines(lines: Iterable[RunLine], policy: Policy) -> dict[str, list[RunLine]]:
-    """A run by query, each in rank order. A passage retrieved twice, or a score that grows with the rank (evaluation
-    tools sort by score, so the file would mean two rankings), is bad input.
+    """Return a run by query, each in rank order. A passage retrieved twice, or a score that grows with the rank
+    (evaluation tools sort by score, so the file would mean two rankings), is bad input.
     """
     by_query: dict[str, list[RunLine]] = {}
     for line in lines:
@@ -191,7 +191,7 @@ def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Loca
 
 
 def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
-    """Writes a TREC run, ranks from 1. `rankings` hold passages best first; what `read_run` would refuse is refused.
+    """Write a TREC run, ranks from 1. `rankings` hold passages best first; what `read_run` would refuse is refused.
 
     trec_eval ignores ranks: it reads scores as float32, sorts by them, and equal ones by passage id. So that it sees
     the ranking given, scores are written as float32, and one that is not below the one before it is lowered to the
@@ -218,7 +218,8 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
 
 
 def descending_scores(scores: Sequence[float]) -> list[float]:
-    """float32 values, each the score or, if that is not below the one before, the next value below the one before."""
+    """Return float32 values, each the score or, if that is not below the one before, the next value below the one
+    before."""
     with np.errstate(over="ignore"):
         bits = np.asarray(scores, np.float32).view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # neighbouring floats are neighbouring integers
@@ -229,7 +230,8 @@ def descending_scores(scores: Sequence[float]) -> list[float]:
 
 
 def _is_qrels(sample: FileSample) -> bool:
-    """Four words, the second 0 or Q0, the last a number; or BEIR's three columns, the last one a grade."""
+    """Return whether there are four words, the second 0 or Q0, the last a number; or BEIR's three columns, the last one
+    a grade."""
     if sample.container != "table":
         return False
     if sample.columns == 3:

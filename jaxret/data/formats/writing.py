@@ -17,12 +17,12 @@ Losses = Counter[str]  # kind of value that a file cannot hold -> how often
 
 
 def joined_text(passage: Passage) -> str:
-    """Title and text for a format that has no titles: with a space between, as Tevatron joins them."""
+    """Return title and text for a format that has no titles: with a space between, as Tevatron joins them."""
     return f"{passage.title} {passage.text}" if passage.title.strip() else passage.text
 
 
 def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """JSON lines; parquet, if the name ends so."""
+    """Write JSON lines; parquet, if the name ends so."""
     if path.suffix == ".parquet":
         parquet.write_parquet(path, rows)
         return

@@ -48,7 +48,8 @@ def open_hf_set(path: Path) -> NamedSet:
 
 
 def _cached(library: Any, name: str) -> list[str]:
-    """The descriptions of what the library keeps of a set of the hub: <cache>/OWNER___NAME/CONFIG/VERSION/HASH/."""
+    """Return the descriptions of what the library keeps of a set of the hub:
+    <cache>/OWNER___NAME/CONFIG/VERSION/HASH/."""
     from datasets.naming import camelcase_to_snakecase
 
     owner, last = name.split("/")
@@ -112,7 +113,7 @@ def _offline_result(path: Path, read: Callable[[], Any], library: Any) -> Any:
 
 @contextlib.contextmanager
 def offline(library: Any) -> Iterator[None]:
-    """Nothing is fetched inside, and no bar is drawn."""
+    """Run the block without fetching anything or drawing bars."""
     before = library.config.HF_HUB_OFFLINE
     library.config.HF_HUB_OFFLINE = True
     bars = library.is_progress_bar_enabled() if hasattr(library, "is_progress_bar_enabled") else False

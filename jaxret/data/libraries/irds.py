@@ -78,7 +78,7 @@ def _table(path: Path, library: Any, data_set: Any, name: str, config: str) -> T
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The errors behind one; ir_datasets puts those of several mirrors into its arguments."""
+    """Yield the errors behind one; ir_datasets puts those of several mirrors into its arguments."""
     for one in (error.__cause__, error.__context__):
         if one is not None:
             yield one
@@ -136,7 +136,7 @@ def _is_download(kind: Any, downloads: Any) -> bool:
 
 
 def _files(value: Any, visited_ids: set[int]) -> Iterator[Path]:
-    """The files that a handler reads from: those of every stream that it is made of."""
+    """Yield the files that a handler reads from: those of every stream that it is made of."""
     if id(value) in visited_ids:
         return
     visited_ids.add(id(value))

@@ -52,14 +52,14 @@ class NamedSet:
         return self.root / config / split
 
     def describe_tables(self) -> str:
-        """Its tables, for an error."""
+        """Return its tables, for an error."""
         return ", ".join(f"{config}/{split}" for config, splits in self.tables.items() for split in splits) or "none"
 
     def select(self, rest: Sequence[str]) -> NamedSet:
         """Return this set restricted to the further parts of a path: a table's name, a split, or both.
 
         Raises:
-            DataError: There is no such table or split.
+            DataError: there is no such table or split.
         """
         if not rest:
             return self
@@ -77,18 +77,19 @@ class NamedSet:
 
 
 def is_named(path: Path) -> bool:
-    """Whether a path is the name of a set, or of a table of one."""
+    """Return whether a path is the name of a set, or of a table of one."""
     return bool(_NAME.match(str(path))) and not path.exists()
 
 
 def library_of(path: Path) -> tuple[str, str]:
-    """("hf", "owner/name") of hf:owner/name."""
+    """Return ("hf", "owner/name") of hf:owner/name."""
     name, _, rest = str(path).partition(":")
     return name, rest
 
 
 def set_name(path: Path) -> str:
-    """Name results: "beir-scifact-test" of irds:beir/scifact/test, "scifact-test" of tfds:d/scifact/test."""
+    """Return the name that results have: "beir-scifact-test" of irds:beir/scifact/test, "scifact-test" of
+    tfds:d/scifact/test."""
     parts = Path(library_of(path)[1]).expanduser().parts
     local = next((count for count in range(len(parts), 0, -1) if Path(*parts[:count]).exists()), 0)
     if local:
@@ -97,7 +98,7 @@ def set_name(path: Path) -> str:
 
 
 def import_library(path: Path) -> Any:
-    """The library of a path. Raises DataError with the line that installs it."""
+    """Import the library of a path. Raises DataError with the line that installs it."""
     library = library_of(path)[0]
     try:
         return importlib.import_module(LIBRARIES[library])
@@ -108,5 +109,5 @@ def import_library(path: Path) -> Any:
 
 
 def missing_set_error(path: Path, problem: str, fetch: str) -> DataError:
-    """The error for a set that is not on this machine."""
+    """Return the error for a set that is not on this machine."""
     return Location(path).error("missing set", f"{problem}, and nothing is fetched here", f"fetch it with: {fetch}")

@@ -30,7 +30,7 @@ def open_table(path: Path) -> Table:
 
 
 def is_whole_set(path: Path) -> bool:
-    """Whether a path names a whole set, without a table."""
+    """Return whether a path names a whole set, without a table."""
     if not is_named(path):
         return False
     named_set = open_named_set(path)
@@ -41,7 +41,7 @@ def list_files(path: Path) -> tuple[Path, ...]:
     """Return the files behind a path: the file itself, or those that a library reads a table from.
 
     Raises:
-        DataError: The library does not say which files it reads.
+        DataError: the library does not say which files it reads.
     """
     if not is_named(path):
         return (path,)

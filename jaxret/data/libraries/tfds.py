@@ -31,18 +31,18 @@ _DEFAULT = "default"  # name of the only table of a set without configs
 
 
 def tfds_folder() -> Path:
-    """Where TFDS keeps sets."""
+    """Return where TFDS keeps sets."""
     return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def list_versions(folder: Path) -> list[str]:
-    """The versions that are whole in a folder, the newest last."""
+    """Return the versions that are whole in a folder, the newest last."""
     names = [path.parent.name for path in folder.glob("*/dataset_info.json") if _VERSION.fullmatch(path.parent.name)]
     return sorted(names, key=lambda version: [int(part) for part in version.split(".")])
 
 
 def is_tfds_set(folder: Path) -> bool:
-    """Whether a folder is a set of TFDS, or a config of one."""
+    """Return whether a folder is a set of TFDS, or a config of one."""
     return folder.is_dir() and bool(
         list_versions(folder) or any(list_versions(path) for path in folder.iterdir() if path.is_dir())
     )
@@ -81,7 +81,7 @@ def open_tfds_set(path: Path) -> NamedSet:
 
 
 def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
-    """(root, folder, version or "", further parts) of tfds:NAME/..., or tfds:/FOLDER/..."""
+    """Return (root, folder, version or "", further parts) of tfds:NAME/..., or tfds:/FOLDER/..."""
     parts = Path(library_of(path)[1]).parts
     for count in range(len(parts), 0, -1):
         last_part, colon, version = parts[count - 1].rpartition(":")
@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet(tfds: Any) -> Iterator[None]:
-    """Without the lines and bars of TFDS, which go to both streams."""
+    """Run the block without the lines and bars of TFDS, which go to both streams."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     tfds.disable_progress_bar()
@@ -182,12 +182,12 @@ def write_tfds_table(
     """Write <data_dir>/NAME/CONFIG/VERSION, the records in their order; return its path.
 
     Args:
-        data_dir: Of TFDS.
-        name: Of the data set.
-        config: Of the table.
-        version: As "1.0.0".
-        features: Key -> its type (str, int, float, bool), or a list of one.
-        splits: Split -> its records, of which there must be one at least.
+        data_dir: of TFDS.
+        name: of the data set.
+        config: of the table.
+        version: as "1.0.0".
+        features: key -> its type (str, int, float, bool), or a list of one.
+        splits: split -> its records, of which there must be one at least.
     """
     path = Path(f"tfds:{name}")
     tfds = import_library(path)

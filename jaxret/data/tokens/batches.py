@@ -86,11 +86,13 @@ def tokenize_examples(
     """Return the examples as a TrainingSet, in their order.
 
     Args:
-        examples: At least one; ValueError if there is none.
-        tokenizer: Tokenizer with the length limits.
-        pseudo_queries: Pseudo-query of each passage id; passages without one get an empty text. None: not used.
-        write_column: Called with a column's name and its blocks of ids; writes the blocks and returns the column to
+        examples: at least one.
+        tokenizer: tokenizer with the length limits.
+        pseudo_queries: pseudo-query of each passage id; passages without one get an empty text. None: not used.
+        write_column: called with a column's name and its blocks of ids; writes the blocks and returns the column to
             read. Default: keeps it in memory.
+    Raises:
+        ValueError: there is no example.
     """
     if not examples:
         raise ValueError("there is no training example")
@@ -167,10 +169,10 @@ class BatchPlan:
         """Return this plan with a packer whose row widths and counts fit the text lengths of the first epoch.
 
         Args:
-            data: Training set; a sample of the batches of its first epoch is measured.
-            bins: Parts of a batch (devices times chunks) that are packed separately.
-            slots: Positions that replace the first token of a query and of a passage.
-            hidden_size: Hidden size of the encoder, which decides what a wider row costs.
+            data: training set; a sample of the batches of its first epoch is measured.
+            bins: parts of a batch (devices times chunks) that are packed separately.
+            slots: positions that replace the first token of a query and of a passage.
+            hidden_size: hidden size of the encoder, which decides what a wider row costs.
         """
         steps = -(-len(data) // self.batch_size)
         sample = [
@@ -242,10 +244,10 @@ class BatchPlan:
         Lengths and positions are chosen from the whole batch, so every process compiles the same program.
 
         Args:
-            examples: Rows of the examples of the whole batch; -1: no query.
-            step: Step that seeds the choice of hard negatives. None: the first ones.
+            examples: rows of the examples of the whole batch; -1: no query.
+            step: step that seeds the choice of hard negatives. None: the first ones.
             part: (index of this process, number of processes).
-            packer: Packs the texts. None: they are padded.
+            packer: packs the texts. None: they are padded.
         """
         passage_rows = self.passage_rows(data, examples, step)
         index, count = part
@@ -317,12 +319,12 @@ def packed_tokens(
     """Return this process's part of the packed texts of a batch, in the order of their positions.
 
     Args:
-        texts: Token ids of all texts.
-        rows: Row in `texts` of each text of the whole batch.
-        mine: This process's part of the packed order.
-        side: Shape of the packed rows of queries or of passages.
-        placement: Packed positions of the whole batch.
-        pad_id: Id of padding.
+        texts: token ids of all texts.
+        rows: row in `texts` of each text of the whole batch.
+        mine: this process's part of the packed order.
+        side: shape of the packed rows of queries or of passages.
+        placement: packed positions of the whole batch.
+        pad_id: id of padding.
     """
     order = placement.order[mine].astype(np.int32)
     packing = Packing(placement.starts[mine].astype(np.int32), placement.rows, placement.width)
@@ -375,10 +377,10 @@ def shuffled_rows(seed: int, step: int, size: int, total: int) -> np.ndarray:
     """Return the rows of the examples of a step [size], from an endless stream of epochs, each a new permutation.
 
     Args:
-        seed: Seed of the permutations.
-        step: Number of the step, from 0.
-        size: Examples per step.
-        total: Examples in the set.
+        seed: seed of the permutations.
+        step: number of the step, from 0.
+        size: examples per step.
+        total: examples in the set.
     """
     positions = step * size + np.arange(size)
     epochs = positions // total

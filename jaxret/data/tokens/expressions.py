@@ -40,7 +40,8 @@ for number, expression in enumerate(expressions):
 
 
 def check_expressions(path: Path) -> None:
-    """Raise ValueError if a regular expression of a tokenizer.json takes time without bound on a short text."""
+    """Raise ValueError if a regular expression of a tokenizer.json takes time without bound on a short text, and
+    RuntimeError if they cannot be tried."""
     if not path.exists() or b'"Regex"' not in path.read_bytes():
         return
     rules = read_json(path)

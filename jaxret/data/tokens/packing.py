@@ -138,11 +138,11 @@ def _exchange(assignment: np.ndarray, rows: np.ndarray, bin: int, lengths: np.nd
     The pairs that leave about as many tokens in both bins are tried first, and at most EXCHANGES.
 
     Args:
-        assignment: Texts of each bin [bins, N / bins].
-        rows: Rows of each bin.
-        bin: The bin.
-        lengths: Lengths of the texts.
-        width: Tokens of a row.
+        assignment: texts of each bin [bins, N / bins].
+        rows: rows of each bin.
+        bin: the bin.
+        lengths: lengths of the texts.
+        width: tokens of a row.
     """
     target = rows[bin] - 1
     tokens = lengths[assignment].sum(axis=1)
@@ -236,12 +236,12 @@ def choose_row_shape(
     that every batch has a program.
 
     Args:
-        sample: Lengths [N] of the texts of some batches.
-        length: Lengths are cut at this number of tokens.
-        slots: Positions that replace the first token of a text.
-        bins: Parts of a batch that are packed separately.
-        hidden_size: Hidden size of the encoder.
-        usual: Share of the sample that a usual size holds, with the least work, and that is the only one; None: those
+        sample: lengths [N] of the texts of some batches.
+        length: lengths are cut at this number of tokens.
+        slots: positions that replace the first token of a text.
+        bins: parts of a batch that are packed separately.
+        hidden_size: hidden size of the encoder.
+        usual: share of the sample that a usual size holds, with the least work, and that is the only one; None: those
             with which the sample costs least.
     """
     longest, most, count = length + slots - 1, len(sample[0]) // bins, 2 if bins == 1 else 3

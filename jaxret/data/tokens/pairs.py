@@ -26,7 +26,7 @@ class PairJoiner:
         """Return the length of each pair in tokens, cut at `limit`; 0 without a query or a passage.
 
         Args:
-            queries, passages, query_rows, passage_rows: See `tokens`.
+            queries, passages, query_rows, passage_rows: see `tokens`.
         """
         return np.minimum(self.whole_lengths(queries, passages, query_rows, passage_rows), self.limit)
 
@@ -36,7 +36,7 @@ class PairJoiner:
         """Return the length of each pair in tokens before it is cut; 0 without a query or a passage.
 
         Args:
-            queries, passages, query_rows, passage_rows: See `tokens`.
+            queries, passages, query_rows, passage_rows: see `tokens`.
         """
         exists = (query_rows >= 0) & (passage_rows >= 0)
         both = queries.lengths_of(np.maximum(query_rows, 0)) + passages.lengths_of(np.maximum(passage_rows, 0)) - 1
@@ -48,11 +48,11 @@ class PairJoiner:
         """Return padded pairs [N, length]; the tokens of the passage have type 1.
 
         Args:
-            queries: Token ids of queries.
-            passages: Token ids of passages.
-            query_rows: Row of each pair's query [N]; -1: no pair.
-            passage_rows: Row of each pair's passage [N]; -1: no pair.
-            length: Padded length in tokens.
+            queries: token ids of queries.
+            passages: token ids of passages.
+            query_rows: row of each pair's query [N]; -1: no pair.
+            passage_rows: row of each pair's passage [N]; -1: no pair.
+            length: padded length in tokens.
         """
         sizes = self.lengths(queries, passages, query_rows, passage_rows)
         ids = np.full((len(query_rows), length), self.pad_id, np.int32)

@@ -236,15 +236,15 @@ def open_or_make_store(
     nothing that passes verification.
 
     Args:
-        origin: Source files and recipe.
-        root: Folder of all stores.
-        make: Writes the columns and returns facts (JSON) to store with them.
-        log: Called with messages about waiting, making again and writing.
+        origin: source files and recipe.
+        root: folder of all stores.
+        make: writes the columns and returns facts (JSON) to store with them.
+        log: called with messages about waiting, making again and writing.
 
     Raises:
-        DataError: A source file changed while it was read.
-        StorageError: The folder cannot be written.
-        Exception: Any exception of `make`.
+        DataError: a source file changed while it was read.
+        StorageError: the folder cannot be written.
+        Exception: any exception of `make`.
     """
     with contextlib.suppress(StaleError):
         return open_store(origin, root)

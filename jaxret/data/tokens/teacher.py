@@ -57,10 +57,10 @@ def row_subset(rows_of_items: Ragged, rows: np.ndarray, positions: np.ndarray, e
     """Return the items [rows, K] at the given positions of each row.
 
     Args:
-        rows_of_items: Rows of different lengths.
-        rows: Row of each result row; -1: none, all its positions must be -1.
-        positions: Positions [rows, K] in the row; -1: no item.
-        empty: Value where there is no item.
+        rows_of_items: rows of different lengths.
+        rows: row of each result row; -1: none, all its positions must be -1.
+        positions: positions [rows, K] in the row; -1: no item.
+        empty: value where there is no item.
     """
     exists = positions >= 0
     items = np.full(positions.shape, empty, rows_of_items.flat.dtype)

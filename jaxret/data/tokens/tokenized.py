@@ -109,10 +109,10 @@ def load_or_tokenize_examples(
     """Return tokenized examples, memory-mapped, and the report of bad records. Raises DataError.
 
     Args:
-        source: Data to read.
-        tokenizer: Tokenizer with the length limits.
-        root: Folder of all stores.
-        log: Called with messages about the store.
+        source: data to read.
+        tokenizer: tokenizer with the length limits.
+        root: folder of all stores.
+        log: called with messages about the store.
     """
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
@@ -156,10 +156,10 @@ def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Pol
 
     Args:
         run: TREC run or results file with scores.
-        data: Name of the examples' data set, for the error.
+        data: name of the examples' data set, for the error.
 
     Raises:
-        DataError: The run has another text for a query id. This happens for files without ids, whose rows are counted.
+        DataError: the run has another text for a query id. This happens for files without ids, whose rows are counted.
     """
     run_lines = read_ranked_lines(run, policy)
 
@@ -213,10 +213,10 @@ def load_tokenized_corpus(
     """Return the tokens of a corpus from its store, or None if there is no valid store.
 
     Args:
-        corpus: Corpus to load; DataError if it does not exist.
-        policy: Policy for bad records, a part of the recipe.
-        tokenizer: Tokenizer, a part of the recipe.
-        root: Folder of all stores.
+        corpus: corpus to load; DataError if it does not exist.
+        policy: policy for bad records, a part of the recipe.
+        tokenizer: tokenizer, a part of the recipe.
+        root: folder of all stores.
     """
     with contextlib.suppress(StaleError):
         return _tokenized(open_store(_corpus_origin(corpus, policy, tokenizer), root), corpus)
@@ -229,11 +229,11 @@ def load_or_tokenize_corpus(
     """Return the tokens of a scanned corpus. Raises DataError if the corpus has changed since the scan.
 
     Args:
-        scan: Result of its scan.
-        policy: Policy for bad records, with their report.
-        tokenizer: Tokenizer with the length limits.
-        root: Folder of all stores.
-        log: Called with messages about the store.
+        scan: result of its scan.
+        policy: policy for bad records, with their report.
+        tokenizer: tokenizer with the length limits.
+        root: folder of all stores.
+        log: called with messages about the store.
     """
 
     def make(writer: ColumnWriter) -> dict[str, Any]:

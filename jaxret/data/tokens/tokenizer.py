@@ -139,13 +139,13 @@ class TextTokenizer:
 
         Args:
             directory: Hugging Face directory.
-            query_length: Upper bound of a query's length in tokens.
-            passage_length: Upper bound of a passage's length in tokens.
-            end_token: Whether the end of text is put after a text where tokenizer.json has none.
-            options: Prompts and other fields of TextTokenizer.
+            query_length: upper bound of a query's length in tokens.
+            passage_length: upper bound of a passage's length in tokens.
+            end_token: whether the end of text is put after a text where tokenizer.json has none.
+            options: prompts and other fields of TextTokenizer.
 
         Raises:
-            ValueError: There is no fast tokenizer, it has no [SEP] (or end of text) or [PAD], or a length leaves no
+            ValueError: there is no fast tokenizer, it has no [SEP] (or end of text) or [PAD], or a length leaves no
                 token for a text.
         """
         backend, special = load_backend(Path(directory))
@@ -244,9 +244,9 @@ class TextTokenizer:
         """Return token ids of queries.
 
         Args:
-            texts: Queries, possibly a stream. A Query may bring an instruction along; a text has the usual one.
-            truncation: Counts texts and lost tokens.
-            sink: Consumes blocks of ids and returns all of them.
+            texts: queries, possibly a stream. A Query may bring an instruction along; a text has the usual one.
+            truncation: counts texts and lost tokens.
+            sink: consumes blocks of ids and returns all of them.
         """
         truncation = truncation or Truncation("queries", self.query_length)
         usual = self.prompt("query")
@@ -270,9 +270,9 @@ class TextTokenizer:
         """Return token ids of passages.
 
         Args:
-            passages: Passages, possibly a stream: one block is held at a time, and only the beginning of a long text.
-            truncation: Counts texts and lost tokens.
-            sink: Consumes blocks of ids and returns all of them.
+            passages: passages, possibly a stream: one block is held at a time, and only the beginning of a long text.
+            truncation: counts texts and lost tokens.
+            sink: consumes blocks of ids and returns all of them.
         """
         truncation = truncation or Truncation("passages", self.passage_length)
         parts = ((*self._parts(passage), self._passage_prompt(passage)) for passage in passages)

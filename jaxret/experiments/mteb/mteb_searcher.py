@@ -65,7 +65,9 @@ class MtebSearcher:
             queries: mteb's table with the columns id and text, and perhaps instruction.
             task_metadata: of the task.
             top_k: passages of a query.
-            top_ranked: passages to rank, which are refused.
+            top_ranked: passages to rank.
+        Raises:
+            ValueError: there are passages to rank.
         """
         if top_ranked is not None:
             raise ValueError(f"{task_metadata.name} gives the passages to rank; jaxret mteb has tasks of retrieval")

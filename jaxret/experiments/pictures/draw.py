@@ -68,6 +68,7 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
         options: of single kinds.
     Raises:
         ValueError: an unknown kind, options that the kind does not read, or runs without the files that it draws.
+        FileNotFoundError: a sweep without results.
     """
     options = options or PictureOptions()
     if kind not in PICTURE_KINDS:

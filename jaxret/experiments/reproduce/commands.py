@@ -160,7 +160,7 @@ def subset_folder(case: Case, places: Places) -> Path:
 
 
 def _split(case: Case, places: Places) -> list[list[str]]:
-    """The command that writes the judgements of a row's subsets; none where a row has no subsets."""
+    """Return the command that writes the judgements of a row's subsets; none where a row has no subsets."""
     if not case.row.subsets:
         return []
     train, qrels = (_inside(places, case.target, path) for path in (case.target.train, case.target.qrels))
@@ -263,7 +263,7 @@ def _overrides(case: Case, places: Places, seed: int | None, more: Mapping[str, 
 
 
 def _config_flags(config: str, keys: dict[str, Any], places: Places, seed: int | None) -> list[str]:
-    """Flags of the config's keys, with those of `places` and of the seed."""
+    """Return flags of the config's keys, with those of `places` and of the seed."""
     if places.scale != 1:
         train = _config_values(config) | keys
         if train["train.steps"] > 0:
@@ -285,7 +285,7 @@ def _inside(places: Places, data: PaperData, path: str) -> Path:
 
 
 def _recipe_flags(places: Places, source: PaperData) -> list[str]:
-    """Flags for the corpus, queries and judgements that a recipe's stages are evaluated on."""
+    """Return flags for the corpus, queries and judgements that a recipe's stages are evaluated on."""
     flags = [f"--corpus={_corpus(places, source)}", f"--queries={_inside(places, source, source.queries)}"]
     if source.qrels:
         flags.append(f"--qrels={_inside(places, source, source.qrels)}")
@@ -302,7 +302,8 @@ def _corpus(places: Places, data: PaperData) -> Path:
 
 
 def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
-    """(corpus, queries, judgements) of the target, of each set that it is the mean of, of each of its subsets."""
+    """Return (corpus, queries, judgements) of the target, of each set that it is the mean of, of each of its
+    subsets."""
     target = case.target
     if case.sets:
         folders = [places.folder(target.name) / name for name in target.folders(case.sets)]
@@ -315,7 +316,7 @@ def _sets(case: Case, places: Places) -> list[tuple[Path, Path, Path | None]]:
 
 
 def _by_judgements(measures: Sequence[str]) -> list[str]:
-    """The measures that --measures takes; accuracies by answers are computed wherever queries have answers."""
+    """Return the measures that --measures takes; accuracies by answers are computed wherever queries have answers."""
     return [name for name in measures if not name.startswith("Accuracy@")]
 
 

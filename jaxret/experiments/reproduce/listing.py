@@ -116,7 +116,7 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
 
 
 def _deviation(case: Case, index: int) -> str:
-    """ " ± 0.003", the paper's deviation over seeds of a case's number; "" where it has none."""
+    """Return " ± 0.003", the paper's deviation over seeds of a case's number; "" where it has none."""
     deviations = case.row.deviations.get(case.target.name)
     if not deviations:
         return ""

@@ -77,7 +77,7 @@ def page() -> str:
 
 
 def _data() -> str:
-    """The data sets: the folder below --data, its files, and where each comes from."""
+    """Return the data sets: the folder below --data, its files, and where each comes from."""
     lines = []
     for name, data in datasets().items():
         files = "; ".join(f"`{path}` ({origin})" for path, origin in data.files.items())
@@ -91,7 +91,7 @@ def _table(members: list[PaperRow]) -> str:
 
 
 def _system(row: PaperRow) -> str:
-    """The config of a row with its keys, or the reason why there is none."""
+    """Return the config of a row with its keys, or the reason why there is none."""
     notes = [row.note] if row.note else []
     if row.same_as:
         return "; ".join([f"as `{row.same_as}`", *notes])

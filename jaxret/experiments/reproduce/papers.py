@@ -100,7 +100,7 @@ class PaperRow:
         return not self.reason and bool(self.config or self.same_as or self.counts or self.verb == "bm25")
 
     def cases(self) -> list[Case]:
-        """The row on each of its data sets, in the table's order."""
+        """Return the row on each of its data sets, in the table's order."""
         return [self._case(key) for key in (self.numbers or self.diversity or self.counts)]
 
     def _case(self, key: str) -> Case:

@@ -178,7 +178,7 @@ def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
 
 
 def _error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> float:
-    """The standard error over queries of a mean of evaluations, each with its part in the mean."""
+    """Return the standard error over queries of a mean of evaluations, each with its part in the mean."""
     each = [(part, list(evaluation.per_query[measure].values())) for part, evaluation in evaluations]
     return math.sqrt(sum(part**2 * stdev(values) ** 2 / len(values) for part, values in each if len(values) > 1))
 
@@ -199,7 +199,7 @@ def comparison_table(measurements: Sequence[Measured]) -> str:
 
 
 def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
-    """The evaluations that a case's searches wrote below `run` -> the part of each in the case's mean."""
+    """Return the evaluations that a case's searches wrote below `run` -> the part of each in the case's mean."""
     paths: dict[Path, float] = {}
     parts = iter(case.target.folders(case.sets).values())
     for command in case_commands(case, places):

@@ -26,8 +26,8 @@ class CorpusRows:
     """
 
     def __init__(self, encoded_corpus: EncodedCorpus, texts: bool = True) -> None:
-        """texts: whether there are titles, texts and metadata. Raises ValueError for sparse vectors, and what opening
-        `Passages` raises."""
+        """Open the rows, with titles, texts and metadata if `texts`. Raises ValueError for sparse vectors, and what
+        opening `Passages` raises."""
         if encoded_corpus.sparse:
             raise ValueError(
                 f"the vectors in {encoded_corpus.folder} are weights of words, and stores get dense ones; use "

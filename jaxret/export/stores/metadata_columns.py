@@ -25,7 +25,7 @@ class MetadataColumns:
     """
 
     def __init__(self, encoded_corpus: EncodedCorpus, other_columns: Iterable[str]) -> None:
-        """other_columns: names of the other columns."""
+        """Read the fields, and choose names of columns that are not in `other_columns`."""
         self._parts = [read_fields(shards) for shards in encoded_corpus.shards]
         names = sorted({name for part in self._parts for name in part})
         self.fields = dict(zip(column_names(names, other_columns), names, strict=True))

@@ -32,7 +32,7 @@ _CLIENTS = ("grpc", "httpx", "psycopg", "pymilvus", "qdrant_client")  # packages
 
 @contextmanager
 def store_errors(kind: str, address: str) -> Iterator[None]:
-    """Turn errors of a store's client into ValueErrors within the block: the server is not there, or refuses.
+    """Raise ValueError for an error of a store's client within the block: the server is not there, or refuses.
 
     address: of the store, for the message.
     """

@@ -92,10 +92,10 @@ def require_stored_sizes(
     parameters are made before they are compared with the file's, one by one; so they must not be of any number.
 
     Args:
-      config: of config.json.
-      architecture: of the config.
-      path: of config.json, for the error.
-      shapes: of the stored tensors, by name.
+        config: of config.json.
+        architecture: of the config.
+        path: of config.json, for the error.
+        shapes: of the stored tensors, by name.
     """
     sizes = _SIZES + (_TABLES if isinstance(config, bert.BertConfig) else ())
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)

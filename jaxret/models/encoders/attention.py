@@ -68,15 +68,15 @@ def attend(
     Self-attention uses the kernel that `compute` names, if any.
 
     Args:
-      query: scaled by the caller, if the architecture does (T5 does not).
-      key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
-      mask: keys to attend to, the same for all queries or one mask for each; or those that are near.
-      drop: dropout of the attention weights.
-      bias: added to the scores.
-      compute: dtype and kernel.
+        query: scaled by the caller, if the architecture does (T5 does not).
+        key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
+        mask: keys to attend to, the same for all queries or one mask for each; or those that are near.
+        drop: dropout of the attention weights.
+        bias: added to the scores.
+        compute: dtype and kernel.
 
     Raises:
-      ValueError: an array with a mask per query, or a bias, which kernels do not support.
+        ValueError: an array with a mask per query, or a bias, which kernels do not support.
     """
     if compute.attention != "plain" and query.shape[1] == key.shape[1]:
         keys = mask.keys if isinstance(mask, WindowMask) else mask
@@ -131,7 +131,7 @@ def rotate(
 
 
 def require_length(length: int, longest: int) -> None:
-    """Raises ValueError if a batch of `length` tokens is too long for an encoder."""
+    """Raise ValueError if a batch of `length` tokens is too long for an encoder."""
     if length > longest:
         raise ValueError(
             f"a batch of {length} tokens is longer than the encoder's {longest} positions; "

@@ -107,10 +107,10 @@ class BertEmbeddings(nn.Module):
         """Return the input of the first layer.
 
         Args:
-          ids: padded.
-          layout: of the tokens, prefix tokens included.
-          prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H].
-          first: length of the first text of each pair; None: there are no pairs.
+            ids: padded.
+            layout: of the tokens, prefix tokens included.
+            prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H].
+            first: length of the first text of each pair; None: there are no pairs.
         """
         positions = self.positions(ids)
         if prefix is not None:
@@ -155,10 +155,10 @@ class BertAttention(nn.Module):
         """Return the attention of queries from `hidden` to keys and values from `states`.
 
         Args:
-          hidden: of the queries.
-          states: of the keys and values.
-          mask: keys to attend to, the same for all queries or one mask for each.
-          layout: of the queries, for dropout.
+            hidden: of the queries.
+            states: of the keys and values.
+            mask: keys to attend to, the same for all queries or one mask for each.
+            layout: of the queries, for dropout.
         """
         config = self.config
 
@@ -189,10 +189,10 @@ class PostNormLayer(nn.Module):
         """Return hidden with its attention to `states` added, normed.
 
         Args:
-          hidden: of the queries.
-          states: of the keys and values.
-          mask: keys to attend to, the same for all queries or one mask for each.
-          name: of the parameters; those of the norm are called NAME_norm.
+            hidden: of the queries.
+            states: of the keys and values.
+            mask: keys to attend to, the same for all queries or one mask for each.
+            name: of the parameters; those of the norm are called NAME_norm.
         """
         output = BertAttention(self.config, self.compute, name=name)(hidden, states, mask, drop.layout)
         return bert_norm(self.config, f"{name}_norm")(hidden + drop(output))

@@ -118,11 +118,11 @@ class DecoderAttention(nn.Module):
         """Return the attention of all positions.
 
         Args:
-          hidden: of all positions.
-          mask: keys that each query attends to.
-          positions: of the tokens in their texts.
-          rates: rotary angles per position.
-          layout: for dropout.
+            hidden: of all positions.
+            mask: keys that each query attends to.
+            positions: of the tokens in their texts.
+            rates: rotary angles per position.
+            layout: for dropout.
         """
         config = self.config
         dense = partial(
@@ -172,10 +172,10 @@ class LanguageModelLayer(nn.Module):
         """Compute the layer.
 
         Args:
-          hidden: output of the layer below.
-          constants: this layer's row of `decoder_constants`.
-          positions: of the tokens in their texts.
-          final_scale: of the norm after the last layer.
+            hidden: output of the layer below.
+            constants: this layer's row of `decoder_constants`.
+            positions: of the tokens in their texts.
+            final_scale: of the norm after the last layer.
         """
         config = self.config
         dense = partial(decoder_dense, config=config, compute=self.compute, use_bias=config.mlp_bias, layout=layout)

@@ -23,11 +23,14 @@ _SETTINGS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 
 def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] = _SETTINGS) -> np.ndarray:
-    """Return the matrix [in,out] of a Dense module. Raises ValueError if it is more than a product.
+    """Return the matrix [in,out] of a Dense module.
 
     Args:
-      folder: of the module.
-      settings: keys of config.json -> the value where it is missing, and the allowed ones.
+        folder: of the module.
+        settings: keys of config.json -> the value where it is missing, and the allowed ones.
+    Raises:
+        ValueError: the module is more than a product.
+        FileNotFoundError: it has no model.safetensors.
     """
     config = read_settings(folder / "config.json")
     if not isinstance(config, dict):

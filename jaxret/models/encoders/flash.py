@@ -47,12 +47,12 @@ def flash_attention(
     """Return softmax(query·key) value, with the softmax in float32.
 
     Args:
-      query: scaled.
-      key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
-      mask: keys to attend to; of a `WindowMask`, those that are near.
-      rate: of dropout of the weights.
-      keys: a text's threefry key as int32; dropout masks are those of jax.random.bernoulli. None: no dropout.
-      interpret: let XLA run the kernel, on any device.
+        query: scaled.
+        key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
+        mask: keys to attend to; of a `WindowMask`, those that are near.
+        rate: of dropout of the weights.
+        keys: a text's threefry key as int32; dropout masks are those of jax.random.bernoulli. None: no dropout.
+        interpret: let XLA run the kernel, on any device.
     """
     rows, queries, heads, _ = query.shape
     padding = -queries % 64 if queries > BLOCK else 0  # so that equal blocks exist
@@ -248,8 +248,8 @@ def threefry(first: jax.Array, second: jax.Array, count: Int[jax.Array, "*shape"
     """Return the 32 bits that threefry (Salmon et al. 2011), JAX's default generator, draws at each index of an array.
 
     Args:
-      first, second: the key, as two int32.
-      count: indices.
+        first, second: the key, as two int32.
+        count: indices.
     """
     keys = first, second, first ^ second ^ np.int32(0x1BD11BDA)
     a, b = jnp.full_like(count, keys[0]), count + keys[1]

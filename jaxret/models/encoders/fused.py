@@ -53,14 +53,14 @@ def fused_attention(
     """Return `attention.attend` of the arguments, computed by the kernel of `compute`.
 
     Args:
-      query, key, value: of the same tokens.
-      mask: real keys, which come first, because cuDNN takes lengths instead of masks. A text without any attends to
-        its first token there; its states are not used. Of a `WindowMask`, those that are near.
-      drop: dropout of the attention weights.
-      compute: names the kernel.
+        query, key, value: of the same tokens.
+        mask: real keys, which come first, because cuDNN takes lengths instead of masks. A text without any attends to
+          its first token there; its states are not used. Of a `WindowMask`, those that are near.
+        drop: dropout of the attention weights.
+        compute: names the kernel.
 
     Raises:
-      ValueError: dropout that the kernel does not support.
+        ValueError: dropout that the kernel does not support.
     """
     require_no_dropout(compute.attention, drop.rate if drop.active else 0.0)
     if compute.attention == "cudnn":

@@ -75,9 +75,9 @@ def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.
     operands by default.
 
     Args:
-      spec: of the einsum.
-      dtype: the operands are rounded to it.
-      out: dtype of the result.
+        spec: of the einsum.
+        dtype: the operands are rounded to it.
+        out: dtype of the result.
     """
     return _product(spec, dtype, out, (a.dtype, b.dtype), a, b)
 
@@ -201,10 +201,10 @@ def scaled_norm(
     """Return x / rms(x) * scale, computed in float32.
 
     Args:
-      hidden: x.
-      scale: learned.
-      eps: added to the mean square.
-      centred: subtract the mean first, which makes it layer norm without a bias.
+        hidden: x.
+        scale: learned.
+        eps: added to the mean square.
+        centred: subtract the mean first, which makes it layer norm without a bias.
     """
     wide = hidden.astype(jnp.float32)
     if centred:
@@ -279,10 +279,10 @@ def packed_bernoulli(
     (threefry, JAX's default generator, with its default jax_threefry_partitionable). i counts as in the padded array.
 
     Args:
-      keys: of the texts [N].
-      layout: packed.
-      probability: of True.
-      shape: of states [R,W,H], or of attention weights [R,heads,W,W].
+        keys: of the texts [N].
+        layout: packed.
+        probability: of True.
+        shape: of states [R,W,H], or of attention weights [R,heads,W,W].
     """
     assert layout.packing is not None
     words = jax.random.key_data(keys)[layout.packing.text]  # [R,W,2]

@@ -71,9 +71,9 @@ class TokenLayout:
         """Return word embeddings at the positions of the layers, float32.
 
         Args:
-          table: looks ids up; one that is frozen may be bfloat16.
-          ids: of the tokens, without prefix tokens.
-          prefix: ids [n] or word embeddings [n,H] that replace the first token; None: no replacement.
+            table: looks ids up; one that is frozen may be bfloat16.
+            ids: of the tokens, without prefix tokens.
+            prefix: ids [n] or word embeddings [n,H] that replace the first token; None: no replacement.
         """
 
         def look_up(ids: jax.Array) -> jax.Array:

@@ -65,7 +65,7 @@ def translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_qwen3(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Windows begin at a layer. Raises ValueError for other `layer_types`."""
+    """Translate a config whose windows begin at a layer. Raises ValueError for other `layer_types`."""
     flat = translate_llama({"head_dim": 128, **raw})
     window = (flat.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window") else 0
     flat |= {"sliding_window": window, "max_window_layers": flat.get("max_window_layers", 28)}
@@ -104,9 +104,9 @@ def decoder_architecture(model_type: str, class_name: str, **options: Any) -> Ar
     """Return the architecture of a language model.
 
     Args:
-      model_type: in config.json.
-      class_name: transformers' class of it without an output layer.
-      options: what differs from Llama's: fields of Architecture.
+        model_type: in config.json.
+        class_name: transformers' class of it without an output layer.
+        options: what differs from Llama's: fields of Architecture.
     """
     options = {"translate": translate_llama, "spell": rope.nest_rope, **options}
     return Architecture(

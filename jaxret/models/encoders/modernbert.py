@@ -95,11 +95,11 @@ def modernbert_dense(
     """Return a dense layer without a bias.
 
     Args:
-      features: of the output.
-      compute: dtype of the product.
-      name: of the parameters.
-      residual: whether it writes to the residual stream: it is then initialized smaller, by the depth of the encoder.
-      layout: of the input's rows, for adapters.
+        features: of the output.
+        compute: dtype of the product.
+        name: of the parameters.
+        residual: whether it writes to the residual stream: it is then initialized smaller, by the depth of the encoder.
+        layout: of the input's rows, for adapters.
     """
     deviation = config.initializer_range / ((2 * config.num_layers) ** 0.5 if residual else 1)
     init = nn.initializers.truncated_normal(deviation)
@@ -149,12 +149,12 @@ class ModernBertAttention(nn.Module):
         """Return the attention of the first positions.
 
         Args:
-          hidden: of all positions.
-          mask: keys that each query attends to.
-          positions: of the tokens in their texts.
-          rates: rotary angles per position.
-          layout: of the queries, for dropout.
-          queries: number of them.
+            hidden: of all positions.
+            mask: keys that each query attends to.
+            positions: of the tokens in their texts.
+            rates: rotary angles per position.
+            layout: of the queries, for dropout.
+            queries: number of them.
         """
         config = self.config
         drop = Dropout(config.attention_dropout, layout)
@@ -186,11 +186,11 @@ class ModernBertLayer(nn.Module):
         """Compute the layer.
 
         Args:
-          hidden: output of the layer below.
-          constants: this layer's row of `layer_constants`, and the scale of its norm before attention.
-          positions: of the tokens in their texts.
-          final_scale: of the norm after the last layer.
-          first: number of positions to compute, from the first one on; None: all.
+            hidden: output of the layer below.
+            constants: this layer's row of `layer_constants`, and the scale of its norm before attention.
+            positions: of the tokens in their texts.
+            final_scale: of the norm after the last layer.
+            first: number of positions to compute, from the first one on; None: all.
         """
         config = self.config
         queries, query_layout = layout.last_layer_queries(hidden, first)
@@ -336,8 +336,8 @@ LAYER_KINDS = {"full_attention": "global_rope_theta", "sliding_attention": "loca
 
 
 def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`layer_types` and `rope_parameters`, as transformers 5 writes them, -> the keys of the first files. Raises
-    ValueError for layers or rotary positions that are not implemented."""
+    """Translate `layer_types` and `rope_parameters`, as transformers 5 writes them, -> the keys of the first files.
+    Raises ValueError for layers or rotary positions that are not implemented."""
     older = dict(raw)
     types = raw.get("layer_types")
     if types is not None:

@@ -44,12 +44,12 @@ def find_model(name: str, download: bool = False) -> Path:
     """Return the local directory of a model.
 
     Args:
-      name: a directory, the address of one in a bucket, `package:NAME/FOLDER` (weights in an installed Python
-        package), or a Hugging Face hub name (from the local cache).
-      download: fetch a hub name that is not in the cache.
+        name: a directory, the address of one in a bucket, `package:NAME/FOLDER` (weights in an installed Python
+          package), or a Hugging Face hub name (from the local cache).
+        download: fetch a hub name that is not in the cache.
 
     Raises:
-      FileNotFoundError: there is none; the message names what to install or fetch.
+        FileNotFoundError: there is none; the message names what to install or fetch.
     """
     if name.startswith("package:"):
         package, _, folder = name.removeprefix("package:").partition("/")
@@ -155,14 +155,14 @@ def load_pretrained(
     """Read config.json and model.safetensors; return the config and float32 parameters on the host.
 
     Args:
-      directory: a Hugging Face directory.
-      ignore: name prefixes of tensors that may be unused (the pooler, an MLM head "cls", a "decoder").
-      config: overrides config.json: fewer layers (the first ones), or with the MLM head.
-      seed: of a new MLM head, where the file has none (`stores_mlm_head`).
+        directory: a Hugging Face directory.
+        ignore: name prefixes of tensors that may be unused (the pooler, an MLM head "cls", a "decoder").
+        config: overrides config.json: fewer layers (the first ones), or with the MLM head.
+        seed: of a new MLM head, where the file has none (`stores_mlm_head`).
 
     Raises:
-      ValueError: names every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN or
-        infinity.
+        ValueError: names every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN or
+          infinity.
     """
     directory = Path(directory)
     whole = read_config(directory)
@@ -243,11 +243,11 @@ def save_pretrained(
     ...; BertForMaskedLM with the MLM head).
 
     Args:
-      directory: folder to write to.
-      pooler: tensors of `read_pooler`, which BertForMaskedLM does not have.
+        directory: folder to write to.
+        pooler: tensors of `read_pooler`, which BertForMaskedLM does not have.
 
     Raises:
-      ValueError: parameters do not fit the config.
+        ValueError: parameters do not fit the config.
     """
     directory = Path(directory)
     flat = traverse_util.flatten_dict(jax.device_get(dict(params)), sep="/")

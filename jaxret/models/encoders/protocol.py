@@ -75,12 +75,12 @@ class Encoder(Protocol):
         """Encode a batch; state 0 is the output of the embeddings. Packing changes states by rounding only.
 
         Args:
-          train: whether there is dropout, which needs a "dropout" rng.
-          prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H]. The T of the
-            states is then T - 1 + n.
+            train: whether there is dropout, which needs a "dropout" rng.
+            prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H]. The T of the
+              states is then T - 1 + n.
 
         Raises:
-          ValueError: prefix tokens, where the encoder lacks "prefix_tokens", or a batch longer than `config.longest`.
+            ValueError: prefix tokens, where the encoder lacks "prefix_tokens", or a batch longer than `config.longest`.
         """
         ...
 

@@ -31,11 +31,11 @@ def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:
     """Return rotary parameters by the names of `KEYS`, and `rope_theta` if it is among them.
 
     Args:
-      name: of the key, for errors.
-      parameters: its value; None: no scaling.
+        name: of the key, for errors.
+        parameters: its value; None: no scaling.
 
     Raises:
-      ValueError: a kind of scaling, or a key of it, that is not implemented.
+        ValueError: a kind of scaling, or a key of it, that is not implemented.
     """
     if parameters is None:
         return {}

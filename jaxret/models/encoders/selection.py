@@ -43,9 +43,9 @@ class Selection:
         zeros, so that K does not depend on the batch.
 
         Args:
-          hidden: states.
-          mask: real tokens.
-          mean_mask: tokens that the mean is over; None: all real ones.
+            hidden: states.
+            mask: real tokens.
+            mean_mask: tokens that the mean is over; None: all real ones.
         """
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:
@@ -79,10 +79,10 @@ class Selection:
         """Return an encoder's result.
 
         Args:
-          embeddings: output of the embeddings.
-          intermediate: selected states of the layers below the last, as the stack returns them; None: there are none.
-          last: output of the last layer, with its final norm.
-          layout: of the batch.
+            embeddings: output of the embeddings.
+            intermediate: selected states of the layers below the last, as the stack returns them; None: there are none.
+            last: output of the last layer, with its final norm.
+            layout: of the batch.
         """
         state, positions = self.select(last, layout)
         if self.layers == "last":

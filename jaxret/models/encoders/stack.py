@@ -55,10 +55,10 @@ class Stack(nn.Module):
         """Return the output of the last layer, and the selected states of all layers below it on a leading axis.
 
         Args:
-          hidden: input of the first layer.
-          *common_arguments: arguments that all layers get.
-          per_layer: arrays with a row for each layer.
-          first: number of positions to compute in the last layer, which gets it as `first=`; None: all.
+            hidden: input of the first layer.
+            *common_arguments: arguments that all layers get.
+            per_layer: arrays with a row for each layer.
+            first: number of positions to compute in the last layer, which gets it as `first=`; None: all.
         """
         if self.is_initializing():
             return self._initialize(hidden, per_layer, common_arguments, first)

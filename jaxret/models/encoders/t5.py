@@ -211,8 +211,8 @@ GATED = {  # v1.1
 
 
 def translate_t5(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers repeats the activation in a key of its own, and believes that one. Raises ValueError for keys that
-    disagree."""
+    """Translate a config: transformers repeats the activation in a key of its own, and believes that one. Raises
+    ValueError for keys that disagree."""
     feed_forward = str(raw.get("feed_forward_proj", "relu"))
     for key, value in zip(("is_gated_act", "dense_act_fn"), activation(feed_forward), strict=True):
         if raw.get(key, value) != value:

@@ -57,8 +57,8 @@ def weight_files(directory: str | Path) -> dict[str, Path]:
     """Return {tensor name: its file}.
 
     Raises:
-      FileNotFoundError: there are no weights, or a part is missing.
-      ValueError: the index is damaged, or is not a file.
+        FileNotFoundError: there are no weights, or a part is missing.
+        ValueError: the index is damaged, or is not a file.
     """
     directory = Path(directory)
     whole, index = directory / WHOLE, directory / INDEX

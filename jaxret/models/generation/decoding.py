@@ -23,8 +23,8 @@ def generate_tokens(
     """Return the token ids of queries for each text, best beams first; `pad_id` follows `end_id`.
 
     Args:
-      tokens: of the source texts; a row without a token has no query.
-      numbers: of the texts. A sample depends on the seed, the number and the logits, not on the batch.
+        tokens: of the source texts; a row without a token has no query.
+        numbers: of the texts. A sample depends on the seed, the number and the logits, not on the batch.
     """
     if options.method == "beam":
         return beam_search(generator, options, params, tokens)
@@ -75,9 +75,9 @@ def decode_tokens(
     """Return token ids that are chosen one after the other, n sequences for each text.
 
     Args:
-      tokens: of the source texts.
-      choose: (logits, key) -> token.
-      numbers: of the texts.
+        tokens: of the source texts.
+        choose: (logits, key) -> token.
+        numbers: of the texts.
     """
     config, count, length = generator.config, options.sequences, options.query_length
     source, cache = _start(generator, options, params, tokens)
@@ -129,7 +129,7 @@ def beam_search(
     With `early_stopping` it is finished when it has n whole sequences.
 
     Args:
-      tokens: of the source texts.
+        tokens: of the source texts.
     """
     config, beams, length = generator.config, options.beams, options.query_length
     source, cache = _start(generator, options, params, tokens)

@@ -48,11 +48,11 @@ def read_generator_config(directory: str | Path, own_output: bool) -> GeneratorC
     `tie_word_embeddings` (before): T5 v1.0 ties and scales, v1.1 and Flan-T5 do neither.
 
     Args:
-      directory: a Hugging Face directory.
-      own_output: whether the weights have an output matrix that differs from the word table.
+        directory: a Hugging Face directory.
+        own_output: whether the weights have an output matrix that differs from the word table.
 
     Raises:
-      ValueError: names the key that is missing, invalid or not implemented.
+        ValueError: names the key that is missing, invalid or not implemented.
     """
     path = Path(directory) / "config.json"
     raw = read_settings(path)
@@ -97,9 +97,9 @@ def load_generator(directory: str | Path) -> tuple[GeneratorConfig, Params]:
     """Read a T5 model with its decoder; return the config and float32 parameters on the host.
 
     Raises:
-      FileNotFoundError: there are no weights.
-      ValueError: names every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN or
-        infinity.
+        FileNotFoundError: there are no weights.
+        ValueError: names every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN or
+          infinity.
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():

@@ -52,9 +52,9 @@ def empty_cache(config: T5Config, rows: int, length: int, dtype: Any) -> KeysVal
     """Return a cache of zeros.
 
     Args:
-      rows: R, texts that are decoded at a time.
-      length: U, most tokens of each.
-      dtype: of keys and values.
+        rows: R, texts that are decoded at a time.
+        length: U, most tokens of each.
+        dtype: of keys and values.
     """
     shape = config.num_layers, rows, length, config.num_heads, config.head_size
     return KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
@@ -192,11 +192,11 @@ class T5Decoder(nn.Module):
         """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
 
         Args:
-          embeddings: word embeddings of the new tokens. R is a multiple of B: consecutive rows have one source text.
-          table: word table.
-          cache: of the tokens before `position`.
-          position: of the first new token.
-          source: of B texts.
+            embeddings: word embeddings of the new tokens. R is a multiple of B: consecutive rows have one source text.
+            table: word table.
+            cache: of the tokens before `position`.
+            position: of the first new token.
+            source: of B texts.
         """
         config = self.config.decoder
         slots = jnp.arange(cache.keys.shape[2])
@@ -232,10 +232,10 @@ class T5Generator(nn.Module):
         """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
 
         Args:
-          ids: new tokens.
-          cache: of the tokens before `position`.
-          position: of the first new token.
-          source: of B texts; R is a multiple of B, and consecutive rows have one source text.
+            ids: new tokens.
+            cache: of the tokens before `position`.
+            position: of the first new token.
+            source: of B texts; R is a multiple of B, and consecutive rows have one source text.
         """
         return self.decoder(self.encoder.word(ids), self.encoder.word_table, cache, position, source)
 

@@ -38,10 +38,10 @@ class ReconstructorLayer(PostNormLayer):
         """Compute the layer.
 
         Args:
-          hidden: of the pseudo-query.
-          layout: of the pseudo-query.
-          states: of the passage.
-          mask: real tokens of the passage.
+            hidden: of the pseudo-query.
+            layout: of the pseudo-query.
+            states: of the passage.
+            mask: real tokens of the passage.
         """
         drop = Dropout(self.config.hidden_dropout, layout)
         context = self.attention_block(hidden, hidden, layout.mask, drop)
@@ -167,9 +167,9 @@ class I3Head(VectorHead):
         """Return (sum of cross-entropies, number of tokens) of each text.
 
         Args:
-          interaction: Z.
-          labels: token ids of the pseudo-query; -1: none.
-          config: of the encoder.
+            interaction: Z.
+            labels: token ids of the pseudo-query; -1: none.
+            config: of the encoder.
         """
         logits = self.vocabulary(interaction, config, compute)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]

@@ -98,9 +98,9 @@ def pylate_settings(head: Any, lengths: Mapping[str, int], words: Mapping[int, s
     """Return PyLate's settings for a head. Raises ValueError for a head that PyLate does not have.
 
     Args:
-      head: a ColbertHead.
-      lengths: of "query" and "document".
-      words: by id.
+        head: a ColbertHead.
+        lengths: of "query" and "document".
+        words: by id.
     """
     if not head.late_interaction():
         raise ValueError("PyLate scores every token of a query, and here a query is one vector: use --to=hf")

@@ -15,10 +15,10 @@ def uniform_like_torch(key: jax.Array, shape: tuple[int, ...], dtype: Any, fan_i
     """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for weights and biases of a linear layer.
 
     Args:
-      key: of the draw.
-      shape: of the result.
-      dtype: of the result.
-      fan_in: input size of the layer.
+        key: of the draw.
+        shape: of the result.
+        dtype: of the result.
+        fan_in: input size of the layer.
     """
     return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
 
@@ -47,12 +47,12 @@ def strongest(
     again, so that only one is held. Of equal tokens the first wins.
 
     Args:
-      probabilities: makes p from hidden states.
-      hidden: of the tokens.
-      weights: w of the tokens.
-      mask: real tokens.
-      chunk: number of tokens at a time.
-      train: whether a gradient is needed.
+        probabilities: makes p from hidden states.
+        hidden: of the tokens.
+        weights: w of the tokens.
+        mask: real tokens.
+        chunk: number of tokens at a time.
+        train: whether a gradient is needed.
     """
     batch, length = mask.shape
     chunks = -(-length // chunk)
@@ -98,10 +98,10 @@ def one_hot_maximum(
     """Return v[t] = max(0, max w_i over the positions i of token t).
 
     Args:
-      ids: of the tokens.
-      weights: w of the tokens.
-      mask: real tokens.
-      vocabulary: its size.
+        ids: of the tokens.
+        weights: w of the tokens.
+        mask: real tokens.
+        vocabulary: its size.
     """
     rows = jnp.arange(len(ids))[:, None]
     return jnp.zeros((len(ids), vocabulary)).at[rows, ids].max(jnp.where(mask, weights, 0.0))

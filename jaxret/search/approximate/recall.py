@@ -80,7 +80,8 @@ def record_recall(
 
 
 def _without_own_row(scores: np.ndarray, rows: np.ndarray, own: np.ndarray | None) -> np.ndarray:
-    """Scores [Q,k] without those of each query's own row; of a query that has not found it, without the last."""
+    """Return the scores [Q,k] without those of each query's own row; of a query that has not found it, without the
+    last."""
     if own is None:
         return scores
     last = np.argsort(rows == own[:, None], axis=1, kind="stable")[:, :-1]
