@@ -73,7 +73,7 @@ class DataCheck:
     unreadable: list[DataError] = field(default_factory=list)
     counts: dict[str, float | int] = field(default_factory=dict)
 
-    def log(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         self.lines.append(line)
 
     def attempt(self, name: str, read: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class DataCheck:
         except DataError as error:
             self.policy.errors.append(error)
             self.unreadable.append(error)
-            self.log(f"{name}: cannot be read")
+            self.add_line(f"{name}: cannot be read")
 
 
 def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = CUT_LENGTHS) -> DataCheck:
@@ -107,10 +107,10 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
     roles = file.format.roles()
     if file.format.titles:  # passages or queries; the content does not decide
         role = role_by_name(path)
-        check.log(f"{source}: {describe_source(source, role)}, going by the name")
+        check.add_line(f"{source}: {describe_source(source, role)}, going by the name")
         roles = [role]
     else:
-        check.log(f"{source}: {file}, which gives {', '.join(roles)}")
+        check.add_line(f"{source}: {file}, which gives {', '.join(roles)}")
     readers = {"passages": _passages, "queries": _queries, "judgements": _judgements, "rankings": _rankings}
     if "examples" in roles:
         check.attempt("examples", lambda: _examples(check, read_examples(source, None, check.policy, targets=False)))
@@ -143,9 +143,9 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
     corpus.reject_repeated_ids(ids, check.policy)
     check.policy.errors[before:] = sorted(check.policy.errors[before:], key=_by_line)
     check.counts["passages"] = len(hashes)
-    check.log(f"passages: {len(hashes):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
+    check.add_line(f"passages: {len(hashes):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
     if first_read:
-        check.log(first_read)
+        check.add_line(first_read)
     _log_lengths(check, "passages", lengths[first])
     return hashes
 
@@ -176,7 +176,7 @@ def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     with_answers = sum(bool(query.answers) for query in queries)
     texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
     answers = f", {with_answers:,} with answers" if with_answers else ""
-    check.log(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
+    check.add_line(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
     lengths = _lengths(queries) if check.tokenizer is None else _tokens(check.tokenizer.queries, queries)
     _log_lengths(check, "queries", lengths)
 
@@ -192,9 +192,9 @@ def _log_judgements(check: DataCheck, judgements: Sequence[Judgement], name: str
     parts = ", ".join(f"{count:,} of grade {grade}" for grade, count in sorted(grades.items()))
     check.counts["judgements"], check.counts["judged queries"] = len(judgements), len(queries)
     check.counts["relevant judgements"] = sum(count for grade, count in grades.items() if grade > 0)
-    check.log(f"{name}: {len(judgements):,} for {len(queries):,} queries ({parts})")
+    check.add_line(f"{name}: {len(judgements):,} for {len(queries):,} queries ({parts})")
     if len(queries) > len(relevant):
-        check.log(f"  {len(queries) - len(relevant):,} queries have no relevant passage")
+        check.add_line(f"  {len(queries) - len(relevant):,} queries have no relevant passage")
 
 
 def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> None:
@@ -203,7 +203,7 @@ def _rankings(check: DataCheck, source: PathLike, name: str = "rankings") -> Non
         ", ranks without scores" * detect_run(source).format.without_scores,
     )
     depths = [len(ranking) for ranking in rankings.values()] or [0]
-    check.log(f"{name}: of {len(rankings):,} queries, {min(depths):,} to {max(depths):,} passages each{scores}")
+    check.add_line(f"{name}: of {len(rankings):,} queries, {min(depths):,} to {max(depths):,} passages each{scores}")
 
 
 def _examples(check: DataCheck, examples: Sequence[Example], name: str = "examples") -> None:
@@ -212,19 +212,19 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
     )
     count = sum(example.score_count > 0 for example in examples)
     without = sum(not example.negatives for example in examples)
-    check.log(
+    check.add_line(
         f"{name}: {len(examples):,} queries, {positives:,} positives, {negatives:,} negatives, {count:,} with scores"
     )
     check.counts["examples"] = len(examples)
     check.counts["examples with those left out"] = len(examples) + check.policy.skip_counts.total()
     if targets := len({example.positives[0].id for example in examples if example.positives}):
         check.counts["examples per first positive"] = len(examples) / targets
-        check.log(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
+        check.add_line(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
     if negatives and without:
-        check.log(f"  {without:,} queries have no negative")
+        check.add_line(f"  {without:,} queries have no negative")
     again = len(examples) - len({question_key(example.query.text) for example in examples})
     if again:
-        check.log(
+        check.add_line(
             f"  {again:,} have the query of an earlier one; the positives of one are not known positives of the other"
         )
 
@@ -236,10 +236,10 @@ def _folder(check: DataCheck, folder: Path) -> None:
     source, splits = check.source, list_splits(folder)
     ids = [np.zeros(0, np.uint64)]
     if has_passages(folder) or not _has_questions(folder):
-        check.log(f"{source}: {describe_source(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
+        check.add_line(f"{source}: {describe_source(source, 'passages')}; splits: {', '.join(splits) or 'none'}")
         check.attempt("passages", lambda: ids.append(_passages(check, source)))
     else:
-        check.log(f"{source}: {describe_source(source, 'queries')}; no passages")
+        check.add_line(f"{source}: {describe_source(source, 'queries')}; no passages")
     for path in query_paths(folder):
         check.attempt("queries", lambda path=path: _queries(check, _in_format(source, path), _shown(path)))  # type: ignore[misc]
     judgements_by_split: dict[str, list[Judgement]] = {}
@@ -299,7 +299,7 @@ def _dangling(
     ):
         if entries:
             first = entries[0].passage_id if "corpus" in subject else entries[0].query_id
-            check.log(f"  {len(entries):,} judgements of {split} are for {subject}, as {first!r}")
+            check.add_line(f"  {len(entries):,} judgements of {split} are for {subject}, as {first!r}")
 
 
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
@@ -317,9 +317,9 @@ def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], te
         for two in splits[i + 1 :]:
             both, passages = queries[one] & queries[two], relevant[one] & relevant[two]
             if both:
-                check.log(f"leak: {len(both):,} queries of {two} are in {one} too, as {min(both)!r}")
+                check.add_line(f"leak: {len(both):,} queries of {two} are in {one} too, as {min(both)!r}")
             if passages:
-                check.log(f"{len(passages):,} relevant passages of {two} are relevant in {one} too")
+                check.add_line(f"{len(passages):,} relevant passages of {two} are relevant in {one} too")
 
 
 # Lengths
@@ -353,10 +353,12 @@ def _log_lengths(check: DataCheck, name: str, lengths: np.ndarray) -> None:
         return
     unit = "words" if check.tokenizer is None else "tokens"
     middle, high = np.percentile(lengths, [50, 95])
-    check.log(f"  {unit}: mean {lengths.mean():.1f}, median {middle:.0f}, 95 % {high:.0f}, longest {lengths.max():,}")
+    check.add_line(
+        f"  {unit}: mean {lengths.mean():.1f}, median {middle:.0f}, 95 % {high:.0f}, longest {lengths.max():,}"
+    )
     if check.tokenizer is not None:
         cut = ", ".join(f"{np.mean(lengths > limit):.1%} at {limit}" for limit in check.lengths)
-        check.log(f"  cut: {cut}")
+        check.add_line(f"  cut: {cut}")
 
 
 def print_data_check(

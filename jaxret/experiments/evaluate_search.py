@@ -114,8 +114,8 @@ def require_answers(source: str, queries: Sequence[Query], measures: MeasureName
         )
 
 
-def keep_other_passages(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
-    """Return rankings without self-matches, if these are to be removed, and print how many there were."""
+def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
+    """Return rankings without self-matches, if the plan removes these, else as they are; print how many there are."""
     dataset, own = plan.dataset, self_matching_queries(rankings)
     if not plan.remove:
         first = [query for query in own if rankings[query][0][0] == query]

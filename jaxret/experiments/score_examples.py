@@ -60,7 +60,7 @@ def score_examples(
     passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
     pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
     print_line(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
-    scorer = teacher.over(queries, passages, progress)
+    scorer = teacher.scorer_of(queries, passages, progress)
     first_alone = not negatives_run and targets_first_only(source, split)
     with Progress("score", pairs, "pair", shown=progress) as bar:
         results = attach_scores(examples, scorer, bar.update)

@@ -9,7 +9,7 @@ from typing import Any
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
-from jaxret.experiments.evaluate_search import Retrieved, keep_other_passages, plan_evaluation, write_results
+from jaxret.experiments.evaluate_search import Retrieved, plan_evaluation, treat_self_matches, write_results
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.index.encode import corpus_name
 from jaxret.index.passages import Passages
@@ -66,7 +66,7 @@ def search_bm25(
     )
     texts = Passages(folder, corpus)
     retrieval = Retrieved(
-        rankings=keep_other_passages(plan, rankings),
+        rankings=treat_self_matches(plan, rankings),
         texts=texts.read,
         missing_ids=index.missing_ids,
         provenance=_provenance(manifest, evaluation.k),

@@ -14,8 +14,8 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluate_search import (
     EvaluationPlan,
     Retrieved,
-    keep_other_passages,
     plan_evaluation,
+    treat_self_matches,
     write_results,
 )
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -133,7 +133,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
     else:
         approximate = outcome.approximate
         print_line(describe_recall(approximate) if approximate else describe_proof(outcome.result))
-    return replace(outcome, rankings=keep_other_passages(plan, outcome.rankings))
+    return replace(outcome, rankings=treat_self_matches(plan, outcome.rankings))
 
 
 def describe_passages(searcher: Searcher) -> str:

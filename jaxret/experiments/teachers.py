@@ -41,9 +41,9 @@ class TeacherScorer(Protocol):
 
 @runtime_checkable
 class TeacherModel(Protocol):
-    """A model that scores pairs. `over` takes queries and passages by id, and returns a scorer for pairs of them."""
+    """A model that scores pairs. `scorer_of` takes queries and passages by id and returns a scorer of pairs."""
 
-    def over(
+    def scorer_of(
         self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
     ) -> TeacherScorer: ...
 
@@ -54,7 +54,7 @@ class RetrieverTeacher:
     def __init__(self, workdir: str, encoded_name: str) -> None:
         self.workdir, self.encoded_name = workdir, encoded_name
 
-    def over(
+    def scorer_of(
         self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
     ) -> RetrieverScorer:
         """Return the scorer. Raises ValueError for passages that are not in the corpus."""

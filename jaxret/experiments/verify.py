@@ -15,7 +15,7 @@ from jaxret.index.parts_list import CorpusPart, read_parts
 from jaxret.index.passages import unchanged_corpus
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import (
-    BEGIN_FILE,
+    ANNOUNCEMENT_FILE,
     Manifest,
     ShardError,
     file_problems,
@@ -119,7 +119,7 @@ def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]
 
 def _is_corpus(folder: Path) -> bool:
     """Return whether a folder is an encoded corpus, complete or not; a manifest alone is enough."""
-    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (BEGIN_FILE, "parts.json")):
+    if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (ANNOUNCEMENT_FILE, "parts.json")):
         return True
     return "shards" in (read_entry(folder / "manifest.json") or {})
 
@@ -150,14 +150,14 @@ def _run(workdir: Workdir) -> Iterator[Verification]:
 
 def _mixed(corpora: list[Path]) -> str:
     """Return a sentence if the corpora of a run were encoded by several of its checkpoints, else ""."""
-    made_by: dict[str, str] = {}  # checkpoint -> the last corpus that it encoded
+    corpus_of_checkpoint: dict[str, str] = {}  # checkpoint -> the last corpus that it encoded
     for path in corpora:
         for manifest in path.rglob("manifest.json"):
             if checkpoint := (read_entry(manifest) or {}).get("fingerprint", {}).get("checkpoint"):
-                made_by[f"step {checkpoint.get('step')} ({checkpoint.get('digest')})"] = path.name
-    if len(made_by) < 2:
+                corpus_of_checkpoint[f"step {checkpoint.get('step')} ({checkpoint.get('digest')})"] = path.name
+    if len(corpus_of_checkpoint) < 2:
         return ""
-    each = ", ".join(f"{name!r} by {checkpoint}" for checkpoint, name in made_by.items())
+    each = ", ".join(f"{name!r} by {checkpoint}" for checkpoint, name in corpus_of_checkpoint.items())
     return f"{corpora[0].parent} mixes models: {each}; scores of different models cannot be compared"
 
 

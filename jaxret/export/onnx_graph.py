@@ -83,12 +83,12 @@ class Graph:
             ],
             [self.onnx.numpy_helper.from_array(array, name) for name, array in self.weights.items()],
         )
-        made_by = {
+        model_fields = {
             "producer_name": "jaxret",
             "opset_imports": [helper.make_opsetid("", OPSET)],
             "ir_version": IR_VERSION,
         }
-        model = helper.make_model(graph, **made_by)
+        model = helper.make_model(graph, **model_fields)
         large = sum(array.nbytes for array in self.weights.values()) > IN_ONE_FILE
         beside = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
         self.onnx.save_model(model, str(path), **beside)

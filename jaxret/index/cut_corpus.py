@@ -78,9 +78,9 @@ def _is_unchanged(folder: Path) -> bool:
 
 def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
     """Return whether the vectors of a manifest are longer ones of the same checkpoint, texts and precision."""
-    made_by = manifest.fingerprint
-    contract = made_by.get("contract")
-    if not isinstance(contract, dict) or made_by.get("checkpoint") != run.checkpoint:
+    fingerprint = manifest.fingerprint
+    contract = fingerprint.get("contract")
+    if not isinstance(contract, dict) or fingerprint.get("checkpoint") != run.checkpoint:
         return False
     try:
         require_same_contract(of_whole_vectors(contract), of_whole_vectors(run.contract), "", "", "")
@@ -141,12 +141,12 @@ def _require_no_own_changes(folder: Path, source: Path, parts: list[CorpusPart])
 
 def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progress) -> int:
     """Cut the vectors of a part, and return how many shards were written."""
-    made_by = shards.fingerprint
+    fingerprint = shards.fingerprint
     dtype = dtype or shards.manifest.dtype
     fingerprint = {
-        **made_by,
-        "contract": {**made_by["contract"], DIMENSION: run.model.dimension},
-        "encode": {**made_by["encode"], "dtype": dtype},
+        **fingerprint,
+        "contract": {**fingerprint["contract"], DIMENSION: run.model.dimension},
+        "encode": {**fingerprint["encode"], "dtype": dtype},
     }
     folder.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(folder, shards.total_rows, shards.manifest.rows_per_shard, fingerprint)

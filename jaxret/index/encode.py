@@ -19,7 +19,7 @@ from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_large
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.shard_set import ShardSet
 from jaxret.index.shards import (
-    BEGIN_FILE,
+    ANNOUNCEMENT_FILE,
     SHARD_DTYPES,
     Manifest,
     ShardWriter,
@@ -221,17 +221,17 @@ def encode_source(
     log, scan = job_log(progress), source.scan
     words = most_words(run, options)
     dtype = vector_dtype(options.dtype or run.config.encode.dtype)
-    rows = rows_begun(folder)
+    rows = announced_rows(folder)
     if options.shard_mb or not rows or options.shard_rows not in (0, rows):
         rows = rows_per_shard(run, source, options, progress)
-    produced_by = made_from(run, scan, dtype, rows, contract_begun(run, folder), words)
+    fingerprint = make_fingerprint(run, scan, dtype, rows, announced_contract(run, folder), words)
     made_on = {"devices": run.mesh.size, "kind": device_kind(run)}
     try:
-        writer = ShardWriter(folder, scan.passages, rows, produced_by, made_on)
+        writer = ShardWriter(folder, scan.passages, rows, fingerprint, made_on)
     except ContractError:
         if not forget_announcement(folder, options.lease):
             raise
-        writer = ShardWriter(folder, scan.passages, rows, produced_by, made_on)
+        writer = ShardWriter(folder, scan.passages, rows, fingerprint, made_on)
     with open_leases(folder, options.lease) as leases:
         job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
         start = time.perf_counter()
@@ -240,9 +240,9 @@ def encode_source(
             finish_encoding(writer, leases, source)
         except BaseException as error:
             if isinstance(error, ChangedCorpusError):
-                writer.retract(job.own_shards)
+                writer.remove_shards(job.own_shards)
             if not leases.others_exist():
-                writer.withdraw()
+                writer.withdraw_announcement()
             raise
     rows_encoded = sum(shard.rows for shard in writer.shards if shard.index in job.own_shards)
     timing = encoding_time(run, rows_encoded, time.perf_counter() - start) if rows_encoded else None
@@ -319,7 +319,7 @@ def forget_announcement(folder: Path, bound: float) -> bool:
 
     bound: seconds after which a silent job of another host counts as dead.
     """
-    start = folder / BEGIN_FILE
+    start = folder / ANNOUNCEMENT_FILE
     if not start.exists() or any(path != start and path.exists() for path in announcement_files(folder)):
         return False
     with open_leases(folder, bound) as leases:
@@ -343,21 +343,21 @@ def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
     return rows
 
 
-def entries_begun(folder: Path) -> Iterator[dict[str, Any]]:
+def announced_entries(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries of a folder's shards that exist or are announced."""
     return (read_entry(path) or {} for path in announcement_files(folder))
 
 
-def rows_begun(folder: Path) -> int:
+def announced_rows(folder: Path) -> int:
     """Return the rows per shard of a folder that has shards or an announcement; 0 if it has none."""
-    return next((rows for entry in entries_begun(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
+    return next((rows for entry in announced_entries(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
 
 
-def contract_begun(run: Run, folder: Path) -> dict[str, Any]:
+def announced_contract(run: Run, folder: Path) -> dict[str, Any]:
     """Return the contract in the folder's shards where it means the same as the run's, else the run's."""
-    for entry in entries_begun(folder):
-        made_by = entry.get("fingerprint")
-        contract = made_by.get("contract") if isinstance(made_by, dict) else None
+    for entry in announced_entries(folder):
+        fingerprint = entry.get("fingerprint")
+        contract = fingerprint.get("contract") if isinstance(fingerprint, dict) else None
         if isinstance(contract, dict) and run.has_contract(contract):
             return contract
     return run.contract
@@ -387,7 +387,7 @@ def most_words(run: Run, options: EncodeOptions) -> int:
     return most
 
 
-def made_from(
+def make_fingerprint(
     run: Run, scan: CorpusScan, dtype: str, shard_rows: int, contract: dict[str, Any], words: int = 0
 ) -> dict[str, Any]:
     """Return everything that the bytes of the shards depend on, as JSON.

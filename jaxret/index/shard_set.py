@@ -78,7 +78,7 @@ class ShardSet:
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""
-        unique, inverse = self._unique(indices)
+        unique, inverse = self._checked_unique(indices)
         shape = (len(unique), self.vectors_per_row, self.dimension)
         vectors = np.empty(shape, SHARD_DTYPES[self.manifest.dtype])
         for shard, part in self._by_shard(unique):
@@ -87,7 +87,7 @@ class ShardSet:
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """Return the passage ids of n global rows. Reads one id file at a time and keeps only these ids."""
-        unique, inverse = self._unique(indices)
+        unique, inverse = self._checked_unique(indices)
         unique_ids: list[str] = []
         for shard, part in self._by_shard(unique):
             self._require_unchanged(shard)
@@ -107,7 +107,7 @@ class ShardSet:
             absent_ids.difference_update(shard.ids(self.folder).read_text(encoding="utf-8").split("\n"))
         return absent_ids
 
-    def _unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _checked_unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(indices, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
             wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]

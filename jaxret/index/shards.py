@@ -29,7 +29,7 @@ from jaxret.storage.atomic import atomic_write, sha256_file, with_digest, write_
 from jaxret.storage.working_copy import stored_file
 from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
-BEGIN_FILE = "begun.json"
+ANNOUNCEMENT_FILE = "begun.json"
 ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard, beside ids
 # V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
 LAYOUTS = ("fixed", "ragged", "sparse")
@@ -149,7 +149,7 @@ class ShardWriter:
         self.folder = Path(folder)
         self.made_on = dict(made_on or {})
         self.shards = plan_shards(total_rows, rows_per_shard)
-        self.made_from = {
+        self.settings = {
             "total_rows": total_rows,
             "rows_per_shard": rows_per_shard,
             "fingerprint": json.loads(json.dumps(fingerprint, allow_nan=False)),  # as it will be read back
@@ -170,28 +170,28 @@ class ShardWriter:
     def announce(self, work: Path | None = None) -> None:
         """Record what the shards are made from, before the first one is written, so that different jobs never mix."""
         if not self.announced():
-            write_json(self.folder / BEGIN_FILE, with_digest(self.made_from), work)
+            write_json(self.folder / ANNOUNCEMENT_FILE, with_digest(self.settings), work)
 
-    def withdraw(self) -> None:
+    def withdraw_announcement(self) -> None:
         """Remove the record if the folder has no shard; for a job that fails where there is no other."""
-        if read_entry(self.folder / BEGIN_FILE) == self.made_from and not any(self.folder.glob("shard-*.json")):
-            _retire(self.folder / BEGIN_FILE, None)
+        if read_entry(self.folder / ANNOUNCEMENT_FILE) == self.settings and not any(self.folder.glob("shard-*.json")):
+            _remove(self.folder / ANNOUNCEMENT_FILE, None)
 
-    def retract(self, numbers: Collection[int]) -> None:
+    def remove_shards(self, numbers: Collection[int]) -> None:
         """Remove shards, for a job that learns that their contents may be wrong."""
         for shard in (shard for shard in self.shards if shard.index in numbers):
-            _retire(self.folder / "manifest.json", None)
-            _retire(shard.sidecar(self.folder), None)
+            _remove(self.folder / "manifest.json", None)
+            _remove(shard.sidecar(self.folder), None)
             self._whole.discard(shard.index)
 
     def _entry(self, path: Path) -> dict[str, Any] | None:
         """Return the entry of a file, if it records what the shards are made from, else None."""
         entry = read_entry(path)
-        if entry is None or not entry.keys() >= self.made_from.keys():
+        if entry is None or not entry.keys() >= self.settings.keys():
             return None
         require_equal(
-            self.made_from,
-            {key: entry[key] for key in self.made_from},
+            self.settings,
+            {key: entry[key] for key in self.settings},
             "what is to be encoded now",
             str(path),
             f"Delete {self.folder} to encode again, or choose another name for this corpus.",
@@ -227,7 +227,7 @@ class ShardWriter:
         if isinstance(vectors, Ragged | SparseRows):
             arrays["offsets"] = vectors.offsets, "<i8"
         paths = shard.files(self.folder, layout)
-        _retire(self.folder / "manifest.json", work)  # it describes the shards that were there before
+        _remove(self.folder / "manifest.json", work)  # it describes the shards that were there before
         self._whole.discard(shard.index)
         for name, (array, kind) in arrays.items():
             with atomic_write(paths[name], "wb", work) as file:
@@ -243,7 +243,7 @@ class ShardWriter:
             **({"made_on": self.made_on} if self.made_on else {}),
             **{name: _describe(path) for name, path in paths.items()},
         }
-        write_json(shard.sidecar(self.folder), with_digest(entry | self.made_from), work)
+        write_json(shard.sidecar(self.folder), with_digest(entry | self.settings), work)
         self._whole.add(shard.index)
 
     def finish(self, work: Path | None = None) -> Manifest:
@@ -260,7 +260,7 @@ class ShardWriter:
             )
         manifest = self.manifest()
         if not self.finished():
-            _retire(self.folder / BEGIN_FILE, work)  # the shards say it
+            _remove(self.folder / ANNOUNCEMENT_FILE, work)  # the shards say it
             write_json(self.folder / "manifest.json", with_digest(vars(manifest)), work)
         return manifest
 
@@ -287,8 +287,8 @@ class ShardWriter:
             dimension=same[2][-1],
             dtype=dtype,
             layout=layout,
-            shards=[{key: value for key, value in entry.items() if key not in self.made_from} for entry in entries],
-            **self.made_from,
+            shards=[{key: value for key, value in entry.items() if key not in self.settings} for entry in entries],
+            **self.settings,
         )
 
     def has(self, shard: Shard, verify: bool = True) -> bool:
@@ -315,11 +315,11 @@ class ShardWriter:
 
 def announcement_files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder that may record what its shards are made from."""
-    yield from (folder / BEGIN_FILE, folder / "manifest.json")
+    yield from (folder / ANNOUNCEMENT_FILE, folder / "manifest.json")
     yield from sorted(folder.glob("shard-*.json"))
 
 
-def _retire(path: Path, work: Path | None) -> None:
+def _remove(path: Path, work: Path | None) -> None:
     """Remove a file, if it exists: into the folder `work`, so that a job that has lost its lease removes nothing."""
     if not path.exists():
         return

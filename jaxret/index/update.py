@@ -96,11 +96,11 @@ def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
     """Return the dtype of the shards. Raises unless they can be searched together with vectors of the run."""
     name, here = f"{shards.folder}/manifest.json", f"the model in {run.workdir}"
     remedy = "Append with the checkpoint and the lengths of the corpus, or encode all of it again under another name."
-    made_by = shards.fingerprint
-    if not isinstance(made_by.get("contract"), dict) or not isinstance(made_by.get("checkpoint"), dict):
+    fingerprint = shards.fingerprint
+    if not isinstance(fingerprint.get("contract"), dict) or not isinstance(fingerprint.get("checkpoint"), dict):
         raise ShardError(f"{name} does not say what its vectors were made from; run encode again")
-    require_same_contract(made_by["contract"], run.contract, name, here, remedy)
-    require_equal({"checkpoint": made_by["checkpoint"]}, {"checkpoint": run.checkpoint}, name, here, remedy)
+    require_same_contract(fingerprint["contract"], run.contract, name, here, remedy)
+    require_equal({"checkpoint": fingerprint["checkpoint"]}, {"checkpoint": run.checkpoint}, name, here, remedy)
     if dtype not in ("", shards.manifest.dtype):
         raise ValueError(
             f"{name}: the vectors are {shards.manifest.dtype}; appended ones must have this dtype, not {dtype}"

@@ -194,7 +194,7 @@ class EncodeWorker:
         Raises:
             ValueError: vectors that are not finite; it names the passage.
         """
-        array: Any = vectors.astype(self.writer.made_from["fingerprint"]["encode"]["dtype"])
+        array: Any = vectors.astype(self.writer.settings["fingerprint"]["encode"]["dtype"])
         if isinstance(array, Ragged) and self.run.model.vectors_per_passage is not None:
             array = array.stacked()
         try:

@@ -30,7 +30,7 @@ from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 
 PAUSE = 0.5  # seconds between two reads of the state of other jobs
-BEGIN_FILE, PARTS = "generation.json", "parts"
+GENERATION_FILE, PARTS = "generation.json", "parts"
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class GenerationJob:
     leases: Leases
     progress: bool
     parts_written: int = 0
-    cut: int = 0  # passages of these parts that were too long
-    read: int = 0  # passages of these parts
+    passages_cut: int = 0  # passages of these parts that were too long
+    passages_read: int = 0  # passages of these parts
 
     @property
     def folder(self) -> Path:
@@ -143,7 +143,7 @@ class GenerationJob:
 
     def begin(self) -> None:
         """Record what the queries are made from. Raises ValueError if the folder holds queries of other settings."""
-        path = self.folder / BEGIN_FILE
+        path = self.folder / GENERATION_FILE
         if not path.exists():
             _ = self.generator  # raises before settings are written, which would refuse later ones
         self.leases.publish_once(path, with_digest(self.made_from))
@@ -169,10 +169,10 @@ class GenerationJob:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
                     has_waited = True
                     time.sleep(PAUSE)
-        if self.read and self.progress:
+        if self.passages_read and self.progress:
             print_line(
-                f"{self.read:,} passages: {self.cut / self.read:.1%} cut, so that prompt and passage have at most "
-                f"{self.options.passage_length} tokens"
+                f"{self.passages_read:,} passages: {self.passages_cut / self.passages_read:.1%} cut, so that prompt "
+                f"and passage have at most {self.options.passage_length} tokens"
             )
 
     def generate(self, parts: list[Path], missing_numbers: set[int], bar: Any) -> None:
@@ -205,8 +205,8 @@ class GenerationJob:
         rows = [[passage.id, texts] for passage, texts in zip(passages, queries, strict=True)]
         content = {"part": number, "made_from": sha256_json(self.made_from), "queries": rows}
         write_json(path, with_digest(content), lease.work)
-        self.cut += cut
-        self.read += len(passages)
+        self.passages_cut += cut
+        self.passages_read += len(passages)
 
     def queries(self) -> Iterator[tuple[str, list[str]]]:
         """Yield (passage id, queries) of all parts. Raises ValueError for a damaged part."""
@@ -218,7 +218,7 @@ class GenerationJob:
                 raise ValueError(f"{error}; {remedy}") from error
             if (content.get("part"), content.get("made_from")) != (number, sha256_json(self.made_from)):
                 raise ValueError(
-                    f"{path} is a part of other queries than {self.folder / BEGIN_FILE} describes; {remedy}"
+                    f"{path} is a part of other queries than {self.folder / GENERATION_FILE} describes; {remedy}"
                 )
             yield from ((key, texts) for key, texts in content["queries"])
 

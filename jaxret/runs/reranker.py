@@ -61,11 +61,13 @@ class Reranker:
             passages: passages by id.
             pairs: (query id, passage id) of each pair.
         """
-        texts = self.over(queries, passages, progress)
+        texts = self.scorer_of(queries, passages, progress)
         with Progress("score", len(pairs), "pair", shown=progress) as bar:
             return texts(pairs, bar.update), texts.cut
 
-    def over(self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False) -> TextScores:
+    def scorer_of(
+        self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
+    ) -> TextScores:
         """Tokenize texts, so that pairs of them can be scored."""
         cut = Truncation("queries", self.tokenizer.query_length), Truncation("passages", self.tokenizer.passage_length)
         query_tokens = self.tokenizer.queries(queries.values(), progress, cut[0])

@@ -89,12 +89,12 @@ def keep_bm25_index(
         DataError: a bad record.
     """
     scan = corpus.scan(policy)
-    made_from = {"corpus": {"sha256": scan.sha256, "passages": scan.passages}, "settings": asdict(settings)}
+    inputs = {"corpus": {"sha256": scan.sha256, "passages": scan.passages}, "settings": asdict(settings)}
     if (folder / MANIFEST).exists():
         manifest = read_bm25_manifest(folder)
-        stored_values = {key: manifest[key] for key in made_from}
+        stored_values = {key: manifest[key] for key in inputs}
         remedy = "Give another --workdir, or remove the folder of the index."
-        require_equal(stored_values, made_from, f"{folder}/{MANIFEST}", "this command", remedy)
+        require_equal(stored_values, inputs, f"{folder}/{MANIFEST}", "this command", remedy)
         note_corpus(folder, corpus, scan)  # it may have been moved
         return False, manifest
     with new_folder(folder) as work:
@@ -102,7 +102,7 @@ def keep_bm25_index(
         note_corpus(work, corpus, scan)
         files = {name: {"bytes": (work / name).stat().st_size, "sha256": sha256_file(work / name)} for name in _FILES}
         packages = {name: metadata.version(name) for name in ("bm25s", "PyStemmer", "numpy")}
-        write_json(work / MANIFEST, with_digest({**made_from, "files": files, "packages": packages}))
+        write_json(work / MANIFEST, with_digest({**inputs, "files": files, "packages": packages}))
     return True, read_bm25_manifest(folder, verify=False)
 
 

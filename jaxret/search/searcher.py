@@ -92,18 +92,18 @@ def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> E
     """
     encoded_corpus = open_encoded(folder, only=only)
     for shards in encoded_corpus.shards:
-        made_by, name = shards.fingerprint, f"{shards.folder}/manifest.json"
+        fingerprint, name = shards.fingerprint, f"{shards.folder}/manifest.json"
         for part, keys in {"contract": (), "checkpoint": ("step", "digest"), "corpus": ("sha256", "passages")}.items():
-            entry = made_by.get(part)
+            entry = fingerprint.get(part)
             if not isinstance(entry, dict) or not all(key in entry for key in keys):
                 raise ShardError(f"{name}: fingerprint.{part} is {entry!r}; run encode again")
         remedy = (
             f"Encode the corpus with this checkpoint (jaxret encode --workdir={run.workdir} --name=...), "
-            f"or search with --checkpoint={made_by['checkpoint']['step']}."
+            f"or search with --checkpoint={fingerprint['checkpoint']['step']}."
         )
-        run.require_same_vectors(made_by["contract"], name, remedy)
+        run.require_same_vectors(fingerprint["contract"], name, remedy)
         require_equal(
-            {"checkpoint": made_by["checkpoint"]},
+            {"checkpoint": fingerprint["checkpoint"]},
             {"checkpoint": run.checkpoint},
             name,
             f"the model in {run.workdir}",

@@ -234,7 +234,7 @@ class Routes:
                 "tokenization_workers": 1,
                 "version": __version__,
                 "ready": self._ready,
-                "models": [_described(model) for model in self._models.values()],
+                "models": [_model_facts(model) for model in self._models.values()],
             }
         )
 
@@ -243,15 +243,15 @@ class Routes:
     async def _search(self, request: Request, body: Body) -> Response:
         body.require_keys("queries", "k", "filter", "texts", "model")
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /search needs")
-        questions = body.texts("queries", self._options.most_inputs, self._options.most_characters)
+        queries = body.texts("queries", self._options.most_inputs, self._options.most_characters)
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
-        hits = len(questions) * min(k, model.passages)
+        hits = len(queries) * min(k, model.passages)
         self._allow(hits, "hits")
         filters: tuple[str, ...] = ()
         if conditions := body.get("filter", dict, {}):  # opened in a thread of their own: others need not wait for them
             with _corpus_at_hand(request):
-                filters = await asyncio.get_running_loop().run_in_executor(self._filters, model.filtered, conditions)
-        tokens = await self._tokens(model, questions, "query")
+                filters = await asyncio.get_running_loop().run_in_executor(self._filters, model.open_filter, conditions)
+        tokens = await self._tokens(model, queries, "query")
         operation = Operation(model.search, (model.count(k), filters, texts))
         with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
             answers = await self._compute(operation, tokens)
@@ -397,7 +397,7 @@ def _lengths(model: ServedModel) -> tuple[int, int]:
     return tokenizer.query_length, tokenizer.passage_length
 
 
-def _described(model: ServedModel) -> dict[str, Any]:
+def _model_facts(model: ServedModel) -> dict[str, Any]:
     """Return the facts on a model, of /info."""
     query_length, passage_length = _lengths(model)
     checkpoint = _checkpoint(model)

@@ -163,7 +163,7 @@ class ServedRetriever:
             raise RefusalError(400, str(error)) from None
         return [cut_vectors(own, smaller.dimension, smaller.module.normalize) for own in vectors]
 
-    def filtered(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
+    def open_filter(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
         """Return "FIELD:VALUE" texts of a filter {field: value or list of values}, whose searcher is then open.
 
         One thread calls it. Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
@@ -233,7 +233,7 @@ class ServedRetriever:
         Args:
             items: token ids of questions.
             k: passages.
-            filters: as `filtered` returned them.
+            filters: as `open_filter` returned them.
             texts: read titles and texts.
         """
         searcher = self._filter_searchers.get(filters) if filters else self._searcher()

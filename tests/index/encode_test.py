@@ -97,11 +97,11 @@ def test_vectors_equal_those_of_the_retriever(root: Path, run: Run, encoded: Pat
 
 
 def test_content_of_the_manifest(root: Path, run: Run, encoded: Path) -> None:
-    made_by = open_shards(encoded).fingerprint
-    assert made_by["contract"] == run.contract
-    assert made_by["checkpoint"] == run.checkpoint
-    assert made_by["corpus"]["passages"] == open_shards(encoded).total_rows
-    assert made_by["encode"]["shard_rows"] == ROWS
+    fingerprint = open_shards(encoded).fingerprint
+    assert fingerprint["contract"] == run.contract
+    assert fingerprint["checkpoint"] == run.checkpoint
+    assert fingerprint["corpus"]["passages"] == open_shards(encoded).total_rows
+    assert fingerprint["encode"]["shard_rows"] == ROWS
     file = (root / "data" / "corpus.jsonl").stat()
     written = {"path": str(root / "data"), "bytes": file.st_size, "modified": file.st_mtime_ns}
     assert read_shard_json(encoded / "corpus.json") == written
@@ -685,7 +685,7 @@ def test_shard_rows_may_change_while_there_is_no_shard(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ShardWriter, "write", killed)
-    monkeypatch.setattr(ShardWriter, "withdraw", lambda _: None)
+    monkeypatch.setattr(ShardWriter, "withdraw_announcement", lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         encode_corpus(other, Corpus.open(root / "data"), options=EncodeOptions(shard_rows=20), progress=False)
     monkeypatch.undo()

@@ -547,12 +547,12 @@ def test_the_settings_of_a_folder_are_recorded_before_the_first_shard(tmp_path: 
     ):
         with pytest.raises(ContractError, match=r"fingerprint\.text: 'b' in what .* 'a' in .*begun\.json"):
             act()
-    other.withdraw()  # it is not its own
+    other.withdraw_announcement()  # it is not its own
     assert first.announced()
-    first.withdraw()
+    first.withdraw_announcement()
     other.announce()
     other.write(other.shards[0], np.ones((3, 1, 4), np.float32), ["a", "b", "c"])
-    other.withdraw()
+    other.withdraw_announcement()
     assert (tmp_path / "begun.json").exists()
 
 

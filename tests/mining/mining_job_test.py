@@ -556,7 +556,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
         check_teacher(str(tmp_path / "run"), "", turned.corpus)
     queries, passages = {"q": Query("q", "river")}, {key: Passage(key, key) for key in ("p0", "gone", "lost")}
     with pytest.raises(ValueError, match=r"passage 'gone', .*2"):
-        open_teacher(str(tmp_path / "run"), "").over(queries, passages)
+        open_teacher(str(tmp_path / "run"), "").scorer_of(queries, passages)
 
     class Raw(RunPool):
         def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -95,7 +95,7 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ServedRetriever, "_searcher", lambda self: base)
 
     def use(number: int) -> None:
-        assert served.filtered({"number": str(number)}) == (f"number:{number}",)
+        assert served.open_filter({"number": str(number)}) == (f"number:{number}",)
 
     for number in (1, 2, 3, 4, 1, 5):
         use(number)
@@ -114,7 +114,7 @@ def test_opening_filters_does_not_block_other_requests(
     """Neither work in the threads of all requests, nor searches without a filter."""
     served = ServedRetriever(str(runs / "dual"), "", "best", ServeOptions(), SearchOptions())
     may_go = threading.Event()
-    monkeypatch.setattr(served, "filtered", lambda filters: may_go.wait(60) if filters else ())
+    monkeypatch.setattr(served, "open_filter", lambda filters: may_go.wait(60) if filters else ())
     monkeypatch.setattr(served, "warm_up", lambda *_: 0)
     routes = Routes([served], device, ServeOptions(), Counters(device))
     routes.warm_up()

@@ -87,7 +87,7 @@ class ExampleSource:
             "known_positives": "sets",
             # Absent without scores, so that stores of tokens alone keep their recipe.
             **({"scores": "run" if self.teacher_run else "passages"} if self.scores else {}),
-            **_forced(
+            **_format_entry(
                 path=self.path,
                 negatives_run=self.negatives_run,
                 pseudo_queries=self.pseudo_queries,
@@ -97,7 +97,7 @@ class ExampleSource:
         return StoreOrigin(f"{source_name(self.path)}.{self.split}", tuple(self.files()), recipe)
 
 
-def _forced(**sources: str | Path) -> dict[str, Any]:
+def _format_entry(**sources: str | Path) -> dict[str, Any]:
     """Return the part of a recipe for forced formats; empty if no format was forced."""
     names = {key: name for key, source in sources.items() if (name := parse_source(source)[0])}
     return {"formats": names} if names else {}

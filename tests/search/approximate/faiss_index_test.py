@@ -47,8 +47,8 @@ def written(folder: Path, passages: Any, deleted: tuple[int, ...] = GONE) -> Pat
     for number, size in enumerate((700, ROWS - 700)):
         sha256 = f"{number}" * 64
         name = part_name(number, sha256) if number else ""
-        made_from = {"corpus": {"sha256": sha256, "passages": size}, "contract": {}, "checkpoint": {"step": 1}}
-        writer = ShardWriter(folder / name, size, 200, made_from)
+        fingerprint = {"corpus": {"sha256": sha256, "passages": size}, "contract": {}, "checkpoint": {"step": 1}}
+        writer = ShardWriter(folder / name, size, 200, fingerprint)
         for shard in writer.pending():
             rows = np.arange(first + shard.start, first + shard.stop)
             part = passages.take(rows) if isinstance(passages, Ragged) else passages[rows]

@@ -224,7 +224,7 @@ def test_progress_counts_scored_pairs(workdir: Path) -> None:
     pairs = [("q", key) for key in passages]
     counts: list[int] = []
     teacher = open_reranker(workdir, tokens_per_batch=128)
-    teacher.over(queries, passages)(pairs, counts.append)
+    teacher.scorer_of(queries, passages)(pairs, counts.append)
     assert sum(counts) == len(pairs)
     assert max(counts) < len(pairs) / 2
 
@@ -359,7 +359,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
 
         cut = ()
 
-        def over(self, queries: Any, passages: Any, progress: bool = False) -> Lengths:
+        def scorer_of(self, queries: Any, passages: Any, progress: bool = False) -> Lengths:
             self.passages = passages
             return self
 
@@ -425,7 +425,7 @@ def test_instructions_of_queries_are_scored(workdir: Path) -> None:
     reranker = open_reranker(workdir)
     tokenizer = dataclasses.replace(reranker.tokenizer, query_prompt="{task} ", task="stone")
     queries = {"q": Query("q", "river", instruction="music")}
-    texts = dataclasses.replace(reranker, tokenizer=tokenizer).over(queries, {"p": Passage("p", "light")})
+    texts = dataclasses.replace(reranker, tokenizer=tokenizer).scorer_of(queries, {"p": Passage("p", "light")})
     assert texts.queries[0].tolist() == reranker.tokenizer.queries(["music river"])[0].tolist()
 
 
