@@ -23,6 +23,7 @@ from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.import_model import make_run
+from jaxret.export.import_options import ImportOptions
 from jaxret.models.encoders.pretrained import resolve_encoder
 from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
@@ -116,7 +117,8 @@ class Retriever:
         temporary = None if workdir else TemporaryFolder()
         folder = temporary.path if temporary else Path(workdir or "")
         try:
-            make_run(os.fspath(source), folder, token, download, normalize, title_separator, progress=False)
+            options = ImportOptions(token, normalize, title_separator, download)
+            make_run(os.fspath(source), folder, options, progress=False)
             return cls(open_run(Workdir(folder).path.absolute()), temporary)
         except BaseException:
             if temporary:

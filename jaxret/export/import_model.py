@@ -8,8 +8,8 @@ from jaxret.configs import load_config
 from jaxret.data.dataset_check import cut_for_display
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
-from jaxret.data.tokens.tokenizer import AUTO_SEPARATOR
 from jaxret.export.compare_original import compare_with_original
+from jaxret.export.import_options import ImportOptions
 from jaxret.models.encoders.architectures import is_language_model, read_config
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.encoders.sentence_transformers import END_TOKEN, LENGTH_KEYS, TITLE_SEPARATOR
@@ -26,19 +26,15 @@ _EXAMPLE = Passage("", "TEXT", "TITLE")
 
 
 def import_model(
-    model: str,
-    workdir: str | Path,
-    token: str = "",
-    download: bool = False,
-    normalize: bool | None = None,
-    title_separator: str = AUTO_SEPARATOR,
-    corpus: Corpus | None = None,
+    model: str, workdir: str | Path, options: ImportOptions = ImportOptions(), corpus: Corpus | None = None
 ) -> str:
     """Make a run; return sentences on how it reads a passage and on the difference of its vectors from the model's.
     After an error, a new folder does not exist.
 
     Args:
-        model, workdir, token, download, normalize, title_separator: see `make_run`.
+        model: a directory, or a name; see `encoder.checkpoint`.
+        workdir: folder of the run.
+        options: how the model becomes a run.
         corpus: its first passage is shown as the model reads it; None: an example is.
     Raises:
         ValueError: the vectors differ, or the corpus has no passage.
@@ -46,10 +42,10 @@ def import_model(
     """
     passage = _first_passage(corpus) if corpus else _EXAMPLE
     if Workdir(workdir).config.exists():
-        directory = make_run(model, workdir, token, download, normalize, title_separator)
+        directory = make_run(model, workdir, options)
         return _describe(open_run(workdir), directory, passage)
     with new_folder(Path(workdir)) as folder, without_events():
-        directory = make_run(model, folder, token, download, normalize, title_separator)
+        directory = make_run(model, folder, options)
         return _describe(open_run(folder), directory, passage)
 
 
@@ -73,52 +69,42 @@ def _describe(run: Run, directory: Path, passage: Passage) -> str:
     )
 
 
-def make_run(
-    model: str,
-    workdir: str | Path,
-    token: str = "",
-    download: bool = False,
-    normalize: bool | None = None,
-    title_separator: str = AUTO_SEPARATOR,
-    progress: bool = True,
-) -> Path:
+def make_run(model: str, workdir: str | Path, options: ImportOptions = ImportOptions(), progress: bool = True) -> Path:
     """Make a run of zero steps with the model's own vectors; return the directory of the model.
 
     Args:
-        model: see `encoder.checkpoint`.
-        token: vector of a plain encoder, a value of head.token; default: "cls", or what an encoder without [CLS] has,
-            "last" where tokens see only those before them, else "mean". The modules of a sentence-transformers or
-            PyLate directory determine it otherwise.
-        download: whether to download a model that is not on this machine.
-        normalize: whether a plain encoder's vectors have length 1; default: no.
-        title_separator: see `tokens.title_separator`.
+        model: a directory, or a name; see `encoder.checkpoint`.
+        workdir: folder of the run.
+        options: how the model becomes a run.
+        progress: show progress.
     Raises:
         FileNotFoundError: the model is not on this machine.
         ValueError: the model is not supported.
         ContractError: the folder holds another run.
     """
-    directory = find_model(model, download)
+    directory = find_model(model, options.download)
     config = load_config("base")
     config.update_from_flattened_dict(
         {
             "encoder.checkpoint": shown_path(model),
-            "encoder.download": download,
+            "encoder.download": options.download,
             "encoder.tied": True,
             "train.steps": 0,
         }
     )
     stated_settings = read_model_keys(directory)
     config.head.name = settings_family(stated_settings) or config.head.name
-    ends = None
+    ends, token = None, options.token
     if not stated_settings:  # a plain encoder states only its largest length
-        shapes = read_config(resolve_encoder(model, download))
+        shapes = read_config(resolve_encoder(model, options.download))
         for key in LENGTH_KEYS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], shapes.longest)})
         ends = False if is_language_model(shapes) else None
         if not token and "cls" in shapes.lacks:
             token = "last" if "leading_tokens" in shapes.lacks else "mean"  # of texts read from left to right, the last
-    options = {"head.token": token or None, "normalize": normalize, TITLE_SEPARATOR: title_separator, END_TOKEN: ends}
-    keys = {key: value for key, value in options.items() if value is not None}
+    values = {"head.token": token or None, "normalize": options.normalize, END_TOKEN: ends}
+    values[TITLE_SEPARATOR] = options.title_separator
+    keys = {key: value for key, value in values.items() if value is not None}
     config.update_from_flattened_dict(keys)
     train(config, workdir, progress, explicit_keys=keys)
     return directory

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.storage.bucket import BucketError, BucketObject, salted
-from jaxret.storage.leases import BOUND, Lease, Leases, is_gone
+from jaxret.storage.leases import BOUND, Lease, Leases, describe_owner, is_gone
 from jaxret.storage.working_copy import WorkingCopy, copy_of
 
 _PAUSE = 0.5  # seconds between two reads of the bucket
@@ -109,7 +109,7 @@ class BucketLeases(Leases):
                 return None
             if current and (owner := _owner_of(current)):
                 print(
-                    f"{self._copy.address}/{self._names}: {name} was claimed by {_who(owner)}: taken over",
+                    f"{self._copy.address}/{self._names}: {name} was claimed by {describe_owner(owner)}: taken over",
                     file=sys.stderr,
                 )
             self._versions[name] = mine.version
@@ -149,7 +149,7 @@ class BucketLeases(Leases):
     def holder(self, name: str) -> str:
         current = self._bucket.get(self._key(name))
         owner = _owner_of(current) if current else {}
-        return _who(owner) if owner else "nobody any more"
+        return describe_owner(owner) if owner else "nobody any more"
 
     def others_exist(self) -> bool:
         keys = [key for key in self._bucket.list(f"leases/{self._names}") if key not in map(self._key, self._versions)]
@@ -200,7 +200,3 @@ def _owner_of(current: BucketObject) -> dict[str, Any]:
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) and "process" in owner else {}
-
-
-def _who(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('process', '?')} on {owner.get('host', 'an unknown host')}"

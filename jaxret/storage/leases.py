@@ -182,7 +182,7 @@ class Leases:
         """Return a description of the job that has a lease, for a message."""
         with contextlib.suppress(OSError):
             if owner := _owner(self.folder / f".lease-{name}"):
-                return _who(_parsed(owner.read_text()))
+                return describe_owner(_parsed(owner.read_text()))
         return "nobody any more"
 
     def others_exist(self) -> bool:
@@ -249,7 +249,7 @@ class Leases:
             if error.errno not in _GONE:
                 raise
             last_touch = owner.parent.stat().st_mtime  # if this is missing too, the lease was released
-        holder = _who(owner_record)
+        holder = describe_owner(owner_record)
         if owner_record.get("numbers") == self._owner["numbers"] and is_gone(owner_record):
             return f"{holder}, which is gone"
         silent = self._now() - last_touch
@@ -329,7 +329,8 @@ def _owner(path: Path) -> Path | None:
     return None
 
 
-def _who(owner: dict[str, Any]) -> str:
+def describe_owner(owner: dict[str, Any]) -> str:
+    """Return the process and host of a lease's owner, for messages."""
     return f"process {owner.get('process', '?')} on {owner.get('host', 'an unknown host')}"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
+from jaxret.export.import_options import ImportOptions
 from jaxret.runs.run import Run, open_run
 from jaxret.storage.atomic import read_json, write_json
 from tests.pipeline import untrained_run, write_data, write_language_model
@@ -61,7 +62,7 @@ def test_an_export_appends_the_end_token_of_the_run(name: str, template: str, tm
 @pytest.mark.parametrize("token", ["last", "mean"])
 def test_a_model_is_opened_with_its_own_tokens(template: str, token: str, tmp_path: Path) -> None:
     encoder = write_language_model(tmp_path / "model", "tiny_llama", template)
-    text = import_model(str(encoder), tmp_path / "run", token)
+    text = import_model(str(encoder), tmp_path / "run", ImportOptions(token))
     start = "'<|begin|>' (id 2)" if "begin" in template else "nothing"
     end = "'<|end|>' (id 0)" if "end" in template else "nothing"
     assert f"around every text: {start} and {end}" in text

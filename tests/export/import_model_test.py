@@ -19,6 +19,7 @@ from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
 from jaxret.export.compare_original import compare_with_original, sample_texts
 from jaxret.export.import_model import import_model
+from jaxret.export.import_options import ImportOptions
 from jaxret.index.encode import encode_corpus
 from jaxret.models.heads.head import Side
 from jaxret.runs.mismatch import ContractError
@@ -75,7 +76,7 @@ def test_the_tests_encoders_have_the_tokens_of_other_libraries(tmp_path: Path, w
 def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, normalize: bool | None) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
     folder = write_encoder(tmp_path / "encoder")
-    sentence = import_model(str(folder), tmp_path / "run", token, normalize=normalize)
+    sentence = import_model(str(folder), tmp_path / "run", ImportOptions(token, normalize=normalize))
     assert "64 texts as queries and as passages: the largest difference from transformers is " in sentence
     assert float(sentence.split()[-1]) < 1e-5
     run = open_run(tmp_path / "run")
@@ -97,7 +98,7 @@ def test_an_encoder_alone_is_compared_with_torch(tmp_path: Path, token: str, nor
 @pytest.mark.exhaustive
 def test_a_t5_encoder_alone_is_compared_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is only needed for live parity")
-    sentence = import_model(str(write_t5(tmp_path / "t5")), tmp_path / "run", "mean")
+    sentence = import_model(str(write_t5(tmp_path / "t5")), tmp_path / "run", ImportOptions("mean"))
     assert float(sentence.split()[-1]) < 1e-5
 
 
@@ -158,7 +159,7 @@ def test_the_title_separator_follows_the_directory_or_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path], separator: str, expected: str
 ) -> None:
     monkeypatch.setattr("jaxret.export.import_model.compare_with_original", lambda run, directory: "")
-    sentence = import_model(str(write(tmp_path / "model")), tmp_path / "run", title_separator=separator)
+    sentence = import_model(str(write(tmp_path / "model")), tmp_path / "run", ImportOptions(title_separator=separator))
     shown = " [SEP] " if expected == "[SEP]" else expected
     assert sentence.startswith(f"a passage with a title is read as 'TITLE{shown}TEXT' (tokens.title_separator=")
     run = open_run(tmp_path / "run")
@@ -212,7 +213,7 @@ def test_a_run_keeps_the_settings_of_its_directory(tmp_path: Path) -> None:
 def test_an_encoder_without_cls_has_another_token(tmp_path: Path) -> None:
     """The mean of T5, the last token of a causal language model; [CLS] is refused."""
     with pytest.raises(ValueError, match=r"set head.token='mean'"):
-        import_model(str(write_t5(tmp_path / "t5")), tmp_path / "refused", "cls")
+        import_model(str(write_t5(tmp_path / "t5")), tmp_path / "refused", ImportOptions("cls"))
     import_model(str(tmp_path / "t5"), tmp_path / "t5-run")
     import_model(str(write_language_model(tmp_path / "qwen3")), tmp_path / "qwen3-run")
     assert [open_run(tmp_path / f"{name}-run").config.head.token for name in ("t5", "qwen3")] == ["mean", "last"]
@@ -230,4 +231,4 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_a_token_flag_that_contradicts_the_modules(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
-        import_model(str(write_modules(tmp_path / "model")), tmp_path / "run", token="cls")
+        import_model(str(write_modules(tmp_path / "model")), tmp_path / "run", ImportOptions(token="cls"))

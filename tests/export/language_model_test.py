@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
+from jaxret.export.import_options import ImportOptions
 from jaxret.export.stock_modules import dense_config
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, write_json
@@ -40,7 +41,7 @@ def write_dense(folder: Path, sizes: tuple[int, ...]) -> None:
 def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     """Both times it is compared with transformers, where PyTorch is installed."""
     model = write_language_model(tmp_path / "model", name)
-    said = import_model(str(model), tmp_path / "run", token="last", normalize=True, title_separator=" ")
+    said = import_model(str(model), tmp_path / "run", ImportOptions(token="last", normalize=True, title_separator=" "))
     assert "around every text: nothing and '<|end|>' (id 0); its vector: head.token='last'" in said
     assert "read back, vectors of 64 texts differ by" in export(
         tmp_path / "run", "sentence-transformers", tmp_path / "out"

@@ -16,6 +16,7 @@ from jaxret.data.records import Judgement, Passage, Query
 from jaxret.experiments.probe.layer_vectors import encode_layers
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
+from jaxret.export.import_options import ImportOptions
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.run import Run, open_run
 from jaxret.storage.atomic import read_json, write_json
@@ -143,7 +144,7 @@ def test_onnx_export_is_refused(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_include_prompt_of_sentence_transformers_round_trips(tmp_path: Path, model: Path) -> None:
     """Compared with transformers, where PyTorch is installed."""
-    import_model(str(model), tmp_path / "run", token="mean", normalize=True, title_separator=" ")
+    import_model(str(model), tmp_path / "run", ImportOptions(token="mean", normalize=True, title_separator=" "))
     export(tmp_path / "run", "sentence-transformers", tmp_path / "out")
     settings, pooling = tmp_path / "out" / "config_sentence_transformers.json", tmp_path / "out/1_Pooling/config.json"
     prompts = {"query": "Instruct: go\nQuery:", "document": "of "}

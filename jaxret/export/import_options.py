@@ -1,0 +1,28 @@
+"""Options of `jaxret open`: how the model of another library becomes a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxret.configs.options import check_options, option
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How a model becomes a run. The modules of a sentence-transformers or PyLate directory determine the vector and
+    its length; `token` and `normalize` are of a plain encoder. Raises ValueError for other values."""
+
+    token: str = option(
+        "",
+        "vector of a plain encoder: cls or mean; of a language model last or mean_without_first; default: cls, or last "
+        "of a causal language model, or mean",
+        choices=("", "cls", "mean", "last", "mean_without_first"),
+    )
+    normalize: bool | None = option(None, "for a plain encoder: scale vectors to length 1, for cosines")
+    title_separator: str = option(
+        "auto", "text between title and text of a passage, or [SEP]; auto: as the model implies"
+    )
+    download: bool = option(False, "download a model that is not in the local cache of Hugging Face")
+
+    def __post_init__(self) -> None:
+        check_options(self)
