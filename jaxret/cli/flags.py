@@ -31,9 +31,15 @@ class OptionFlags(Generic[T]):
             if "help" in each.metadata
         }
 
-    def __call__(self) -> T:
-        values = {name: holder.value for name, holder in self.holders.items()}
+    def __call__(self, **others: Any) -> T:
+        """Return the dataclass. others: values of further fields."""
+        values = {name: holder.value for name, holder in self.holders.items()} | others
         return self.kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    @property
+    def explicit_fields(self) -> tuple[str, ...]:
+        """Return the fields whose flags are on the command line."""
+        return tuple(name for name, holder in self.holders.items() if holder.present)
 
 
 def _define(field: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:

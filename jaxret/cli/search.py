@@ -9,7 +9,6 @@ jaxret search --workdir=... --queries=FILE --engine=ray --workers=8 --resources=
 
 import gc
 import sys
-from dataclasses import replace
 
 from absl import flags
 
@@ -17,7 +16,7 @@ from jaxret.cli import shared_flags
 from jaxret.cli.flags import OptionFlags
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
-from jaxret.runs.ray_cluster import EngineOptions, ray_workers
+from jaxret.runs.ray_cluster import EngineOptions
 from jaxret.search.search_options import SearchOptions
 
 _WORKDIR = shared_flags.workdir()
@@ -46,73 +45,34 @@ _OPTIONS = OptionFlags(SearchOptions)
 _EVALUATION = OptionFlags(EvaluationOptions)
 
 
-def _counts(values: list[str]) -> tuple[int, ...]:
-    if wrong := [value for value in values if not value.isdecimal()]:
-        raise ValueError(f"--latency_passages={','.join(values)}: {wrong[0]!r} is not a number of passages")
-    return tuple(map(int, values))
-
-
 def main() -> None:
     if _QUERY.value is not None:  # the process ends after one answer: to collect garbage would take a tenth of its time
         gc.disable()
-    from jaxret.cli.interactive import interact
-    from jaxret.data.record_checks import check_question
-    from jaxret.experiments.evaluation_queries import has_queries_of_every_split
-    from jaxret.experiments.search_files import search_files, show_answer
-    from jaxret.experiments.search_sizes import parse_sizes, search_sizes
-    from jaxret.index.corpus_folder import corpus_folder
-    from jaxret.runs.run import open_run
-    from jaxret.search.process_group import searching
-    from jaxret.search.ray_search import open_searcher
+    from jaxret.experiments.search_job import SearchJob, parse_counts, parse_sizes
 
-    engine, together = _ENGINE(), bool(_JOB().coordinator)
-    if engine.engine and together:
-        raise ValueError("--engine and --coordinator are two ways to search by several processes: leave one out")
-    several = "--engine" if engine.engine else "--coordinator" if together else ""
-    options = replace(_OPTIONS(), all_processes=bool(several))  # of an engine too, so that options are checked now
-    evaluation, sizes = _EVALUATION(), parse_sizes(_DIMENSION.value)
-    if [_QUERY.value is not None, bool(_QUERIES.value), _INTERACTIVE.value].count(True) != 1:
-        raise ValueError("give either --query (a question), --queries (a file) or --interactive")
-    if _QUERY.value is not None:
-        check_question(_QUERY.value)
-    without_qrels = flags.FLAGS["split"].present and _QUERIES.value and not _QRELS.value
-    if without_qrels and has_queries_of_every_split(_QUERIES.value, evaluation.split):
-        raise ValueError(
-            f"--split={evaluation.split} chooses nothing: {_QUERIES.value} has the queries of every split in one file, "
-            f"and judgements say which are of one; give --qrels={_QUERIES.value} too"
-        )
-    if len(sizes) > 1 and not _QUERIES.value:
-        raise ValueError(f"--dimension={','.join(_DIMENSION.value)}: several sizes are for --queries; give one")
-    if several:
-        if _INTERACTIVE.value:
-            raise ValueError(f"--interactive answers in one process: leave {several} out")
-        if evaluation.latency or _LATENCY_PASSAGES.value:
-            raise ValueError(f"--latency and --latency_passages time one process: leave them, or {several}, out")
-    _JOB().join()
-    # The workers of an engine have the accelerators.
-    platform, attention = ("cpu", "plain") if engine.engine else (_PLATFORM.value, _ATTENTION.value)
-    with searching(together, platform, shared_flags.of_job(sys.modules[__name__])):
-        run = open_run(_WORKDIR.value, _CHECKPOINT.value, query_length=_QUERY_LENGTH.value, attention=attention)
-        with ray_workers(engine, _PLATFORM.value, _ATTENTION.value) as workers:
-            options = replace(options, all_processes=together, workers=workers)
-            if _QUERIES.value:
-                evaluation = replace(
-                    evaluation,
-                    k=_K.value or evaluation.k,
-                    latency_passages=_counts(_LATENCY_PASSAGES.value),
-                    measures=tuple(_MEASURES.value) if _MEASURES.value else None,
-                    label="" if _CHECKPOINT.value == "best" else f"step-{run.checkpoint['step']}",
-                )
-                if sizes:
-                    search_sizes(run, sizes, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
-                else:
-                    search_files(run, _QUERIES.value, _QRELS.value, evaluation, options, _CORPUS.value)
-                return
-            options = replace(options, dimension=sizes[0] if sizes else 0)
-            searcher = open_searcher(run, corpus_folder(run.workdir, _CORPUS.value), options, many=_INTERACTIVE.value)
-            if _INTERACTIVE.value:
-                interact(searcher, _K.value or 10)
-                return
-            if searcher.index:
-                print(f"approximate: {searcher.index.describe(_K.value or 10)}")
-            show_answer(searcher, _QUERY.value or "", _K.value or 10)
+    job = SearchJob(
+        workdir=_WORKDIR.value,
+        query=_QUERY.value,
+        interactive=_INTERACTIVE.value,
+        queries=_QUERIES.value,
+        qrels=_QRELS.value,
+        encoded_name=_CORPUS.value,
+        checkpoint=_CHECKPOINT.value,
+        query_length=_QUERY_LENGTH.value,
+        sizes=parse_sizes(_DIMENSION.value),
+        platform=_PLATFORM.value,
+        attention=_ATTENTION.value,
+        evaluation=_EVALUATION(
+            k=_K.value or (100 if _QUERIES.value else 10),
+            measures=_MEASURES.value or None,
+            latency_passages=parse_counts(_LATENCY_PASSAGES.value),
+        ),
+        explicit_fields=_EVALUATION.explicit_fields,
+        options=_OPTIONS(),
+        engine=_ENGINE(),
+        processes=_JOB(),
+    )
+    from jaxret.cli.interactive import interact
+    from jaxret.experiments.run_search import run_search
+
+    run_search(job, interact, shared_flags.of_job(sys.modules[__name__]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,19 +13,6 @@ from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shard_set import read_shards
 from jaxret.runs.run import Run
 from jaxret.search.search_options import SearchOptions
-
-ALL = "all"  # as a size: all numbers that are stored
-
-
-def parse_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the sizes of --dimension, 0 for "all". Raises ValueError for another text, and for one twice."""
-    for text in texts:
-        if text != ALL and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
-            raise ValueError(f"--dimension: {text!r:.60} is neither a whole number from 1 on nor {ALL!r}")
-    sizes = tuple(0 if text == ALL else int(text) for text in texts)
-    if len(set(sizes)) != len(sizes):
-        raise ValueError(f"--dimension={','.join(texts)} has a size twice; leave one of them out")
-    return sizes
 
 
 def search_sizes(

@@ -99,10 +99,8 @@ class SearchOptions:
             raise ValueError(f"filter {wrong[0]!r:.99}: FIELD:VALUE is expected")
         if self.max_passage and (self.candidates or self.index):
             raise ValueError("max_passage needs exact search: leave candidates and index out")
-        if self.several and (self.candidates or self.index):
-            raise ValueError(
-                "several processes search exactly: leave candidates and index, or coordinator and engine, out"
-            )
+        if self.several:
+            self.require_exact()
         if self.index_parameters and not self.index:
             raise ValueError("index_parameters are of an approximate index: give index=NAME too")
 
@@ -110,6 +108,13 @@ class SearchOptions:
     def several(self) -> bool:
         """Return whether several processes search together."""
         return self.all_processes or self.workers is not None
+
+    def require_exact(self) -> None:
+        """Raise ValueError for an approximate search, which several processes cannot do together."""
+        if self.candidates or self.index:
+            raise ValueError(
+                "several processes search exactly: leave candidates and index, or coordinator and engine, out"
+            )
 
     def require_plain(self, reason: str) -> None:
         """Raise ValueError with a reason if a backend, a precision, or a way to find candidates is set."""

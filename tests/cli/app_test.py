@@ -67,7 +67,8 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("search.py", ("--workdir=w", "--query=x", "--k=0"), "--k=0: it must be a whole number of at least 1"),
         ("train.py", ("--config=configs/mlr.py:x", "--workdir=w"), "configs/mlr.py takes no suffix: leave ':x' out"),
         ("search.py", ("--workdir=nowhere",), "give either --query"),
-        ("search.py", ("--workdir=nowhere", "--query=x", "--split=dev"), "nowhere is not a run"),
+        ("search.py", ("--workdir=nowhere", "--query=x", "--split=test"), "--split needs --queries (a folder"),
+        ("search.py", ("--workdir=nowhere", "--queries=q", "--latency_passages=x"), "'x' is not a number of passages"),
         ("-m", ("jaxret",), "a verb is missing: jaxret VERB, one of train, "),
         ("-m", ("jaxret", "demmo"), "'demmo' is not a verb; did you mean demo?"),
         ("-m", ("jaxret", "--config=mlr"), "'--config=mlr' is not a verb (jaxret -h lists them)"),
@@ -276,7 +277,7 @@ def test_a_closed_pipe_ends_the_command(body: str) -> None:
 IMPORTS = """
 import importlib, sys
 from absl import flags
-import jaxret.__main__, train, encode, search
+import jaxret.__main__, jaxret.experiments.search_job, train, encode, search
 for verb in jaxret.__main__.VERBS:
     importlib.import_module(f"jaxret.cli.{verb.replace(' ', '_')}")
     for name in list(flags.FLAGS):  # two verbs in one process may call a flag the same

@@ -13,7 +13,8 @@ from jaxret.api import Index, Retriever
 from jaxret.data.formats import Corpus, DataError, read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.explain import StoredPassage, explain_in_run
-from jaxret.experiments.search_sizes import parse_sizes, search_sizes
+from jaxret.experiments.search_job import parse_sizes
+from jaxret.experiments.search_sizes import search_sizes
 from jaxret.index.cut_corpus import find_larger_vectors
 from jaxret.index.encode import cut_encoded, encode_corpus
 from jaxret.index.encode_options import EncodeOptions

@@ -1,0 +1,65 @@
+"""Open a run, and search a corpus that it encoded: for the queries of files, for a question, or for questions that are
+typed (`jaxret search`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from jaxret.experiments.search_files import search_files, show_answer
+from jaxret.experiments.search_job import SearchJob
+from jaxret.experiments.search_sizes import search_sizes
+from jaxret.index.corpus_folder import corpus_folder
+from jaxret.runs.ray_cluster import ray_workers
+from jaxret.runs.run import Run, open_run
+from jaxret.search.process_group import searching
+from jaxret.search.ray_search import open_searcher
+from jaxret.search.search_options import SearchOptions
+from jaxret.search.searcher import Searcher
+
+
+def run_search(
+    job: SearchJob, interact: Callable[[Searcher, int], None], settings: Mapping[str, str] | None = None
+) -> None:
+    """Search as a job says, and print or write the results; in every process of the job, of which the first prints.
+
+    Args:
+        job: what is searched for.
+        interact: answers questions of a terminal, with a searcher and a number of passages.
+        settings: by name, what must be the same in all processes.
+    """
+    job.processes.join()
+    together = bool(job.processes.coordinator)
+    # The workers of an engine have the accelerators.
+    platform, attention = ("cpu", "plain") if job.engine.engine else (job.platform, job.attention)
+    with searching(together, platform, settings or {}):
+        run = open_run(job.workdir, job.checkpoint, query_length=job.query_length, attention=attention)
+        with ray_workers(job.engine, job.platform, job.attention) as workers:
+            options = replace(job.options, all_processes=together, workers=workers)
+            if job.queries:
+                _search_queries(run, job, options)
+            else:
+                _answer_questions(run, job, options, interact)
+
+
+def _search_queries(run: Run, job: SearchJob, options: SearchOptions) -> None:
+    step = "" if job.checkpoint == "best" else f"step-{run.checkpoint['step']}"
+    evaluation = replace(job.evaluation, label=job.evaluation.label or step)
+    if job.sizes:
+        search_sizes(run, job.sizes, job.queries, job.qrels, evaluation, options, job.encoded_name)
+    else:
+        search_files(run, job.queries, job.qrels, evaluation, options, job.encoded_name)
+
+
+def _answer_questions(
+    run: Run, job: SearchJob, options: SearchOptions, interact: Callable[[Searcher, int], None]
+) -> None:
+    options = replace(options, dimension=job.sizes[0] if job.sizes else 0)
+    searcher = open_searcher(run, corpus_folder(run.workdir, job.encoded_name), options, many=job.interactive)
+    k = job.evaluation.k
+    if job.query is None:
+        interact(searcher, k)
+        return
+    if searcher.index:
+        print(f"approximate: {searcher.index.describe(k)}")
+    show_answer(searcher, job.query, k)

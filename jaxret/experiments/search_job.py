@@ -1,0 +1,108 @@
+"""A search of an encoded corpus as one value, which is checked before JAX is imported: `jaxret search`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from jaxret.data.record_checks import check_question
+from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.runs.job_options import JobOptions
+from jaxret.runs.ray_cluster import EngineOptions
+from jaxret.search.search_options import SearchOptions
+
+ALL = "all"  # as a size: all numbers that are stored
+
+
+def parse_sizes(texts: Sequence[str]) -> tuple[int, ...]:
+    """Return the sizes of --dimension, 0 for "all". Raises ValueError for another text, and for one twice."""
+    for text in texts:
+        if text != ALL and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+            raise ValueError(f"--dimension: {text!r:.60} is neither a whole number from 1 on nor {ALL!r}")
+    sizes = tuple(0 if text == ALL else int(text) for text in texts)
+    if len(set(sizes)) != len(sizes):
+        raise ValueError(f"--dimension={','.join(texts)} has a size twice; leave one of them out")
+    return sizes
+
+
+def parse_counts(texts: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of --latency_passages. Raises ValueError for a text that is no number."""
+    if wrong := [text for text in texts if not text.isdecimal()]:
+        raise ValueError(f"--latency_passages={','.join(texts)}: {wrong[0]!r} is not a number of passages")
+    return tuple(map(int, texts))
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """A search by a run: queries, corpus, options and processes. Raises ValueError for values that exclude each
+    other."""
+
+    workdir: str  # folder of the run
+    query: str | None = None  # a question to answer; or
+    interactive: bool = False  # questions that are typed; or
+    queries: str = ""  # folder or file with queries
+    qrels: str = ""  # folder or file with their judgements; "" for none
+    encoded_name: str = ""  # the encoded corpus: its name, or the path that was encoded; "" for the only one
+    checkpoint: str = "best"  # "best", "last" or a step
+    query_length: int | None = None  # most tokens; None: as in training
+    sizes: tuple[int, ...] = ()  # numbers of a vector to search by, 0 for all; several for `queries`; () for all
+    platform: str = ""  # "gpu", "tpu" or "cpu" that is required; "" for any
+    attention: str | None = None  # implementation of attention; None: as in training
+    evaluation: EvaluationOptions = EvaluationOptions()  # passages per query; the other values are of `queries`
+    explicit_fields: tuple[str, ...] = ()  # of `evaluation` on the command line, those with the default value too
+    options: SearchOptions = SearchOptions()
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    processes: JobOptions = field(default_factory=JobOptions)
+
+    def __post_init__(self) -> None:
+        if self.engine.engine and self.processes.coordinator:
+            raise ValueError("--engine and --coordinator are two ways to search by several processes: leave one out")
+        if [self.query is not None, bool(self.queries), self.interactive].count(True) != 1:
+            raise ValueError("give either --query (a question), --queries (a file) or --interactive")
+        if self.query is not None:
+            check_question(self.query)
+        if self.queries:
+            self._check_split()
+        else:
+            self._check_question()
+        if several := "--engine" if self.engine.engine else "--coordinator" if self.processes.coordinator else "":
+            self._check_several(several)
+
+    def _check_split(self) -> None:
+        """Raise ValueError for a split that selects no queries."""
+        split = self.evaluation.split
+        is_explicit = "split" in self.explicit_fields or split != EvaluationOptions.split
+        if not is_explicit or self.qrels:
+            return
+        from jaxret.experiments.evaluation_queries import has_queries_of_every_split  # it imports all formats
+
+        if has_queries_of_every_split(self.queries, split):
+            raise ValueError(
+                f"--split={split} chooses nothing: {self.queries} has the queries of every split in one file, "
+                f"and judgements say which are of one; give --qrels={self.queries} too"
+            )
+
+    def _check_question(self) -> None:
+        """Raise ValueError for what is done with queries of files only."""
+        if len(self.sizes) > 1:
+            sizes = ",".join(str(size or ALL) for size in self.sizes)
+            raise ValueError(f"--dimension={sizes}: several sizes are for --queries; give one")
+        changed = [
+            each.name
+            for each in fields(EvaluationOptions)
+            if each.name != "k" and getattr(self.evaluation, each.name) != each.default
+        ]
+        if names := [*(["qrels"] if self.qrels else []), *self.explicit_fields, *changed]:
+            raise ValueError(
+                f"--{names[0]} needs --queries (a folder or file with queries); with --query and --interactive leave "
+                "it out"
+            )
+
+    def _check_several(self, flag: str) -> None:
+        """Raise ValueError for what one process alone can do. flag: that asks for several."""
+        self.options.require_exact()
+        if self.interactive:
+            raise ValueError(f"--interactive answers in one process: leave {flag} out")
+        if self.evaluation.latency or self.evaluation.latency_passages:
+            raise ValueError(f"--latency and --latency_passages time one process: leave them, or {flag}, out")
