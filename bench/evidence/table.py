@@ -122,13 +122,13 @@ def _cells(claim: Claim, row: Mapping[str, Any]) -> list[str]:
 def legend(run: int, claims: int) -> str:
     return (
         f"{run} of {claims} claims were run. The difference is the mean over questions (perplexity: passages) of a "
-        "value that is itself a mean over seeds. Questions about one passage share its vector, so they are drawn "
-        "together: the interval is the percentile bootstrap over passages, and p is the randomization test over them, "
-        "two-sided, which Holm corrects for all rows that were run. "
-        f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign; with fewer than {ENOUGH} seeds, "
-        f"which is about a few trained models and not yet about two methods, **{HOLDS}{SO_FAR}**. **{OPPOSITE}**: the "
-        f'same, with the other sign. **{NOT_SEEN}**: neither. A claim of "no worse" is tested as "worse by less than '
-        "the margin\", and so are its seeds' signs and its p over them. p over seeds (the paired t-test of their "
-        "differences: both runs of a seed have the same questions, in the same order) says whether other seeds would "
-        "agree; with two or three it decides little."
+        "value that is itself a mean over seeds. Questions about one passage share its vector, so passages are drawn "
+        "instead of questions: the interval is a percentile bootstrap over passages, and p is a two-sided "
+        "randomization test over passages, which Holm corrects for all rows that were run. "
+        f"**{HOLDS}**: Holm's p is below {LEVEL} and every seed has the claimed sign. With fewer than {ENOUGH} seeds "
+        f"it is **{HOLDS}{SO_FAR}**, because a few trained models are not yet two methods. **{OPPOSITE}**: the same "
+        f'with the other sign. **{NOT_SEEN}**: neither. "No worse" is tested as "worse by less than the margin", also '
+        "in the signs of the seeds and in p over seeds. p over seeds is a paired t-test of the seeds' "
+        "differences (both runs of a seed have the same questions, in the same order). It says whether other "
+        "seeds would agree; with two or three seeds it decides little."
     )

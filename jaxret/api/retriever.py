@@ -55,8 +55,8 @@ class Retriever:
         Args:
             workdir: folder of the run.
             checkpoint: "best", "last", or a step.
-            query_length: most tokens of a query; default: as in training.
-            passage_length: most tokens of a passage; default: as in training.
+            query_length: tokens of a query, at most; default: as in training.
+            passage_length: tokens of a passage, at most; default: as in training.
 
         Raises:
             FileNotFoundError: there is no such run.

@@ -35,10 +35,10 @@ _TEXTS = {"filter", "passage", "prompt", "query", "title", "title_separator"}  #
 _OTHER_ADDRESSES = {*_TEXTS, "url", "bucket"}  # flags whose gs:// and s3:// stay as they are
 _ANY_SCHEME = {*_TEXTS, "engine", "url"}  # flags whose :// is no matter of ours
 
-_QUIET = flags.DEFINE_bool("quiet", False, "print results and errors alone: no progress, no notes")
+_QUIET = flags.DEFINE_bool("quiet", False, "print only results and errors: no progress, no notes")
 _JSON = flags.DEFINE_bool("json", False, "print events as JSON lines, and all text on standard error (docs/events.md)")
 _PROMETHEUS = flags.DEFINE_string(
-    "prometheus", "", "file NAME.prom to keep for Prometheus' node exporter: progress, metrics, status (docs/events.md)"
+    "prometheus", "", "file NAME.prom with progress, metrics and status, for Prometheus' node exporter (docs/events.md)"
 )
 
 # Exit statuses

@@ -18,14 +18,15 @@ _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length()
 _PASSAGE_LENGTH = shared_flags.passage_length()
 _PLATFORM = shared_flags.platform()
-_SETS = flags.DEFINE_list("sets", [], "sets to evaluate on; default: all of the folder")
+_SETS = flags.DEFINE_list("sets", [], "sets to evaluate on; default: all sets of the folder")
 _SPLIT = shared_flags.split("test", "split of the judgements")
 _ON_ERROR = shared_flags.on_error(keep=True)
-_BM25 = flags.DEFINE_bool("bm25", False, "evaluate BM25 on the same sets too, and show it beside the run")
+_BM25 = flags.DEFINE_bool("bm25", False, "also evaluate BM25 on the sets, and show it in another column")
 _BESIDE = flags.DEFINE_multi_string(
     "beside",
     [],
-    "folder of another run, or of evaluations SET.SPLIT.json, to show beside this one; NAME=FOLDER names it; repeat it",
+    "system to show in another column: folder of a run, or of evaluations SET.SPLIT.json; NAME=FOLDER "
+    "names it; may be repeated",
 )
 
 

@@ -16,10 +16,10 @@ WRITES = ("report",)
 ARGUMENTS = {"RUN...": "folders of runs or result files (runs/NAME/eval/DATA.json); NAME=RUN,RUN is one system"}
 
 _DATA = flags.DEFINE_list(
-    "data", [], "names of results (eval/NAME.json), a data set each, or all; needed if the folders have several"
+    "data", [], "data sets to compare: names of results (eval/NAME.json), or all; needed if the folders have several"
 )
-_MEASURES = flags.DEFINE_list("measures", None, "measures to compare; default: all that every result has")
-_REPORT = flags.DEFINE_string("report", "", "HTML file for a report of the runs, as jaxret report writes it")
+_MEASURES = flags.DEFINE_list("measures", None, "measures to compare; default: all measures that every result has")
+_REPORT = flags.DEFINE_string("report", "", "HTML file of a report of the runs, as from jaxret report")
 _FORMAT = flags.DEFINE_enum("format", "text", ["text", "markdown", "csv", "latex"], "output format")
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the randomization test and of the intervals")
 _RESAMPLES = flags.DEFINE_integer("resamples", 100_000, "sign vectors of the randomization test", lower_bound=1000)

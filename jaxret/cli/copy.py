@@ -14,7 +14,7 @@ from absl import flags
 _VERIFY = flags.DEFINE_bool(
     "verify",
     False,
-    "read the bytes that the destination has, and copy again what is damaged or gone",
+    "read the files of the destination, and copy damaged and missing files again",
 )
 
 ARGUMENTS = {"SRC": "folder, or gs:// or s3:// address of one", "DST": "folder, or gs:// or s3:// address of one"}

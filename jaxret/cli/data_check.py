@@ -11,7 +11,9 @@ _TOKENIZER = flags.DEFINE_string(
     "tokenizer", "", "model folder, package:NAME/FOLDER or hub name; default: count words instead of tokens"
 )
 _LENGTHS = flags.DEFINE_list(
-    "lengths", ["32", "64", "128", "256", "512"], "length limits in tokens; how many texts each would cut is shown"
+    "lengths",
+    ["32", "64", "128", "256", "512"],
+    "length limits in tokens; the output has the number of texts that each limit cuts",
 )
 _ON_ERROR = flags.DEFINE_enum(
     "on_error", "error", ["error", "skip"], "bad records: list all and exit with status 1, or count them by reason"

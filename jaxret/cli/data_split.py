@@ -12,7 +12,7 @@ _TRAIN = flags.DEFINE_string(
 )
 _QRELS = flags.DEFINE_string("qrels", None, "folder or file with the judgements to split", required=True)
 _OUT = shared_flags.out_folder("folder to write")
-_TRAIN_SPLIT = flags.DEFINE_string("train_split", "train", "split of --train, where it is a folder")
+_TRAIN_SPLIT = flags.DEFINE_string("train_split", "train", "split of --train, if it is a folder")
 _SPLIT = shared_flags.split("test", "split of --qrels, where it is a folder")
 _ON_ERROR = shared_flags.on_error()
 

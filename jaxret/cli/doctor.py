@@ -15,8 +15,10 @@ from jaxret.cli import shared_flags
 
 _CONFIG = shared_flags.optional_config("config whose training to check; default: that of the run in --workdir")
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of a run, or of a future one; default: the current folder")
-_COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of a job's first process: whether its host is known")
-_BUCKET = flags.DEFINE_string("bucket", "", "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER: whether jobs can write to it")
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "check that the host of HOST:PORT, a job's first process, is known"
+)
+_BUCKET = flags.DEFINE_string("bucket", "", "check that jobs can write to gs://BUCKET/FOLDER or s3://BUCKET/FOLDER")
 
 
 def main() -> None:

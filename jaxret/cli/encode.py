@@ -26,9 +26,9 @@ from jaxret.runs.ray_cluster import EngineOptions, RunOpening
 
 _WORKDIR = shared_flags.workdir()
 _CORPUS = shared_flags.corpus()
-_NAME = flags.DEFINE_string("name", "", "name of the encoded corpus; default: that of the folder or file")
+_NAME = flags.DEFINE_string("name", "", "name of the encoded corpus; default: the name of the folder or file")
 _APPEND = flags.DEFINE_bool("append", False, "add the passages to the corpus that is encoded as --name")
-_DELETE = flags.DEFINE_string("delete", "", "file with ids, one a line: delete these passages from the corpus --name")
+_DELETE = flags.DEFINE_string("delete", "", "delete passages from the corpus --name: a file with their ids, one a line")
 _CHECKPOINT = shared_flags.checkpoint()
 _PASSAGE_LENGTH = shared_flags.passage_length()
 _TOKENS_PER_BATCH = shared_flags.tokens_per_batch()

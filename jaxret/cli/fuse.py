@@ -21,10 +21,11 @@ _METHOD = flags.DEFINE_enum(
     "method",
     None,
     ["rrf", "min_max", "z_score", "sum"],
-    "how scores are made comparable: rrf (default of files), min_max (default of folders), z_score; sum: folders only",
+    "how scores become comparable: rrf (the default for files), min_max (the default for folders), "
+    "z_score, or sum (only for folders)",
 )
 _WEIGHTS = flags.DEFINE_list("weights", [], "weight of each run; default: 1 for each")
-_CORPUS = flags.DEFINE_string("corpus", "", "of folders: name of the corpus, where they have several")
+_CORPUS = flags.DEFINE_string("corpus", "", "with folders: name of the encoded corpus; needed if there are several")
 _K = flags.DEFINE_integer("k", 1000, "passages per query", lower_bound=1)
 _QUERIES = shared_flags.queries()
 _QRELS = shared_flags.qrels()
@@ -33,11 +34,11 @@ _MEASURES = flags.DEFINE_list("measures", ["nDCG@10", "RR@10", "R@100"], "measur
 _TUNE = flags.DEFINE_list(
     "tune",
     [],
-    "runs of other queries in the same order, or with folders other queries (a folder or file); takes the weights with "
-    "the best first measure on them",
+    "other queries, to choose the weights with the best first measure on them: run files in the same "
+    "order; with folders, a folder or file of queries",
 )
 _TUNE_QRELS = flags.DEFINE_string("tune_qrels", "", "judgements of the queries of --tune")
-_TUNE_SPLIT = flags.DEFINE_string("tune_split", "dev", "split of --tune_qrels, where it is a folder")
+_TUNE_SPLIT = flags.DEFINE_string("tune_split", "dev", "split of --tune_qrels, if it is a folder")
 
 
 def main(*runs: str) -> None:

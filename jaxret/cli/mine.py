@@ -23,7 +23,9 @@ _DATA = flags.DEFINE_string(
 )
 _SPLIT = shared_flags.split("train")
 _POOL = flags.DEFINE_multi_string(
-    "pool", [], "bm25, the folder of a run, or a file of rankings; may be repeated: a record has negatives of all pools"
+    "pool",
+    [],
+    "bm25, the folder of a run, or a file of rankings; if it is repeated, a record has negatives from all pools",
 )
 _OUT = shared_flags.out_file("training file to write, JSON lines (.gz, .zst)")
 _CORPUS = shared_flags.corpus("the corpus that the run encoded")
@@ -31,10 +33,9 @@ _ENCODED = flags.DEFINE_string("encoded", "", "name of the run's encoded corpus;
 _TEACHER = flags.DEFINE_string(
     "teacher",
     "",
-    "file of rankings with a teacher's scores, positives included: score limits use them, and the "
-    "training file has them",
+    "file of rankings with a teacher's scores of candidates and positives, for score limits and the training file",
 )
-_CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records follow; may be repeated")
+_CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records are appended; may be repeated")
 _SUBSET = flags.DEFINE_integer("subset", 0, "number of queries to mine for, as data.subset; 0: all", lower_bound=0)
 _SETTINGS = OptionFlags(MiningSettings)
 _ENGINE = OptionFlags(EngineOptions)

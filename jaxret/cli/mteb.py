@@ -16,7 +16,7 @@ from jaxret.cli.flags import OptionFlags
 from jaxret.experiments.mteb.mteb_options import MtebOptions
 
 _WORKDIR = shared_flags.workdir("folder of the run")
-_TASKS = flags.DEFINE_list("tasks", None, "names of mteb, or folders in BEIR's layout", required=True)
+_TASKS = flags.DEFINE_list("tasks", None, "names of mteb's tasks, or folders in BEIR's layout", required=True)
 _OUT = shared_flags.out_folder("folder of the results")
 _OPTIONS = OptionFlags(MtebOptions)
 _CHECKPOINT = shared_flags.checkpoint()

@@ -19,18 +19,18 @@ from jaxret.cli import shared_flags
 ARGUMENTS = {"[SUBJECT]": "train (the default), encode, search or table"}
 
 _CONFIG = shared_flags.optional_config("config to plan")
-_CONFIGS = flags.DEFINE_string("configs", "", "with `table`: folder whose configs are all planned")
-_SIZES = flags.DEFINE_boolean("sizes", False, "with `table` and --configs: bytes and search time of corpora")
+_CONFIGS = flags.DEFINE_string("configs", "", "with `table`: folder of configs; all of them are planned")
+_SIZES = flags.DEFINE_boolean("sizes", False, "with `table` and --configs: print bytes and search time of corpora")
 _TOPOLOGY = flags.DEFINE_list("topology", [], "chips, such as v5e:4x4, v5p:2x2x1, h100:8; several separated by commas")
 _UTILIZATION = flags.DEFINE_float(
-    "utilization", 0.4, "expected share of the chips' full rate, for the hours", lower_bound=0.01, upper_bound=1
+    "utilization", 0.4, "expected share of the chips' full rate, to estimate hours", lower_bound=0.01, upper_bound=1
 )
-_ADVICE = flags.DEFINE_boolean("advice", True, "if a step does not fit, compile changes that might")
-_PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "passages of the corpus to encode or search", lower_bound=1)
-_QUERIES = flags.DEFINE_integer("queries", 1000, "queries to search for", lower_bound=1)
-_LENGTHS = flags.DEFINE_list("lengths", [], "mean tokens of queries and passages, such as 10,80, without data.train")
-_PRICE = flags.DEFINE_float("price", None, "dollars of a chip's hour: what training or encoding costs")
-_PRECISION = flags.DEFINE_string("precision", "float32", "precision of search candidates, see jaxret search")
+_ADVICE = flags.DEFINE_boolean("advice", True, "if a step does not fit, compile it with keys that may help")
+_PASSAGES = flags.DEFINE_integer("passages", 1_000_000, "number of passages of the corpus", lower_bound=1)
+_QUERIES = flags.DEFINE_integer("queries", 1000, "number of queries", lower_bound=1)
+_LENGTHS = flags.DEFINE_list("lengths", [], "without data.train: mean tokens of queries and passages, such as 10,80")
+_PRICE = flags.DEFINE_float("price", None, "dollars per chip and hour, to print the cost of training or encoding")
+_PRECISION = flags.DEFINE_string("precision", "float32", "precision of search candidates, as in jaxret search")
 _K = shared_flags.k()
 
 

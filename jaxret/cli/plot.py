@@ -21,8 +21,10 @@ ARGUMENTS = {
 }
 
 _OUT = flags.DEFINE_string("out", "", "path of the picture without ending; default: KIND in the current folder")
-_MEASURES = flags.DEFINE_list("measures", [], "sweep: the measure; domains: that of both axes, or one for each")
-_X = flags.DEFINE_list("x", [], "domains: results in the domain of training, eval/NAME.json; the mean over several")
+_MEASURES = flags.DEFINE_list("measures", [], "sweep: the measure; domains: one measure for both axes, or one for each")
+_X = flags.DEFINE_list(
+    "x", [], "domains: results in the domain of training (eval/NAME.json); of several results, their mean"
+)
 _Y = flags.DEFINE_list("y", [], "domains: results of other domains")
 _PASSAGE = flags.DEFINE_string("passage", "", "words: text of the passage")
 _TITLE = flags.DEFINE_string("title", "", "words: title of the passage")

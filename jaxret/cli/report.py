@@ -13,8 +13,10 @@ ARGUMENTS = {"WORKDIR...": "folders of runs; NAME=RUN,RUN is one system"}
 
 _OUT = flags.DEFINE_string("out", "report.html", "HTML file to write")
 _DATA = flags.DEFINE_list("data", [], "names of results to show (eval/NAME.json); default: all")
-_MEASURES = flags.DEFINE_list("measures", [], "measures to compare, the first one in pictures; default: all in common")
-_QUERIES = flags.DEFINE_integer("queries", 5, "wins, and losses, to show with their texts", lower_bound=0)
+_MEASURES = flags.DEFINE_list(
+    "measures", [], "measures to compare; pictures show the first; default: all common measures"
+)
+_QUERIES = flags.DEFINE_integer("queries", 5, "number of wins, and of losses, to show with their texts", lower_bound=0)
 _TITLE = flags.DEFINE_string("title", "", "title of the page; default: the names of the runs")
 
 

@@ -16,8 +16,8 @@ ARGUMENTS = {"[ROW]": "PAPER, PAPER/TABLE or PAPER/TABLE/ROW, as mlr/2/dual-enco
 _DATA = flags.DEFINE_string("data", "data", "folder with a folder for each data set")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/reproduce", "folder of the runs")
 _RUN = flags.DEFINE_boolean("run", False, "run the commands of the row")
-_ON = flags.DEFINE_string("on", "", "with --run: one data set of the row alone")
-_SCALE = flags.DEFINE_float("scale", 1.0, "with --run: part of the paper's training, for a trial", lower_bound=0.0)
+_ON = flags.DEFINE_string("on", "", "with --run: only this data set of the row")
+_SCALE = flags.DEFINE_float("scale", 1.0, "with --run: fraction of the paper's training, for a trial", lower_bound=0.0)
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE: another value of a key of the config")
 
 

@@ -12,23 +12,27 @@ from jaxret.cli import shared_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "folder of the run of a cross-encoder")
 _MODEL = flags.DEFINE_string(
-    "model", "", "instead of --workdir: folder or hub name of a cross-encoder in transformers' files (one label)"
+    "model", "", "instead of --workdir: folder or hub name of a cross-encoder of transformers, with one label"
 )
 _DOWNLOAD = shared_flags.download()
 _OUT = shared_flags.out_file("file to write")
-_RUN = flags.DEFINE_string("run", "", "run to rerank: a TREC run, or results in a format of docs/data.md")
+_RUN = flags.DEFINE_string("run", "", "rankings to rerank: a TREC run, or another format of docs/data.md")
 _QUERIES = shared_flags.queries()
 _CORPUS = shared_flags.corpus()
 _QRELS = shared_flags.qrels()
 _MEASURES = shared_flags.measures()
 _SELF_MATCHES = shared_flags.self_matches()
 _MATCH = shared_flags.match()
-_TRAIN = flags.DEFINE_string("train", "", "instead of --run: training data, all of whose passages are scored")
-_NEGATIVES_RUN = flags.DEFINE_string("negatives_run", "", "with --train=FOLDER: its negatives, see data.negatives_run")
-_SPLIT = flags.DEFINE_string("split", "", "split to read, where a folder is given; default: test, with --train train")
-_K = flags.DEFINE_integer("k", 100, "passages of a query that are scored", lower_bound=1)
+_TRAIN = flags.DEFINE_string("train", "", "instead of --run: training data; all their passages are scored")
+_NEGATIVES_RUN = flags.DEFINE_string(
+    "negatives_run", "", "with --train=FOLDER: rankings with its negatives, as data.negatives_run"
+)
+_SPLIT = flags.DEFINE_string("split", "", "split of a folder; default: test, or train with --train")
+_K = flags.DEFINE_integer("k", 100, "passages per query to score", lower_bound=1)
 _LATENCY = shared_flags.latency()
-_TAIL = flags.DEFINE_bool("tail", True, "write the other passages behind the scored ones; --notail for a teacher's run")
+_TAIL = flags.DEFINE_bool(
+    "tail", True, "also write the other passages, after the scored ones; use --notail for a teacher's scores"
+)
 _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length(", or 128")
 _PASSAGE_LENGTH = shared_flags.passage_length(", or the encoder's limit")

@@ -20,19 +20,19 @@ from jaxret.runs.ray_cluster import EngineOptions
 from jaxret.search.search_options import SearchOptions
 
 _WORKDIR = shared_flags.workdir()
-_QUERY = flags.DEFINE_string("query", None, "a question to answer here and now")
+_QUERY = flags.DEFINE_string("query", None, "question to answer on the terminal")
 _INTERACTIVE = flags.DEFINE_bool(
-    "interactive", False, "answer questions of the terminal or of standard input, one a line, until an empty line"
+    "interactive", False, "answer questions from the terminal or standard input, one a line, until an empty line"
 )
 _QUERIES = shared_flags.queries()
 _QRELS = shared_flags.qrels()
 _CORPUS = shared_flags.encoded_corpus()
 _K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
 _LATENCY_PASSAGES = flags.DEFINE_list(
-    "latency_passages", [], "time searches of the first N passages too, as of 1000,100000; and of all"
+    "latency_passages", [], "also time searches of the first N passages, such as 1000,100000, and of all"
 )
 _DIMENSION = flags.DEFINE_list(
-    "dimension", [], "search by the first N numbers of each vector; several sizes, as 64,256,all, become a table"
+    "dimension", [], "search with the first N numbers of each vector; several sizes, such as 64,256,all, give a table"
 )
 _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length()

@@ -83,7 +83,7 @@ def open_corpus(holder: flags.FlagHolder) -> Corpus | None:
 def encoded_corpus() -> flags.FlagHolder:
     """Define --corpus: passages that a run encoded."""
     return flags.DEFINE_string(
-        "corpus", "", "encoded corpus: its name, or the path that was encoded; default: the only one of the run"
+        "corpus", "", "name of the encoded corpus, or path of its data; default: the only one of the run"
     )
 
 
@@ -96,7 +96,7 @@ def qrels(default: str = "no evaluation by judgements") -> flags.FlagHolder:
     return flags.DEFINE_string("qrels", "", f"folder or file with judgements; default: {default}")
 
 
-def split(default: str, role: str = "split to read, where a folder is given") -> flags.FlagHolder:
+def split(default: str, role: str = "split of a folder") -> flags.FlagHolder:
     return flags.DEFINE_string("split", default, role)
 
 
@@ -120,7 +120,7 @@ def match(default: str | None = "string", note: str = "") -> flags.FlagHolder:
 
 def on_error(keep: bool = False) -> flags.FlagHolder:
     choices = ["error", "skip", *(["keep"] if keep else [])]
-    note = "; keep encodes them as empty passages" if keep else ""
+    note = "; keep: encode empty passages, stop at other bad records" if keep else ""
     return flags.DEFINE_enum("on_error", "error", choices, f"at a bad record: stop, or skip and count it{note}")
 
 
@@ -133,11 +133,11 @@ def attention() -> flags.FlagHolder:
 
 
 def query_length(note: str = "") -> flags.FlagHolder:
-    return flags.DEFINE_integer("query_length", None, f"most tokens of a query; default: as in training{note}")
+    return flags.DEFINE_integer("query_length", None, f"tokens of a query, at most; default: as in training{note}")
 
 
 def passage_length(note: str = "") -> flags.FlagHolder:
-    return flags.DEFINE_integer("passage_length", None, f"most tokens of a passage; default: as in training{note}")
+    return flags.DEFINE_integer("passage_length", None, f"tokens of a passage, at most; default: as in training{note}")
 
 
 def download() -> flags.FlagHolder:
@@ -149,7 +149,9 @@ def seed(default: int, role: str) -> flags.FlagHolder:
 
 
 def tokens_per_batch() -> flags.FlagHolder:
-    return flags.DEFINE_integer("tokens_per_batch", None, "tokens computed at a time; default: the run's setting")
+    return flags.DEFINE_integer(
+        "tokens_per_batch", None, "tokens that are computed at a time; default: the setting of the run"
+    )
 
 
 def self_matches() -> flags.FlagHolder:
@@ -157,7 +159,7 @@ def self_matches() -> flags.FlagHolder:
         "self_matches",
         "auto",
         ["auto", "keep", "remove"],
-        "passages with the id of their query; auto removes them as BEIR does, where queries are passages (ArguAna)",
+        "passages with the id of their query; auto removes them, as BEIR does, only if queries are passages (ArguAna)",
     )
 
 
@@ -165,7 +167,7 @@ def latency() -> flags.FlagHolder:
     return flags.DEFINE_integer(
         "latency",
         None,
-        "queries to time, searched one at a time; 0: none; default: 100, or as many as take 20 s",
+        "queries to time, searched one at a time; 0: none; default: 100, but none begins after 20 s",
         lower_bound=0,
     )
 

@@ -20,15 +20,21 @@ from jaxret.cli.app import config_overrides
 _TRAIN_FOLDER = "the folder of config.data.train"
 _CONFIG = shared_flags.config("config of the points")
 _WORKDIR = shared_flags.workdir("folder of the sweep; each point has a folder in it")
-_GRID = flags.DEFINE_multi_string("grid", [], "KEY=VALUE,VALUE of the config, or KEY=(1,2);(3,4); repeat it")
-_SEEDS = flags.DEFINE_list("seeds", [], "values of all keys of config.seed; default: one run with the config's own")
-_BASELINE = flags.DEFINE_string("baseline", "", "point that the others are tested against; default: the first")
+_GRID = flags.DEFINE_multi_string(
+    "grid", [], "values of a config key: KEY=VALUE,VALUE or KEY=(1,2);(3,4); may be repeated"
+)
+_SEEDS = flags.DEFINE_list(
+    "seeds", [], "values of all keys of config.seed; default: one run with the seeds of the config"
+)
+_BASELINE = flags.DEFINE_string("baseline", "", "point with which the others are compared; default: the first")
 _STAGES = flags.DEFINE_boolean("stages", False, "run the stages of the config, as jaxret recipe does")
 _DIVERSITY = flags.DEFINE_string(
-    "diversity", "", "folder or file of judged pairs: also local variation and perplexity, as `jaxret diversity`"
+    "diversity",
+    "",
+    "also measure local variation and perplexity, as `jaxret diversity`, on a folder or file of judged pairs",
 )
-_LIST = flags.DEFINE_boolean("list", False, "print the runs, and do nothing")
-_INDEX = flags.DEFINE_integer("index", 0, "number of the only run to do; 0: all, and the table", lower_bound=0)
+_LIST = flags.DEFINE_boolean("list", False, "only print the runs")
+_INDEX = flags.DEFINE_integer("index", 0, "only do the run with this number; 0: all runs, and the table", lower_bound=0)
 _CORPUS = shared_flags.corpus(_TRAIN_FOLDER)
 _QUERIES = shared_flags.queries(_TRAIN_FOLDER)
 _QRELS = shared_flags.qrels("--queries, if it is a folder")

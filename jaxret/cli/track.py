@@ -11,9 +11,9 @@ from absl import flags
 
 ARGUMENTS = {"RUN": "folder of a run"}
 
-_TO = flags.DEFINE_list("to", [], "trackers, of trackio, wandb and mlflow")
+_TO = flags.DEFINE_list("to", [], "trackers: trackio, wandb, mlflow")
 _PROJECT = flags.DEFINE_string(
-    "project", "", "project (of mlflow: experiment) at the trackers; default: train.tracker_project of the run"
+    "project", "", "project at the trackers (mlflow: experiment); default: train.tracker_project of the run"
 )
 
 

@@ -11,7 +11,9 @@ their corpus.
 from absl import flags
 
 _DELETE_UNUSED = flags.DEFINE_bool(
-    "delete_unused", False, "of a folder in a bucket: delete the objects that killed jobs left; no job may write there"
+    "delete_unused",
+    False,
+    "in a bucket: delete unused objects of killed jobs; no job may write to the folder meanwhile",
 )
 
 ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a store of tokens"}

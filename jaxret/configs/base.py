@@ -68,13 +68,13 @@ def get_config() -> ConfigDict:
     config.encoder.dtype = "float32"
     # T5, ModernBERT and language models. True: apply the final norm to every layer above the embeddings, so that layers
     # are comparable. False: no norm on intermediate layers, as in transformers and in MLR's T5 runs (configs/t5.py).
-    # BERT's layers end with a norm of their own.
+    # It has no effect on BERT, whose layers end with a norm.
     config.encoder.normalize_intermediate = True
     # Activations to recompute in the backward pass, to save memory: none, cheap (activation functions, attention
     # weights, norms: half of the memory for 1 % more arithmetic) or layer (whole layers: a third more arithmetic).
     config.encoder.recompute = "cheap"
     # Self-attention: plain, or a fused kernel: flash (TPU) or cudnn (NVIDIA GPU; needs encoder.dtype bfloat16 and no
-    # attention dropout). T5 has plain attention alone. An unavailable kernel is an error.
+    # attention dropout). T5 has only plain attention. An unavailable kernel is an error.
     config.encoder.attention = "plain"
     config.encoder.attention_dropout = -1.0  # dropout rate of attention weights; -1: the checkpoint's rate
 
@@ -101,8 +101,8 @@ def get_config() -> ConfigDict:
     config.head.colbert.late = False
     config.head.colbert.query_marker = -1  # token id after [CLS] of a query, such as 1 (BERT's [unused0]); -1: none
     config.head.colbert.passage_marker = -1  # token id after [CLS] of a passage; -1: none
-    # Query augmentation: none; or fill queries with [MASK] tokens, each with a vector, to which the other tokens attend
-    # (attended) or do not attend (unattended).
+    # Query augmentation: none, or fill queries with [MASK] tokens, each with a vector. The other tokens attend to them
+    # (attended) or do not (unattended).
     config.head.colbert.expansion = "none"
     config.head.colbert.mask_id = 103  # id of [MASK]; used only with an expansion
     config.head.colbert.skiplist = ()  # ids of passage tokens without a vector, such as punctuation; the encoder reads them
@@ -153,10 +153,10 @@ def get_config() -> ConfigDict:
     # of the query's record, or else by tokens.task.
     config.tokens.query_prompt = ""
     # Text in front of every passage, tokenized with it, such as "passage: " for E5. {title} is replaced by the passage's
-    # title, or by "none" (EmbeddingGemma); the title is then not put before the text as well.
+    # title, or by "none" (EmbeddingGemma), and the title is not put before the text again.
     config.tokens.passage_prompt = ""
-    # Published prompts of both, by name: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral,
-    # embedding_gemma or e5 (docs/language-models.md). "": the two keys above.
+    # Name of published prompts for queries and passages: qwen3, e5_mistral, bge_gemma2, gritlm, repllama, tevatron_mistral,
+    # embedding_gemma or e5 (docs/language-models.md). "": the two keys above apply.
     config.tokens.prompts = ""
     config.tokens.task = ""  # instruction that replaces {task}; "": with tokens.prompts, the one for web search
     # False: the mean (head.token mean and mean_without_first) leaves out the prompt and the [CLS] or <s> before it.
@@ -165,16 +165,16 @@ def get_config() -> ConfigDict:
     # then tokenized as one text. " " is used by BEIR, mteb and Tevatron. "auto": " " for a sentence-transformers or
     # PyLate directory, else "[SEP]".
     config.tokens.title_separator = "auto"
-    # Language models whose tokenizer.json appends nothing to a text: True appends eos_token, whose state is
-    # head.token="last"; False leaves texts as tokenizer.json has them (GritLM, LLM2Vec), as `jaxret open` does.
+    # For language models whose tokenizer.json appends no token to a text. True: append eos_token, whose state is
+    # head.token="last". False: append nothing (GritLM, LLM2Vec; `jaxret open`).
     config.tokens.end_token = True
     config.tokens.length_multiple = 32  # training batches are padded to a multiple of this, to compile fewer programs
-    # True: put several training texts into one row instead of padding each to the longest, which computes about 1.06
-    # tokens for each real one (docs/scale.md). Losses and gradients change only by rounding.
+    # True: put several training texts into one row instead of padding each to the longest: about 1.06 tokens are computed
+    # for each real one (docs/scale.md). Losses and gradients change only by rounding.
     config.tokens.packing = False
 
-    # Data. A source is a file or folder in any format of docs/data.md, which is detected (FORMAT:PATH forces one), or a
-    # data set of a library: tfds:NAME, irds:NAME, hf:NAME.
+    # Data. A source is a file or folder in any format of docs/data.md (FORMAT:PATH forces one), or a data set of a
+    # library: tfds:NAME, irds:NAME, hf:NAME.
     config.data = ConfigDict()
     config.data.train = ""  # training examples (of pre-training: a corpus)
     config.data.train_split = "train"  # split to train on, if data.train is a folder
@@ -210,7 +210,7 @@ def get_config() -> ConfigDict:
     # Weight of the contrastive loss, the local term included. 0: only the terms below and the losses of the head.
     config.loss.contrastive_weight = 1.0
     # False: the softmax covers only the query's own passages, its positive and hard negatives (I3, equation 9), and not
-    # passages of other queries. The measures nll and average_rank follow.
+    # passages of other queries; the measures nll and average_rank do the same.
     config.loss.in_batch_negatives = True
     config.loss.false_negatives = ConfigDict()  # Negatives that are probably relevant.
     # True: leave a negative out of the softmax if its score exceeds the positive's by more than the margin.
@@ -281,23 +281,23 @@ def get_config() -> ConfigDict:
     # clip norm by W: for "2.0 on 4 GPUs" of such a trainer set 4.
     config.optimizer.reference_processes = 1
 
-    # LoRA: the encoder's weights stay as they are, and low-rank adapters of its dense layers are trained, with the head
-    # (docs/language-models.md). Checkpoints hold adapters and head; whatever opens the run reads encoder.checkpoint
-    # again and adds the adapters to its weights.
+    # LoRA: the encoder's weights are frozen; low-rank adapters of its dense layers and the head are trained
+    # (docs/language-models.md). Checkpoints hold adapters and head; every command that opens the run reads
+    # encoder.checkpoint again and adds the adapters to its weights.
     config.lora = ConfigDict()
     config.lora.rank = 0  # rank of the adapters; 0: no adapters, and the whole encoder is trained
-    config.lora.alpha = 16.0  # what an adapter adds is multiplied by alpha / rank
-    config.lora.rslora = False  # True: what an adapter adds is multiplied by alpha / sqrt(rank) instead
+    config.lora.alpha = 16.0  # the output of an adapter is multiplied by alpha / rank
+    config.lora.rslora = False  # True: the output of an adapter is multiplied by alpha / sqrt(rank) instead
     config.lora.dropout = 0.0  # rate at which numbers of an adapter's input are dropped
     # Dense layers that get an adapter: names in the Hugging Face model, such as ("q_proj", "v_proj"), or regular
     # expressions of whole names, as in PEFT; ("all-linear",): all of the encoder's layers.
     config.lora.targets = ("all-linear",)
     config.lora.layers = ()  # numbers of the encoder's layers, from 1, that get adapters; (): all
-    config.lora.adapters = ""  # directory of PEFT's adapters to begin with; "": new ones, which change nothing at first
+    config.lora.adapters = ""  # directory of PEFT's adapters to start from; "": new adapters, whose output is 0 at the start
     # Name of the base in adapter_config.json of lora.adapters, if its last part differs from that of encoder.checkpoint.
     config.lora.base = ""
-    # Type in which the encoder's kernels and tables are kept: bfloat16 or float32. Weights that are float32 in the file
-    # are rounded by bfloat16.
+    # Type of the encoder's kernels and tables in memory: bfloat16 or float32. bfloat16 rounds weights that are float32 in
+    # the file.
     config.lora.base_dtype = "bfloat16"
 
     # Pre-training: only `jaxret pretrain` reads this group (docs/pretraining.md). data.train is then a corpus,
@@ -352,8 +352,8 @@ def get_config() -> ConfigDict:
     # installed. If one fails, training continues, and `jaxret track` sends the rest later.
     config.train.trackers = ()
     config.train.tracker_project = "jaxret"  # project at the trackers (mlflow: experiment)
-    # First and last step to trace into the run's folder profile/, for XProf and Perfetto, such as (20, 25); (): none.
-    # Steps that are traced take longer.
+    # First and last step of a trace in the run's folder profile/, for XProf and Perfetto, such as (20, 25); (): none.
+    # These steps take longer.
     config.train.profile = ()
     config.train.checkpoint_every = 0  # steps between validations and checkpoints; 0: an epoch
 
@@ -367,15 +367,15 @@ def get_config() -> ConfigDict:
     # Metric that selects the best checkpoint: RR@10, Success@5, Success@20; with a corpus also nDCG@10 and R@100; or
     # nll or average_rank inside a batch, as in MLR's published code.
     config.validation.metric = "RR@10"
-    # Another metric, from epoch validation.then_from on; "": none. From then on only checkpoints with the new metric
-    # can be the best.
+    # Another metric, from epoch validation.then_from on; "": none. From this epoch on, only checkpoints with the new
+    # metric can be the best.
     config.validation.then = ""
     config.validation.then_from = 32.0  # epoch
     # Which checkpoint is the best one: metric (the best by the metric), or last (the last one). Encoding, search,
     # mining, train.teacher and train.start_from use it.
     config.validation.best = "metric"
 
-    # Seeds. They are separate so that one can be varied alone.
+    # Seeds: separate keys, so that one can be varied alone.
     config.seed = ConfigDict()
     config.seed.init = 12345  # initial values of new parameters
     config.seed.data = 12345  # order of the examples, and data.subset
@@ -386,8 +386,8 @@ def get_config() -> ConfigDict:
     config.mesh = ConfigDict()
     # Devices to split the parameters over; 0: all devices. The batch is always split over all devices.
     config.mesh.fsdp = 1
-    # Devices of a process that share the products of each layer of a language model, where one layer is too large for
-    # a device. They have the same part of the batch.
+    # Devices of a process that share the products of each layer of a language model, if one layer is too large for a
+    # device. These devices have the same part of the batch.
     config.mesh.tensor = 1
     # Precision of the sum of gradients over devices: float32, or bfloat16 for half the traffic.
     config.mesh.reduce_dtype = "float32"
@@ -401,12 +401,12 @@ def get_config() -> ConfigDict:
     config.mesh.platform = ""
 
     config.encode = ConfigDict()  # Encoding of a corpus (docs/encoding.md).
-    config.encode.tokens_per_batch = 16384  # tokens of a batch, about, over all devices
-    # Passages of a shard, at most; a killed job loses the shards that it was computing. On a CPU a shard also has at
-    # most about a minute's work (docs/files.md).
+    config.encode.tokens_per_batch = 16384  # about this many tokens per batch, over all devices
+    # Passages of a shard, at most; a killed job loses the shards that it was computing. A shard also has at most about a
+    # minute's work (docs/files.md).
     config.encode.shard_rows = 8192
     config.encode.shard_mb = 64  # MB (10^6 bytes) of vectors in a shard, at most
-    config.encode.words = 0  # SPLADE and uniCOIL: store only this many words of a passage, the heaviest; 0: all
+    config.encode.words = 0  # SPLADE and uniCOIL: words of a passage to store, those with the largest weights; 0: all
     # Numbers of a vector to keep, from the first one, scaled to length 1 again with `normalize`; 0: all. For models
     # trained with loss.matryoshka. The truncate_dim of a sentence-transformers directory sets it.
     config.encode.dimension = 0

@@ -1,5 +1,5 @@
-"""ColBERT. By default the papers' baseline: the query is one vector, self-contrastive pooling leaves [CLS] at
-inference. configs/colbert.py:late is full late interaction: a vector of 128 numbers for every token on both sides.
+"""ColBERT. The default is a baseline of the MLR paper: a query has one vector, and self-contrastive pooling searches
+with [CLS] of a passage. The suffix :late is full late interaction: every token has a vector of 128 numbers.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
-"""A cross-encoder on BERT-base: reads a query and a passage together, gives one score, and learns to find the positive
-among a query's own passages (cross-entropy over them). It reranks a retriever's hits, and teaches retrievers
-(docs/reranking.md). configs/cross_encoder.py:minilm is on all-MiniLM-L6-v2, small enough for a CPU.
+"""A cross-encoder on BERT-base: it reads a query and a passage together and returns one score. The loss is the
+cross-entropy over a query's own passages. It reranks results and teaches retrievers (docs/reranking.md). The suffix
+:minilm selects all-MiniLM-L6-v2, which is small enough for a CPU.
 """
 
 from ml_collections import ConfigDict

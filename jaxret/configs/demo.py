@@ -1,9 +1,8 @@
-"""The embedded demo: configs/minilm.py on documentation of Python, in minutes on two cores.
+"""The demo: configs/minilm.py on documentation of Python, in minutes on two cores.
 
-Training begins with the first five layers of MiniLM's six, as they come. Its makers tuned it for retrieval through the
-last layer: minutes more add little to all six, and much to five. The suffix is the system: mlr, dual_encoder,
-first_layers (the start, nothing trained) or as_it_comes (all of MiniLM, nothing trained). `jaxret demo` runs them all
-and fills in where the data is.
+Training starts from the first five of MiniLM's six layers. All six were tuned for retrieval through the last layer, so
+minutes of training improve six layers little, and five layers much. The suffix is the system: mlr, dual_encoder,
+first_layers (five layers, not trained) or as_it_comes (six layers, not trained). `jaxret demo` runs all of them.
 """
 
 from ml_collections import ConfigDict

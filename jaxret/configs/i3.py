@@ -1,6 +1,6 @@
-"""I3: a passage's vector depends on pseudo-queries that a small reconstructor generates from the passage.
+"""I3: a passage's vector depends on a pseudo-query that a small reconstructor generates from the passage.
 
-By default the paper's model with retrieval pre-training (12 layers, 1 + 1 in the head).
+The default is the paper's model for encoders with retrieval pre-training: 12 layers, and 1 + 1 in the head.
 """
 
 from ml_collections import ConfigDict

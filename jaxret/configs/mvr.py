@@ -1,4 +1,4 @@
-"""MVR: eight viewer tokens in place of [CLS] are a passage's vectors; the temperature falls from 1 to 0.3."""
+"""MVR: eight viewer tokens, which replace [CLS], are a passage's vectors; the temperature falls from 1 to 0.3."""
 
 from ml_collections import ConfigDict
 

@@ -1,7 +1,7 @@
-"""Qwen3-0.6B, a language model, in full: the dual encoder at the last token, or MLR with an intermediate layer.
+"""Qwen3-0.6B, a language model, trained without LoRA: the dual encoder at the last token, or MLR with one more layer.
 
-With the instruction of Qwen3-Embedding. The layers of MLR are at two thirds of the depth, as in the evidence that
-middle layers of language models are good, or at 83 %, as in the BERT of MLR; no paper has trained either.
+Queries have the instruction of Qwen3-Embedding. The added layer of MLR is at two thirds of the depth, where layers of
+untrained language models are good, or at 83 %, as in MLR's BERT. No paper has trained either.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
-"""T5 in any family: the mean over tokens represents the text, because there is no [CLS]; a larger learning rate.
+"""T5 in any family: the mean over tokens represents a text, because T5 has no [CLS]; the learning rate is larger.
 
-States below the last layer have no norm, as in transformers: encoder.normalize_intermediate=True makes them comparable.
+States below the last layer have no norm, as in transformers; encoder.normalize_intermediate=True adds it.
 """
 
 from ml_collections import ConfigDict

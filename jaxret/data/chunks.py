@@ -17,12 +17,12 @@ CHUNK_SEPARATOR = "#"  # as Anserini's segmented corpora have it
 class ChunkOptions:
     """Where passages are split: one of `sentences`, `equal` and `words`. Raises ValueError for none or several."""
 
-    sentences: bool = option(
-        False, "a chunk for each sentence, as sentencex splits them (pip install 'jaxret[chunks]')"
-    )
-    equal: int = option(0, "chunks of a passage, with equally many words", lower_bound=0)
+    sentences: bool = option(False, "make a chunk of each sentence, with sentencex (pip install 'jaxret[chunks]')")
+    equal: int = option(0, "number of chunks of a passage, with equally many words", lower_bound=0)
     words: int = option(0, "words of a chunk; the last one of a passage may have fewer", lower_bound=0)
-    overlap: int = option(0, "with --words: words at the end of a chunk that the next one begins with", lower_bound=0)
+    overlap: int = option(
+        0, "with --words: number of words at the end of a chunk that the next chunk repeats", lower_bound=0
+    )
     language: str = option("en", "with --sentences: code of the texts' language")
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ class EvaluationOptions:
     """Which queries of a data set are searched for, and what is measured. Raises ValueError for a value that is not
     allowed."""
 
-    split: str = option("test", "split to read, where a folder is given")
+    split: str = option("test", "split of a folder")
     k: int = 100  # passages per query
     # None: nDCG@10, RR@10, R@100, Success@5, Success@20 and, by answers, Accuracy@1,5,20,100, no deeper than k
     measures: tuple[str, ...] | None = None
@@ -20,16 +20,16 @@ class EvaluationOptions:
     label: str = ""  # comes after the data set's name in the files' names, for results that must not replace others
     self_matches: str = option(
         "auto",
-        "passages with the id of their query; auto removes them as BEIR does, where queries are passages (ArguAna)",
+        "passages with the id of their query; auto removes them, as BEIR does, only if queries are passages (ArguAna)",
         ("auto", "keep", "remove"),
     )
     latency: int | None = option(
         None,
-        "queries to time, searched one at a time; 0: none; default: 100, or as many as take 20 s",
+        "queries to time, searched one at a time; 0: none; default: 100, but none begins after 20 s",
         lower_bound=0,
     )
     latency_passages: tuple[int, ...] = ()  # numbers of passages for which a search is timed too
-    dpr_results: bool = option(False, "also write the results as DPR does, with texts and has_answer")
+    dpr_results: bool = option(False, "also write the results in DPR's format, with texts and has_answer")
     match: str = option(
         "string",
         "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)",
@@ -37,7 +37,7 @@ class EvaluationOptions:
     )
     on_error: str = option(
         "error",
-        "at a bad record: stop, or skip and count it; keep: only a passage may be empty",
+        "at a bad record: stop, or skip and count it; keep: allow empty passages, stop at other bad records",
         ("error", "skip", "keep"),
     )
 

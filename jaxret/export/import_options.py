@@ -14,13 +14,15 @@ class ImportOptions:
 
     token: str = option(
         "",
-        "vector of a plain encoder: cls or mean; of a language model last or mean_without_first; default: cls, or last "
-        "of a causal language model, or mean",
+        "vector of a text: cls or mean for a plain encoder, last, mean or mean_without_first for a language model; "
+        "default: cls, last for a causal language model, mean for T5 and a bidirectional one",
         choices=("", "cls", "mean", "last", "mean_without_first"),
     )
     normalize: bool | None = option(None, "for a plain encoder: scale vectors to length 1, for cosines")
     title_separator: str = option(
-        "auto", "text between title and text of a passage, or [SEP]; auto: as the model implies"
+        "auto",
+        "text between title and text of a passage, or [SEP]; auto: a space for sentence-transformers and PyLate "
+        "directories, else [SEP]",
     )
     download: bool = option(False, "download a model that is not in the local cache of Hugging Face")
 

@@ -17,21 +17,27 @@ class GenerationOptions:
     """How passages are read and queries written. Raises ValueError for a value that is not allowed."""
 
     prompt: str = option(
-        DEFAULT_PROMPT, "text that the model reads; {passage} is title and text, {title} and {text} are each alone"
+        DEFAULT_PROMPT, "text that the model reads; {passage} is title and text, {title} and {text} one of them"
     )
-    passage_length: int = option(256, "most tokens of a prompt with its passage, which is cut", lower_bound=2)
+    passage_length: int = option(
+        256, "tokens of a prompt with its passage, at most; a longer passage is cut", lower_bound=2
+    )
     write: tuple[str, ...] = option(
         (PSEUDO_QUERIES,),
         "pseudo_queries (the first query of each passage, for data.pseudo_queries), training (a BEIR folder for "
         "data.train), expanded (a corpus with the queries in its texts); may be repeated",
         lower_bound=None,
     )
-    dtype: str = option("float32", "of products and kernels", ("float32", "bfloat16"))
-    tokens_per_batch: int = option(16_384, "tokens of prompts computed at a time, for all sequences", lower_bound=1)
-    part_rows: int = option(1024, "passages of a part of the work: a killed job loses at most one", lower_bound=1)
+    dtype: str = option("float32", "type of products and weight matrices", ("float32", "bfloat16"))
+    tokens_per_batch: int = option(
+        16_384, "tokens of prompts that are computed at a time, over all sequences", lower_bound=1
+    )
+    part_rows: int = option(
+        1024, "passages of one part of the work; a killed job loses at most one part", lower_bound=1
+    )
     on_error: str = option("error", "at a bad record: stop, or skip and count it", ("error", "skip"))
     lease: float = option(
-        BOUND, "seconds without a sign of life after which other hosts take over the parts of this job", lower_bound=1
+        BOUND, "seconds after which hosts take over the parts of a job that does not renew its leases", lower_bound=1
     )
 
     def __post_init__(self) -> None:

@@ -14,13 +14,13 @@ TOP, SAMPLE = "top", "sample"
 class MiningSettings:
     """How negatives are chosen. Ranks count from 1; of several positives, the one with the lowest score counts."""
 
-    depth: int = option(200, "last rank of a ranking that is considered", lower_bound=1)
-    skip: int = option(0, "ranks at the top that are skipped", lower_bound=0)
+    depth: int = option(200, "last rank that is considered", lower_bound=1)
+    skip: int = option(0, "number of ranks at the top to skip", lower_bound=0)
     keep: int = option(30, "negatives per query from each pool, and from each record of --concat", lower_bound=1)
     draw: str = option(SAMPLE, "draw negatives at random, or take the first ones", (SAMPLE, TOP))
     # The sample depends on the seed, the query's id and the pool alone.
     seed: int = option(12345, "seed of the sample", lower_bound=0)
-    answers: bool = option(True, "leave out passages with an answer of the query, where it has answers")  # DPR
+    answers: bool = option(True, "leave out passages with an answer of the query")  # DPR
     match: str = option(
         "string",
         "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)",
@@ -28,16 +28,18 @@ class MiningSettings:
     )
     # NV-Retriever's MarginPos and PercPos.
     margin: float | None = option(
-        None, "leave out passages scoring at least the positive's score minus this", lower_bound=0
+        None, "leave out passages with a score of at least the positive's minus this margin", lower_bound=0
     )
-    share: float | None = option(None, "leave out passages scoring at least this share of the positive's, as 0.95")
+    share: float | None = option(
+        None, "leave out passages with a score of at least this share of the positive's, such as 0.95"
+    )
     # RocketQA: a cross-encoder's .1.
-    min_score: float | None = option(None, "leave out passages scoring below this")
-    max_score: float | None = option(None, "leave out passages scoring this or more")
+    min_score: float | None = option(None, "leave out passages with a lower score")
+    max_score: float | None = option(None, "leave out passages with this score or a higher one")
     # In rank order, and judgements are ignored: MLR's published code mines so.
     positives_from_retrieval: bool = option(
         False,
-        "retrieved passages with an answer are the positives, the first of them the target, as in the reference recipe",
+        "retrieved passages with an answer are the positives, and the first is the target; judgements are ignored",
     )
 
     def __post_init__(self) -> None:

@@ -14,9 +14,9 @@ class JobOptions:
 
     coordinator: str = option(
         "",
-        'where hosts start together, as those of a TPU slice, or search together: "auto", or host:port of process 0',
+        'for hosts that start or search together, such as those of a TPU slice: "auto", or host:port of process 0',
     )
-    num_processes: int = option(1, "with --coordinator=host:port: how many processes there are", lower_bound=1)
+    num_processes: int = option(1, "with --coordinator=host:port: number of processes", lower_bound=1)
     process_id: int = option(0, "with --coordinator=host:port: number of this process, from 0", lower_bound=0)
     initialization_timeout: int = option(300, "seconds that several processes wait for each other", lower_bound=1)
 

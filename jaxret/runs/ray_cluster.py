@@ -27,11 +27,11 @@ class EngineOptions:
 
     engine: str = option(
         "",
-        "ray: workers of the Ray cluster at RAY_ADDRESS, else of one on this machine; ray://HOST:PORT: of that one; "
-        "default: this process (pip install 'jaxret[ray]')",
+        "ray: use workers of the Ray cluster at RAY_ADDRESS, or of a new cluster on this machine; "
+        "ray://HOST:PORT: of this cluster; default: work in this process (Ray needs pip install 'jaxret[ray]')",
     )
-    workers: int = option(1, "with --engine: how many workers there are", lower_bound=1)
-    resources: str = option("CPU:1", "with --engine: what a worker needs for itself, as GPU:1, TPU:4 or CPU:2")
+    workers: int = option(1, "with --engine: number of workers", lower_bound=1)
+    resources: str = option("CPU:1", "with --engine: devices of each worker, such as GPU:1, TPU:4 or CPU:2")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -16,10 +16,10 @@ class BM25Settings:
     """Settings of BM25 that its scores depend on. Raises ValueError for a value that is not allowed."""
 
     # Pyserini's and Anserini's defaults, as in BEIR's baselines.
-    k1: float = option(0.9, "how much repeated words count: 0 not at all", lower_bound=0)
-    b: float = option(0.4, "how much the length of a passage counts, 0 to 1", lower_bound=0)
+    k1: float = option(0.9, "weight of repeated words; 0: none", lower_bound=0)
+    b: float = option(0.4, "weight of a passage's length, from 0 to 1", lower_bound=0)
     language: str = option(
-        "english", "language of stemmer and stop words: one of Snowball's; none: words as they are, without stop words"
+        "english", "language of stemmer and stop words, one of Snowball's; none: no stemmer and no stop words"
     )
 
     def __post_init__(self) -> None:

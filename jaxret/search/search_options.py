@@ -47,31 +47,31 @@ class SearchOptions:
     other. `Searcher` checks what depends on the corpus and the machine."""
 
     backend: str = option(
-        "auto", "auto, faiss-gpu, faiss-cpu or xla; of sparse vectors auto, scipy or xla", choices=BACKEND_NAMES
+        "auto", "auto, faiss-gpu, faiss-cpu or xla; for sparse vectors auto, scipy or xla", choices=BACKEND_NAMES
     )
     precision: str = option(
         "float32",
-        "numbers that candidates are found with: float32, or float16, bfloat16 or int8 (XLA); results are the same",
+        "precision of the search for candidates: float32, or with XLA float16, bfloat16 or int8; results are the same",
         choices=PRECISION_NAMES,
     )
     candidates: str = option(
         "",
-        "mean:N or muvera:N, for passages with several vectors: one vector for each passage ranks all passages, and "
-        "the first N are scored; faster and approximate, so the recall is printed",
+        "mean:N or muvera:N, for passages with several vectors: rank all passages by one vector each, and "
+        "score the first N; approximate, and the recall is printed",
     )
     index: str = option(
         "", "name of an approximate index that finds candidates (jaxret index builds it); default: exact search"
     )
     index_parameters: str = option(
         "",
-        "with --index: FAISS's search parameters, as nprobe=16 or efSearch=64; k_factor_rf=4 scores the best 4 k "
-        "vectors of the index exactly; default: as measured",
+        "with --index: FAISS's search parameters, such as nprobe=16 or efSearch=64; k_factor_rf=4 scores the "
+        "best 4 k vectors of the index exactly; default: the measured ones with *",
     )
     dimension: int = 0  # numbers of a vector to search by, its first ones; 0: all that are stored
     filters: tuple[str, ...] = option(
         (),
-        "FIELD:VALUE: search only passages with this value in their metadata; several values of a field are "
-        "alternatives, and each field must match",
+        "FIELD:VALUE: search only passages with this value in their metadata; of several values of a field, "
+        "one must match",
         flag="filter",
     )
     max_passage: bool = option(
@@ -148,21 +148,21 @@ class IndexOptions:
 
     factory: str = option(
         "",
-        "FAISS's factory string: IVF4096,PQ64, HNSW32, SQ8, OPQ64,IVF4096,PQ64, ...; of sparse vectors seismic, or "
-        "seismic,n_postings=2000,...",
+        "FAISS's factory string: IVF4096,PQ64, HNSW32, SQ8, OPQ64,IVF4096,PQ64, ...; for sparse vectors "
+        "seismic, or seismic,n_postings=2000,...",
     )
     name: str = option("", "name of the index; default: the factory string")
-    queries: str = option("", "folder or file with queries to measure recall with; default: passages' own vectors")
-    qrels: str = option("", "folder or file with judgements: of --queries, those that are judged")
-    split: str = option("test", "split to read, where a folder is given")
-    sample: int = option(1000, "queries that recall is measured with at most", lower_bound=1)
+    queries: str = option("", "folder or file with queries to measure recall; default: vectors of passages")
+    qrels: str = option("", "folder or file with judgements: only judged queries of --queries measure recall")
+    split: str = option("test", "split of a folder")
+    sample: int = option(1000, "queries to measure recall, at most", lower_bound=1)
     parameters: tuple[str, ...] = option(
         (),
-        "FAISS's search parameters to measure recall with, as nprobe=16 or efSearch=64,k_factor_rf=4; repeat the flag "
-        "to compare several; default: from few lists or nodes to many",
+        "FAISS's search parameters to measure recall, such as nprobe=16 or efSearch=64,k_factor_rf=4; may be "
+        "repeated; default: several values of nprobe or efSearch",
     )
-    train_vectors: int = option(0, "vectors to train on; default: 64 for each list, 65536 at least", lower_bound=0)
-    seed: int = option(0, "of the samples and of k-means", lower_bound=0)
+    train_vectors: int = option(0, "vectors to train on; default: 64 for each list, at least 65536", lower_bound=0)
+    seed: int = option(0, "seed of the samples and of k-means", lower_bound=0)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -12,22 +12,26 @@ from jaxret.configs.options import check_options, option
 class ServeOptions:
     """Where a server listens, and its limits. Raises ValueError for a value that makes no sense."""
 
-    host: str = option("127.0.0.1", "address to listen at; any other than loopback needs the variable JAXRET_TOKEN")
+    host: str = option(
+        "127.0.0.1", "address to listen at; other addresses than loopback need the variable JAXRET_TOKEN"
+    )
     port: int = option(8080, "port to listen at; 0: a free one", lower_bound=0)
-    search: bool = option(True, "search the corpus; --nosearch: vectors and scores of texts alone, without a corpus")
-    texts: bool = option(True, "show titles and texts; --notexts: ids alone, where the corpus's file is gone")
+    search: bool = option(True, "search the corpus; --nosearch: only vectors and scores of texts, without a corpus")
+    texts: bool = option(True, "return titles and texts; --notexts: only ids, for a corpus whose file is missing")
     batch: int = option(32, "texts computed at a time", lower_bound=1)
-    queue: int = option(2048, "texts that may wait; a request beyond gets 429", lower_bound=1)
-    requests: int = option(256, "requests at a time; one beyond gets 429 before its body is read", lower_bound=1)
-    most_inputs: int = option(1024, "texts of a request", lower_bound=1)
-    most_characters: int = option(100_000, "characters of a text", lower_bound=1)
-    most_bytes: int = option(8 * 2**20, "bytes of a request's body", lower_bound=1)
-    most_k: int = option(1000, "passages of a question", lower_bound=1)
-    most_hits: int = option(2**17, "passages of an answer: of all its questions", lower_bound=1)
-    most_numbers: int = option(2**22, "numbers of an answer: of all vectors of its texts", lower_bound=1)
-    body_seconds: float = option(10.0, "seconds in which a request must have arrived", lower_bound=0.1)
-    answer_seconds: float = option(60.0, "seconds in which a request must be answered", lower_bound=0.1)
-    stop_seconds: float = option(30.0, "seconds that requests have to end in after SIGTERM", lower_bound=0.1)
+    queue: int = option(2048, "texts that may wait, at most; further requests get 429", lower_bound=1)
+    requests: int = option(
+        256, "requests at a time, at most; further requests get 429 before their bodies are read", lower_bound=1
+    )
+    most_inputs: int = option(1024, "texts of a request, at most", lower_bound=1)
+    most_characters: int = option(100_000, "characters of a text, at most", lower_bound=1)
+    most_bytes: int = option(8 * 2**20, "bytes of a request's body, at most", lower_bound=1)
+    most_k: int = option(1000, "passages for a question, at most", lower_bound=1)
+    most_hits: int = option(2**17, "passages in an answer, over all its questions, at most", lower_bound=1)
+    most_numbers: int = option(2**22, "numbers in an answer, over all vectors of its texts, at most", lower_bound=1)
+    body_seconds: float = option(10.0, "seconds for a request to arrive", lower_bound=0.1)
+    answer_seconds: float = option(60.0, "seconds for the answer of a request", lower_bound=0.1)
+    stop_seconds: float = option(30.0, "seconds after SIGTERM in which running requests may end", lower_bound=0.1)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -1,4 +1,4 @@
-"""Masked language modelling of whole words: a BERT goes on learning, on the corpus that it will search."""
+"""Masked language modelling of whole words: a BERT continues its pre-training on the corpus that it will search."""
 
 from ml_collections import ConfigDict
 

@@ -1,8 +1,8 @@
 """Aggretriever on MS MARCO's official corpus (no titles): 8 queries a step with 7 BM25 negatives each, 3 epochs.
 
-configs/recipes/aggretriever_msmarco.py:ENCODER with bert, distilbert, condenser or cocondenser. :ENCODER_cls is the
-paper's counterpart, the dual encoder of [CLS] alone under the same settings. :distilbert_hard goes on from its first
-stage for two epochs, with negatives sampled from that model's 200 best (table 6).
+The suffix is :bert, :distilbert, :condenser or :cocondenser. :ENCODER_cls is the paper's baseline: the dual encoder of
+[CLS] with the same settings. :distilbert_hard trains two more epochs from the first stage, on negatives sampled from
+the 200 best passages of that model (table 6).
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def get_config(system: str = "bert") -> ConfigDict:
     if kind == "cls":
         config.head.name = "dual_encoder"
     config.tokens.passage_length = 128
-    config.tokens.title_separator = " "  # the corpus has no titles; BEIR's are joined so by the paper's code
+    config.tokens.title_separator = " "  # the corpus has no titles; the paper's code joins BEIR's titles by a space
     config.data.negatives = 7
     config.optimizer.learning_rate = 5e-6
     config.optimizer.warmup_fraction = 0.1

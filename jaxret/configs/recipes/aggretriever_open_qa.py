@@ -1,7 +1,7 @@
 """Aggretriever on NQ and TriviaQA, as DPR with shared weights: passages of 156 tokens, 40 epochs.
 
-configs/recipes/aggretriever_open_qa.py:ENCODER with bert, distilbert, condenser or cocondenser; :ENCODER_cls is the dual
-encoder of [CLS] alone under the same settings.
+The suffix is :bert, :distilbert, :condenser or :cocondenser. :ENCODER_cls is the paper's baseline: the dual encoder of
+[CLS] with the same settings.
 """
 
 from ml_collections import ConfigDict

@@ -1,13 +1,13 @@
-"""ANCE on MS MARCO passages: a warm-up on BM25's negatives, then ten rounds on the model's own, refreshed in between.
+"""ANCE on MS MARCO passages: a warm-up on BM25's negatives, then ten rounds, each on new negatives of the model.
 
-Constants are those of the published code (commands/run_train.sh, run_train_warmup.sh): one RoBERTa-base for both sides,
-queries of 64 tokens and passages of 512; 64 queries a step, each with one negative and no other (8 on each of 4 GPUs,
-2 batches accumulated); LAMB at 1e-6; 20 of the first 200 candidates drawn for each query; a refresh every 10,000 steps.
+Constants are those of the published code (commands/run_train.sh, run_train_warmup.sh): one RoBERTa-base for queries of
+64 tokens and passages of 512; 64 queries a step, each only with its own negative (8 on each of 4 GPUs, 2 batches
+accumulated); LAMB at 1e-6; 20 of the first 200 candidates drawn for each query; a refresh every 10,000 steps.
 
-Ours: the warm-up's 60,000 steps and the ten rounds, for neither of which the code has a number (it stops at 1,000,000
-steps, over which the rate falls: here it stays); 512 tokens in the warm-up too (128 there), because a run can go on with
-its own lengths only; no linear layer with a norm on top of [CLS]; and training waits for a refresh, which runs beside it
-there.
+Differences from the code: the number of steps of the warm-up (60,000) and of rounds (ten), which the code does not
+state; a constant learning rate (in the code it falls over 1,000,000 steps); 512 tokens in the warm-up, too (128 in the
+code), because a run cannot change its lengths; no linear layer with a norm on top of [CLS]; training waits for a
+refresh (in the code both run at the same time).
 """
 
 from typing import Any

@@ -1,16 +1,17 @@
 """I3 on MS MARCO: 16 queries a step, each with 127 negatives of its own and no others (eq. 9), LAMB.
 
-configs/recipes/i3_msmarco.py:bert is 6 + 6 + 3 + 3 layers without retrieval pre-training, :retromae 12 + 1 + 1, and
-:distilled the second, taught by a cross-encoder (KL divergence in place of the contrastive loss; `jaxret recipe` trains
-the teacher too). The paper states no number of epochs: 40 is that of the code's distillation.
+The suffix :bert has 6 + 6 + 3 + 3 layers without retrieval pre-training, :retromae has 12 + 1 + 1. :distilled is
+:retromae with a cross-encoder as teacher (KL divergence instead of the contrastive loss; `jaxret recipe` also trains
+the teacher). The paper states no number of epochs; 40 is the number of the code's distillation.
 
-:warm_up and :warm_up_bert are what the paper does first: reconstructor and interactor are trained for 20,000 steps on
-(pseudo-query, passage) pairs of the collection by both losses (eq. 11), with the encoders frozen. `jaxret generate
+:warm_up and :warm_up_bert are the first step of the paper: they train reconstructor and interactor for 20,000 steps on
+(pseudo-query, passage) pairs of the collection with both losses (eq. 11), and the encoders are frozen. `jaxret generate
 --model=FLAN-T5-XL --corpus=COLLECTION --out=FOLDER --write=training` makes these pairs; FOLDER/training is data.train.
-Go on with --config.train.start_from=WORKDIR. The weight that eq. 11 has then cannot be read in the copy of the paper used here.
+Continue with --config.train.start_from=WORKDIR. The weight in eq. 11 is illegible in our copy of the paper.
 
-:released and :distilled_released are the published scripts (docs/methods.md). The first has 64 queries of 15 negatives
-on each of 8 GPUs: --config.train.batch_size=512 --config.data.negatives=15 --config.train.chunk_size=32
+:released and :distilled_released follow the published scripts (docs/methods.md). The script of the first has 64 queries
+of 15 negatives on each of 8 GPUs:
+--config.train.batch_size=512 --config.data.negatives=15 --config.train.chunk_size=32
 """
 
 from typing import Any

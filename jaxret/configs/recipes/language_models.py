@@ -1,9 +1,8 @@
 """LoRA on language models: RepLLaMA, Tevatron's Mistral and Qwen3-Embedding on SciFact, by their published settings.
 
-:llama3 is RepLLaMA's recipe on Llama 3.1; without LoRA, :qwen3_full trains the 0.6B at the rate of Qwen's documentation,
-and :gemma_full EmbeddingGemma. These are ours: nothing is published. Parameters are split over all devices.
-
-Tevatron's examples encode 32 queries at a time, each with 16 passages; those on MS MARCO add up four such batches.
+:llama3, :qwen3_full and :gemma_full are not published. :llama3 is RepLLaMA's recipe on Llama 3.1. :qwen3_full trains
+Qwen3-0.6B at the rate of Qwen's documentation, and :gemma_full EmbeddingGemma, both without LoRA. Parameters are split
+over all devices. A batch has 32 queries with 16 passages each, as in Tevatron's examples; on MS MARCO a step has four.
 """
 
 from ml_collections import ConfigDict

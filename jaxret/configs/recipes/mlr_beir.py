@@ -1,6 +1,6 @@
-"""MLR trained on MS MARCO to be tried on all of BEIR: one tied encoder as in the paper's code, 10 epochs, one stage.
+"""MLR trained on MS MARCO and evaluated on BEIR: one tied encoder as in the paper's code, 10 epochs, one stage.
 
-configs/recipes/mlr_beir.py:dual_encoder is what the paper compares it with (table 5).
+The suffix :dual_encoder is the paper's baseline (table 5).
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""MLR with mined negatives, from RetroMAE. Stage 1 trains on the negatives of the training file; stage 2 trains, again
-from RetroMAE, on 50 of these and, as records of their own whose positives are retrieved ones, 50 of the stage-1 model's.
-`jaxret recipe` does both. configs/recipes/mlr_mined.py:dual_encoder is what the paper compares it with (table 3).
+"""MLR with mined negatives, from RetroMAE. Stage 1 trains on the negatives of the training file. Stage 2 starts from
+RetroMAE again and trains on two records of each query: one with 50 of these negatives, and one with retrieved positives
+and 50 negatives of the stage-1 model. The suffix :dual_encoder is the paper's baseline (table 3).
 
-The paper takes the last checkpoint on NQ and TriviaQA, which is this config's; on SQuAD the best on the dev set:
---config.validation.best=metric. Warm-up is 5 % of the steps (appendix A); the code has
+This config takes the last checkpoint, as the paper does on NQ and TriviaQA. On SQuAD the paper takes the best on the dev
+set: --config.validation.best=metric. Warm-up is 5 % of the steps (appendix A); the code has
 --config.optimizer.warmup_steps=1237
 """
 

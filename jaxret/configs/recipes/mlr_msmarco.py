@@ -1,9 +1,9 @@
-"""MLR on MS MARCO passages: RetroMAE, 15 negatives a query, 4 epochs, both stages alike, the last checkpoint.
+"""MLR on MS MARCO passages: RetroMAE, 15 negatives a query, two equal stages of 4 epochs, the last checkpoint.
 
-Queries have 32 tokens and passages 128, the values of the paper's code; its appendix A says 256 for both, which is
-:paper_lengths. What it is compared with: :dual_encoder from the same encoder, and from BERT-base :bert_dual_encoder,
-:bert_me_bert and :bert_colbert, which is late interaction: all tokens of the query have vectors (:late of colbert.py).
-The code reads passages with titles: train in a folder with collection.splitTitle.tsv.
+Queries have 32 tokens and passages 128, the values of the paper's code. :paper_lengths has 256 for both (appendix A).
+The baselines are :dual_encoder from the same encoder, and from BERT-base :bert_dual_encoder, :bert_me_bert and
+:bert_colbert (late interaction, as colbert.py:late). The code reads passages with titles: train in a folder with
+collection.splitTitle.tsv.
 """
 
 from typing import Any

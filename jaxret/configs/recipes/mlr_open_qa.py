@@ -1,11 +1,10 @@
 """MLR on NQ, TriviaQA and SQuAD: BERT-base or T5-base, 40 epochs, batches of 128 with one BM25 negative.
 
-configs/recipes/mlr_open_qa.py:bert, :bert_all_layers, :me_bert, :colbert (self-contrastive pooling), and :t5, which the
-paper ran with all vectors kept. What these are compared with: :dual_encoder and :t5_dual_encoder; :multi_vector and
-:me_bert_multi search with all vectors, and so do :t5_me_bert, the mean and the first seven tokens, and
-:t5_me_bert_first, the first eight (footnote 4). Warm-up is 5 % of the steps (appendix A); the code has
---config.optimizer.warmup_steps=1237. To clip as its 4 GPUs did: --config.optimizer.reference_processes=4. The
-checkpoint is the best on the dev set; for TriviaQA the paper takes the last: --config.validation.best=last
+The suffixes :bert, :bert_all_layers, :me_bert and :colbert have self-contrastive pooling. :t5, :multi_vector,
+:me_bert_multi, :t5_me_bert (the mean and the first seven tokens) and :t5_me_bert_first (the first eight; footnote 4)
+search with all vectors. :dual_encoder and :t5_dual_encoder are baselines. Warm-up is 5 % of the steps (appendix A); the
+code has --config.optimizer.warmup_steps=1237. --config.optimizer.reference_processes=4 clips gradients as on 4 GPUs.
+The checkpoint is the best on the dev set; for TriviaQA the paper takes the last: --config.validation.best=last
 """
 
 from ml_collections import ConfigDict

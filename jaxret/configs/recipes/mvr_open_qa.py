@@ -1,7 +1,7 @@
 """MVR on open-domain question answering, from BERT-base (:bert) or coCondenser (:cocondenser), one encoder for both sides.
 
-The paper says "the same BERT encoder" (3.1), and that its models are built on DPR's code, which has two encoders:
-:bert_two_encoders. :cocondenser_dual_encoder is its reproduction of coCondenser (table 1).
+The paper names "the same BERT encoder" (3.1), but its models are built on DPR's code, which has two encoders:
+:bert_two_encoders. :cocondenser_dual_encoder is the paper's reproduction of coCondenser (table 1).
 """
 
 from typing import Any

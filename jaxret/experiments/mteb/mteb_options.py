@@ -14,7 +14,8 @@ class MtebOptions:
     tasks: tuple[str, ...] = ()  # names of mteb, or folders in BEIR's layout
     model_name: str = option("", "ORGANIZATION/NAME of the model in the results; default: jaxret/ and the run's folder")
     card: str = option(
-        "", "model card, a README.md whose metadata state licence, languages, ...; default: that of the run's folder"
+        "",
+        "model card: a README.md with metadata such as licence and languages; default: README.md of the run's folder",
     )
     split: str = option("test", "split of a folder")
     download: bool = option(False, "download the data of named tasks that are not in the cache of Hugging Face")

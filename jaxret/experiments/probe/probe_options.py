@@ -11,12 +11,12 @@ from jaxret.configs.options import check_options, option
 class ProbeOptions:
     """Numbers of queries and passages of a probe. Raises ValueError for sizes that are too small."""
 
-    split: str = option("dev", "split of the judged queries, of a folder")
-    queries: int = option(1000, "judged queries at most, drawn from the seed", lower_bound=2)
+    split: str = option("dev", "split of the judged queries")
+    queries: int = option(1000, "judged queries, at most; drawn from the seed", lower_bound=2)
     passages: int = option(
-        5000, "passages: all that are relevant to these queries, and others drawn from the seed", lower_bound=2
+        5000, "passages: all relevant passages of these queries, and others drawn from the seed", lower_bound=2
     )
-    corpus_size: int = option(1_000_000, "passages of the corpus whose storage is printed", lower_bound=1)
+    corpus_size: int = option(1_000_000, "number of passages for which storage is printed", lower_bound=1)
     seed: int = option(
         0, "seed of all random choices: samples, halves of the queries, significance tests", lower_bound=0
     )

@@ -13,14 +13,14 @@ class StoreOptions:
 
     url: str = option(
         "",
-        "address of the store: of a server, or a path; required by --to=pgvector (postgresql://...); default: files "
-        "in --out",
+        "address of a server, or path, of the store; required for --to=pgvector (postgresql://...); default: "
+        "files in --out",
     )
-    table: str = option("", "new table or collection of the store; default: the name of the encoded corpus")
-    texts: bool = option(True, "export titles, texts and metadata to a store; without it, ids and vectors alone")
-    k: int = option(10, "passages of each query that are compared with the store's", lower_bound=1)
+    table: str = option("", "name of a new table or collection; default: the name of the encoded corpus")
+    texts: bool = option(True, "export titles, texts and metadata to a store; --notexts: only ids and vectors")
+    k: int = option(10, "passages per query to compare with the results of the store", lower_bound=1)
     sample: int = option(
-        64, "stored vectors that are compared as queries, evenly spread, or first --queries", lower_bound=1
+        64, "queries of the comparison: stored vectors, evenly spread, or the first of --queries", lower_bound=1
     )
 
     def __post_init__(self) -> None:

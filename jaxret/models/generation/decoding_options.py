@@ -17,18 +17,18 @@ class DecodingOptions:
         "sample", "greedy: the likeliest token each time; beam: beam search; sample", choices=DECODING_METHODS
     )
     queries: int = option(1, "queries for each passage: samples, or the best beams", lower_bound=1)
-    query_length: int = option(32, "most tokens of a query", lower_bound=1)
+    query_length: int = option(32, "tokens of a query, at most", lower_bound=1)
     seed: int = option(0, "seed of sampling", lower_bound=0)
-    temperature: float = option(1.0, "sampling: logits are divided by it", lower_bound=0.0)
-    top_k: int = option(10, "sampling: from this many of the likeliest tokens; 0: from all", lower_bound=0)
+    temperature: float = option(1.0, "sampling: divisor of the logits", lower_bound=0.0)
+    top_k: int = option(10, "sampling: number of the likeliest tokens to draw from; 0: all", lower_bound=0)
     top_p: float = option(
-        1.0, "sampling: from the likeliest tokens whose probabilities sum to at least it", lower_bound=0.0
+        1.0, "sampling: draw from the likeliest tokens with at least this sum of probabilities", lower_bound=0.0
     )
-    beams: int = option(4, "beam search: sequences that are kept", lower_bound=1)
-    length_penalty: float = option(1.0, "beam search: log-probabilities are divided by length to this power")
+    beams: int = option(4, "beam search: number of sequences", lower_bound=1)
+    length_penalty: float = option(1.0, "beam search: log-probabilities are divided by the length to this power")
     early_stopping: bool = option(
         False,
-        "beam search: stop as soon as there are as many whole sequences as beams, not when none can become better",
+        "beam search: stop when there are as many complete sequences as beams, although others might become better",
     )
 
     def __post_init__(self) -> None:
