@@ -58,7 +58,7 @@ def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[V
         raise ValueError(f"--delete_unused: {folder} is no folder in a bucket, and has no objects")
     bytes_in_bucket: list[Verification] = []
     if is_bucket_address(folder):
-        bytes_in_bucket = list(_bucket(BucketFolder(enclosing_folder(os.fspath(folder))), delete_unused))
+        bytes_in_bucket = list(_verify_bucket(BucketFolder(enclosing_folder(os.fspath(folder))), delete_unused))
         yield from bytes_in_bucket
         if any(result.problem for result in bytes_in_bucket):
             return
@@ -66,13 +66,13 @@ def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[V
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; give that of a run, of an encoded corpus or of an index")
     if (folder / "config.json").exists():
-        yield from _run(Workdir(folder))
+        yield from _verify_run(Workdir(folder))
     elif _is_corpus(folder):
-        yield from _corpus(folder)
+        yield from _verify_corpus(folder)
     elif folder.absolute().parent.name == "indexes":
-        yield _approximate(folder.absolute())
+        yield _verify_index(folder.absolute())
     elif (folder / "manifest.json").exists():
-        yield from _columns(folder)
+        yield from _verify_metadata(folder)
     elif not bytes_in_bucket:  # of any other folder that jaxret wrote to a bucket, all bytes have been compared
         raise ValueError(
             f"{folder} is not a run, an encoded corpus, an index or a store of tokens: there is nothing to verify"
@@ -95,7 +95,7 @@ def report_verification(folder: str | Path, delete_unused: bool = False) -> None
     print(f"{folder}: {len(results):,} items verified, nothing is damaged")
 
 
-def _bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]:
+def _verify_bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]:
     if not folder.exists() and (objects := folder.bucket.list("data")):
         raise ValueError(
             f"{folder}: {MANIFEST}, which names its files, is not there, but {len(objects):,} data objects are: it was "
@@ -124,7 +124,7 @@ def _is_corpus(folder: Path) -> bool:
     return "shards" in (read_entry(folder / "manifest.json") or {})
 
 
-def _verify(name: str | Path, check: Callable[[], object]) -> Verification:
+def _verification(name: str | Path, check: Callable[[], object]) -> Verification:
     try:
         check()
     except (CheckpointError, ContractError, DataError, ShardError, OSError, ValueError) as error:
@@ -132,23 +132,25 @@ def _verify(name: str | Path, check: Callable[[], object]) -> Verification:
     return Verification(str(name))
 
 
-def _run(workdir: Workdir) -> Iterator[Verification]:
-    verification = _verify(workdir.seal, lambda: stored_config(workdir))
+def _verify_run(workdir: Workdir) -> Iterator[Verification]:
+    verification = _verification(workdir.seal, lambda: stored_config(workdir))
     yield verification
     if not verification.problem:
         config = stored_config(workdir)
         for path in sorted(workdir.checkpoints.glob("*")):
             if path.name.isdigit():
-                yield _verify(path, lambda: _checkpoint(workdir, config, int(path.name)))  # noqa: B023
+                yield _verification(path, lambda: _restore_checkpoint(workdir, config, int(path.name)))  # noqa: B023
         if config.lora.rank:
-            yield _verify(config.train.start_from or config.encoder.checkpoint, lambda: require_base(workdir, config))
+            yield _verification(
+                config.train.start_from or config.encoder.checkpoint, lambda: require_base(workdir, config)
+            )
     corpora = [path for path in sorted(workdir.path.glob("embeddings/*")) if path.is_dir()]
     for path in corpora:
-        yield from _corpus(path)
-    yield Verification(str(workdir.path / "embeddings"), warning=_mixed(corpora))
+        yield from _verify_corpus(path)
+    yield Verification(str(workdir.path / "embeddings"), warning=_describe_mixture(corpora))
 
 
-def _mixed(corpora: list[Path]) -> str:
+def _describe_mixture(corpora: list[Path]) -> str:
     """Return a sentence if the corpora of a run were encoded by several of its checkpoints, else ""."""
     corpus_of_checkpoint: dict[str, str] = {}  # checkpoint -> the last corpus that it encoded
     for path in corpora:
@@ -161,25 +163,25 @@ def _mixed(corpora: list[Path]) -> str:
     return f"{corpora[0].parent} mixes models: {each}; scores of different models cannot be compared"
 
 
-def _checkpoint(workdir: Workdir, config: Any, step: int) -> None:
+def _restore_checkpoint(workdir: Workdir, config: Any, step: int) -> None:
     with open_checkpoints(workdir, config) as checkpoints:
         checkpoints.check(step)
 
 
-def _corpus(folder: Path) -> Iterator[Verification]:
+def _verify_corpus(folder: Path) -> Iterator[Verification]:
     """Verify an encoded corpus: its parts and its indexes."""
     parts: list[CorpusPart] = []
     if (folder / "parts.json").exists():
-        yield _verify(folder / "parts.json", lambda: parts.extend(read_parts(folder)))
+        yield _verification(folder / "parts.json", lambda: parts.extend(read_parts(folder)))
     for name in [part.name for part in parts] or [""]:
-        yield from _shards(folder / name)
+        yield from _verify_shards(folder / name)
     for manifest in sorted(folder.glob("indexes/*/manifest.json")):
-        yield _approximate(manifest.parent)
+        yield _verify_index(manifest.parent)
 
 
-def _shards(folder: Path) -> Iterator[Verification]:
+def _verify_shards(folder: Path) -> Iterator[Verification]:
     manifest = folder / "manifest.json"
-    read = _verify(manifest, lambda: read_manifest(manifest))
+    read = _verification(manifest, lambda: read_manifest(manifest))
     yield read if manifest.exists() else Verification(str(manifest), f"{manifest} does not exist; run encode again")
     if not read.problem:
         contents = read_manifest(manifest)
@@ -189,23 +191,23 @@ def _shards(folder: Path) -> Iterator[Verification]:
             problems = [str(problem) for problem in file_problems(folder, shard, entry, verify=True)]
             damaged |= bool(problems)
             yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]
-            yield _verify(shard.sidecar(folder), lambda: _same_model(shard.sidecar(folder), contents))  # noqa: B023
+            yield _verification(shard.sidecar(folder), lambda: _require_same_model(shard.sidecar(folder), contents))  # noqa: B023
         if not damaged:
             fetch_files(folder)  # of a run in a bucket
             yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, contents)))
-    yield _verify(folder / "corpus.json", lambda: unchanged_corpus(folder))
+    yield _verification(folder / "corpus.json", lambda: unchanged_corpus(folder))
     if (folder / "passages.json").exists():
-        yield _verify(folder / "passages.npy", lambda: _index(folder))
+        yield _verification(folder / "passages.npy", lambda: _verify_passage_offsets(folder))
     if (folder / "metadata").exists():
-        yield from _columns(folder / "metadata")
+        yield from _verify_metadata(folder / "metadata")
 
 
-def _same_model(sidecar: Path, manifest: Manifest) -> None:
+def _require_same_model(sidecar: Path, manifest: Manifest) -> None:
     if read_shard_json(sidecar).get("fingerprint") != manifest.fingerprint:
         raise ShardError(f"{sidecar}: made from something else than the manifest says; run encode again")
 
 
-def _approximate(folder: Path) -> Verification:
+def _verify_index(folder: Path) -> Verification:
     """Verify an approximate index. One that was built before its corpus changed is intact; no search takes it."""
     warning = ""
 
@@ -216,24 +218,24 @@ def _approximate(folder: Path) -> Verification:
         if manifest["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
             warning = f"{folder} is an index of other vectors than the corpus has now; build it again"
 
-    return _verify(folder / "manifest.json", check)._replace(warning=warning)
+    return _verification(folder / "manifest.json", check)._replace(warning=warning)
 
 
-def _index(folder: Path) -> None:
+def _verify_passage_offsets(folder: Path) -> None:
     record = read_shard_json(folder / "passages.json")
     for key, name in {"sha256_index": "passages.npy", "sha256_copy": "passages.jsonl"}.items():
         if key in record and sha256_file(folder / name) != record[key]:
             raise ShardError(f"{folder / name}: damaged; the next search makes it again")
 
 
-def _columns(folder: Path) -> Iterator[Verification]:
+def _verify_metadata(folder: Path) -> Iterator[Verification]:
     """Verify a folder of columns: a store of tokens, or the metadata that filters read."""
     record: dict[str, Any] = {}
-    yield _verify(folder / "manifest.json", lambda: record.update(read_shard_json(folder / "manifest.json")))
+    yield _verification(folder / "manifest.json", lambda: record.update(read_shard_json(folder / "manifest.json")))
     for name, entry in record.get("columns", {}).items():
-        yield _verify(folder / f"{name}.npy", lambda: _column(folder / f"{name}.npy", entry))  # noqa: B023
+        yield _verification(folder / f"{name}.npy", lambda: _verify_column(folder / f"{name}.npy", entry))  # noqa: B023
 
 
-def _column(path: Path, entry: Any) -> None:
+def _verify_column(path: Path, entry: Any) -> None:
     if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
         raise ShardError(f"{path}: damaged (its SHA-256 differs from the manifest's); it is made again when needed")

@@ -30,24 +30,24 @@ def open_hf_set(path: Path) -> NamedSet:
         if folder.is_dir():
             root, rest = Path(f"hf:{Path(*parts[:count])}"), parts[count:]
             if _is_saved(folder):
-                return _saved(path, root, library, folder, rest)
+                return _open_saved_set(path, root, library, folder, rest)
             configs = _offline_result(path, partial(library.get_dataset_config_names, str(folder)), library)
-            return _loaded(path, root, library, str(folder.absolute()), configs, rest)
+            return _open_cached_set(path, root, library, str(folder.absolute()), configs, rest)
     if len(parts) < 2 or str(path).startswith(("hf:/", "hf:.")):
         problem = "this is neither a folder nor OWNER/NAME"
         raise Location(path).error(
             "missing set", problem, "write hf:OWNER/NAME, as the Hugging Face hub calls it, or hf:/FOLDER"
         )
     name = "/".join(parts[:2])
-    configs = sorted({Path(info).parts[-4] for info in _cached(library, name)})
+    configs = sorted({Path(info).parts[-4] for info in _cached_infos(library, name)})
     if not configs:
         every = f"[load_dataset({name!r}, c) for c in get_dataset_config_names({name!r})]"
         fetch = f'python -c "from datasets import *; {every}"'
         raise missing_set_error(path, f"the cache of datasets has no {name}", fetch)
-    return _loaded(path, Path(f"hf:{name}"), library, name, configs, parts[2:])
+    return _open_cached_set(path, Path(f"hf:{name}"), library, name, configs, parts[2:])
 
 
-def _cached(library: Any, name: str) -> list[str]:
+def _cached_infos(library: Any, name: str) -> list[str]:
     """Return the descriptions of what the library keeps of a set of the hub:
     <cache>/OWNER___NAME/CONFIG/VERSION/HASH/."""
     from datasets.naming import camelcase_to_snakecase
@@ -62,25 +62,27 @@ def _cached(library: Any, name: str) -> list[str]:
     return infos
 
 
-def _loaded(path: Path, root: Path, library: Any, name: str, configs: Sequence[str], rest: Sequence[str]) -> NamedSet:
+def _open_cached_set(
+    path: Path, root: Path, library: Any, name: str, configs: Sequence[str], rest: Sequence[str]
+) -> NamedSet:
     def splits_of(config: str) -> dict[str, Any]:
-        key = name, config, _state(library, name)
+        key = name, config, _cache_state(library, name)
         if key not in _open:
             _open[key] = dict(_offline_result(path, lambda: library.load_dataset(name, config), library))
         return _open[key]
 
     tables = {config: tuple(splits_of(config)) for config in configs}
     title = f"{root.name} of datasets {library.__version__}"
-    return NamedSet(root, title, tables, lambda config, split: _table(path, splits_of(config)[split])).select(rest)
+    return NamedSet(root, title, tables, lambda config, split: _open_table(path, splits_of(config)[split])).select(rest)
 
 
 _open: dict[tuple[str, str, tuple[Any, ...]], dict[str, Any]] = {}  # loading one again takes a tenth of a second
 
 
-def _state(library: Any, name: str) -> tuple[Any, ...]:
+def _cache_state(library: Any, name: str) -> tuple[Any, ...]:
     """Return the files that a set is loaded from, with size and time."""
     folder = Path(name)
-    files = sorted(folder.rglob("*")) if folder.is_dir() else [Path(info) for info in _cached(library, name)]
+    files = sorted(folder.rglob("*")) if folder.is_dir() else [Path(info) for info in _cached_infos(library, name)]
     stats = [(str(file), file.stat()) for file in files if file.is_file()]
     return tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
 
@@ -89,12 +91,14 @@ def _is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _saved(path: Path, root: Path, library: Any, folder: Path, rest: Sequence[str]) -> NamedSet:
+def _open_saved_set(path: Path, root: Path, library: Any, folder: Path, rest: Sequence[str]) -> NamedSet:
     """Return the set that save_to_disk wrote: one table, with its splits, or a split without a name."""
     data = _offline_result(path, lambda: library.load_from_disk(str(folder)), library)
     splits = dict(data) if (folder / "dataset_dict.json").is_file() else {str(data.split or "train"): data}
     title = f"{folder.name} of datasets {library.__version__}"
-    return NamedSet(root, title, {_DEFAULT: tuple(splits)}, lambda _, split: _table(path, splits[split])).select(rest)
+    return NamedSet(root, title, {_DEFAULT: tuple(splits)}, lambda _, split: _open_table(path, splits[split])).select(
+        rest
+    )
 
 
 def _offline_result(path: Path, read: Callable[[], Any], library: Any) -> Any:
@@ -129,7 +133,7 @@ def offline(library: Any) -> Iterator[None]:
             library.enable_progress_bars()
 
 
-def _table(path: Path, data: Any) -> Table:
+def _open_table(path: Path, data: Any) -> Table:
     def rows_at(rows: Sequence[int]) -> list[Record]:
         columns = data[[int(row) for row in rows]]
         return [dict(zip(columns, values)) for values in zip(*columns.values())]

@@ -28,7 +28,7 @@ def open_irds_set(path: Path) -> NamedSet:
     rest: tuple[str, ...] = ()
     parts = name.split("/")
     for last in range(len(parts), 0, -1):  # an id has slashes too: the longest there is
-        data_set = _load(library, "/".join(parts[:last]))
+        data_set = _load_set(library, "/".join(parts[:last]))
         if data_set is not None and (last == len(parts) or parts[last] in _TABLES):
             name, rest = "/".join(parts[:last]), tuple(parts[last:])
             break
@@ -40,20 +40,20 @@ def open_irds_set(path: Path) -> NamedSet:
     tables = {table: (split,) for table in _TABLES if data_set.has(table)}
 
     def open_table(config: str, _: str) -> Table:
-        return _table(path, library, data_set, name, config)
+        return _open_table(path, library, data_set, name, config)
 
     root = Path(f"irds:{name}")
     named_set = NamedSet(root, f"{name} of ir_datasets {library.__version__}", tables, open_table, split=split)
     return named_set.select(rest)
 
 
-def _load(library: Any, name: str) -> Any:
+def _load_set(library: Any, name: str) -> Any:
     with contextlib.suppress(KeyError), _DOWNLOADS.disabled(library):
         return library.load(name)
     return None
 
 
-def _table(path: Path, library: Any, data_set: Any, name: str, config: str) -> Table:
+def _open_table(path: Path, library: Any, data_set: Any, name: str, config: str) -> Table:
     def rows() -> Iterator[Record]:
         try:
             with _DOWNLOADS.disabled(library):
@@ -73,7 +73,7 @@ def _table(path: Path, library: Any, data_set: Any, name: str, config: str) -> T
             ) from error
 
     handler = getattr(data_set, f"{config}_handler")()
-    files = sorted({file.absolute() for file in _files(handler, set()) if file.is_file()})
+    files = sorted({file.absolute() for file in _files_of(handler, set()) if file.is_file()})
     return Table(f"{config} of {name} (ir_datasets {library.__version__})", rows, tuple(files))
 
 
@@ -103,8 +103,8 @@ class _DownloadGuard:
             downloads = library.util.download
             self._streams = {kind: kind.stream for kind in vars(downloads).values() if _is_download(kind, downloads)}
             for kind in self._streams:
-                kind.stream = _refuse
-            self._log.addFilter(_silent)
+                kind.stream = _refuse_download
+            self._log.addFilter(_drop_record)
         try:
             yield
         finally:
@@ -112,17 +112,17 @@ class _DownloadGuard:
             if not self._readers:
                 for kind, stream in self._streams.items():
                     kind.stream = stream
-                self._log.removeFilter(_silent)
+                self._log.removeFilter(_drop_record)
 
 
 _DOWNLOADS = _DownloadGuard()
 
 
-def _refuse(download: Any) -> Any:
+def _refuse_download(download: Any) -> Any:
     raise FetchError(getattr(download, "url", getattr(download, "uri", "")))
 
 
-def _silent(_: logging.LogRecord) -> bool:
+def _drop_record(_: logging.LogRecord) -> bool:
     return False
 
 
@@ -135,17 +135,17 @@ def _is_download(kind: Any, downloads: Any) -> bool:
     )
 
 
-def _files(value: Any, visited_ids: set[int]) -> Iterator[Path]:
+def _files_of(value: Any, visited_ids: set[int]) -> Iterator[Path]:
     """Yield the files that a handler reads from: those of every stream that it is made of."""
     if id(value) in visited_ids:
         return
     visited_ids.add(id(value))
     if isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            yield from _files(one, visited_ids)
+            yield from _files_of(one, visited_ids)
         return
     if isinstance(value, dict):
-        yield from _files(list(value.values()), visited_ids)
+        yield from _files_of(list(value.values()), visited_ids)
         return
     if not type(value).__module__.startswith("ir_datasets") or isinstance(value, type):
         return
@@ -156,10 +156,10 @@ def _files(value: Any, visited_ids: set[int]) -> Iterator[Path]:
         if "_streamer" in attributes and Path(path).exists():  # a copy, which is read in its place
             return
     for one in attributes.values():
-        yield from _files(one, visited_ids)
+        yield from _files_of(one, visited_ids)
 
 
-def _doc(entry: Any) -> Record:
+def _doc_record(entry: Any) -> Record:
     title = getattr(entry, "title", "") or ""
     text = getattr(entry, "text", None)
     if text is None:  # what the library takes for the text of a document that has many fields
@@ -167,7 +167,7 @@ def _doc(entry: Any) -> Record:
     return {"doc_id": entry.doc_id, "title": title, "text": text}
 
 
-def _query(entry: Any) -> Record:
+def _query_record(entry: Any) -> Record:
     text = getattr(entry, "text", None)
     answers = getattr(entry, "answers", ())
     record = {"query_id": entry.query_id, "text": entry.default_text() if text is None else text}
@@ -175,8 +175,8 @@ def _query(entry: Any) -> Record:
 
 
 _RECORDS: dict[str, Callable[[Any], Record]] = {
-    "docs": _doc,
-    "queries": _query,
+    "docs": _doc_record,
+    "queries": _query_record,
     "qrels": lambda entry: {"query_id": entry.query_id, "doc_id": entry.doc_id, "relevance": entry.relevance},
     "docpairs": lambda entry: {
         "query_id": entry.query_id,

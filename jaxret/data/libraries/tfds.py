@@ -50,7 +50,7 @@ def is_tfds_set(folder: Path) -> bool:
 
 def open_tfds_set(path: Path) -> NamedSet:
     """Open a set of this library, see `open_named_set`. Raises DataError for a version that was not built."""
-    root, folder, version, rest = _split(path)
+    root, folder, version, rest = _split_name(path)
     versions = {sub.name: list_versions(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
     configs = {name: folder / name for name, numbers in versions.items() if numbers}
     if not configs:
@@ -66,21 +66,21 @@ def open_tfds_set(path: Path) -> NamedSet:
         for name, config in configs.items()
         if not common_version or common_version in versions[name]
     }
-    info = {name: _info(folder) for name, folder in folders.items()}
+    info = {name: _read_info(folder) for name, folder in folders.items()}
     tables = {name: tuple(split["name"] for split in one.get("splits", ())) for name, one in info.items()}
     newest = common_version or ", ".join(sorted({folder.name for folder in folders.values()}))
 
     def open_table(config: str, split: str) -> Table:
-        files = _files(folders[config], info[config], split)
+        files = _files_of_split(folders[config], info[config], split)
         for other in folders if config == "examples" else ():  # whose rows are of these tables
             if other.endswith(PASSAGES):
-                files += [file for one in tables[other] for file in _files(folders[other], info[other], one)]
-        return _table(path, folders[config], info[config], split, tuple(files))
+                files += [file for one in tables[other] for file in _files_of_split(folders[other], info[other], one)]
+        return _open_table(path, folders[config], info[config], split, tuple(files))
 
     return NamedSet(root, f"{folder.name} {newest} of TFDS", tables, open_table).select(rest)
 
 
-def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
+def _split_name(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
     """Return (root, folder, version or "", further parts) of tfds:NAME/..., or tfds:/FOLDER/..."""
     parts = Path(library_of(path)[1]).parts
     for count in range(len(parts), 0, -1):
@@ -90,7 +90,9 @@ def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
         base = Path(*parts[: count - 1], last_part).expanduser()
         for folder in (tfds_folder() / base, base):
             if is_tfds_set(folder):
-                if (config_versions := list_versions(folder)) and _info(folder / config_versions[-1]).get("configName"):
+                if (config_versions := list_versions(folder)) and _read_info(folder / config_versions[-1]).get(
+                    "configName"
+                ):
                     return Path(f"tfds:{base.parent}"), folder.parent, version, (folder.name, *parts[count:])
                 return Path(f"tfds:{Path(*parts[:count])}"), folder, version, parts[count:]
     name = parts[0].partition(":")[0] if parts else ""
@@ -102,7 +104,7 @@ def _split(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
     raise missing_set_error(path, problem, f'python -c "import tensorflow_datasets as tfds; {fetch}"')
 
 
-def _info(folder: Path) -> dict[str, Any]:
+def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / "dataset_info.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +114,7 @@ def _info(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _files(folder: Path, info: Mapping[str, Any], split: str) -> list[Path]:
+def _files_of_split(folder: Path, info: Mapping[str, Any], split: str) -> list[Path]:
     if info.get("fileFormat") != "array_record":
         problem = f"its files are {info.get('fileFormat') or 'tfrecord'}, which only TensorFlow reads"
         raise Location(folder).error("wrong format", problem, "prepare the set again with file_format='array_record'")
@@ -120,19 +122,19 @@ def _files(folder: Path, info: Mapping[str, Any], split: str) -> list[Path]:
     return [*shards, folder / "features.json", folder / "dataset_info.json"]
 
 
-def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files: tuple[Path, ...]) -> Table:
+def _open_table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files: tuple[Path, ...]) -> Table:
     tfds = import_library(path)
     try:
-        with _quiet(tfds):
+        with _quiet_logs(tfds):
             source = tfds.builder_from_directory(str(folder)).as_data_source(split=split)
     except Exception as error:  # of TFDS, of its protocol buffers, of array_record: whatever a damaged file makes
-        raise _damaged(folder, error) from error
+        raise _damage_error(folder, error) from error
 
     def rows_at(rows: Sequence[int]) -> list[Record]:
         try:
-            return [_plain(record) for record in source.__getitems__([int(row) for row in rows])]
+            return [_plain_value(record) for record in source.__getitems__([int(row) for row in rows])]
         except Exception as error:
-            raise _damaged(folder, error) from error
+            raise _damage_error(folder, error) from error
 
     def every() -> Iterator[Record]:
         for start in range(0, len(source), _BLOCK):
@@ -141,24 +143,24 @@ def _table(path: Path, folder: Path, info: Mapping[str, Any], split: str, files:
     return Table(f"{folder.parent.name}/{split} of {info['name']} {folder.name}", every, files, rows_at, len(source))
 
 
-def _damaged(folder: Path, error: Exception) -> Exception:
+def _damage_error(folder: Path, error: Exception) -> Exception:
     reason = (str(error) or type(error).__name__).strip().splitlines()[0]
     return Location(folder).error("damaged set", f"TFDS cannot read it ({reason})", "build or fetch the set again")
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return a value of TFDS as JSON has it: TFDS gives text as bytes, and lists as arrays."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain_value(one) for key, one in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain_value(one) for one in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 @contextlib.contextmanager
-def _quiet(tfds: Any) -> Iterator[None]:
+def _quiet_logs(tfds: Any) -> Iterator[None]:
     """Run the block without the lines and bars of TFDS, which go to both streams."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
@@ -201,7 +203,7 @@ def write_tfds_table(
         code_path = None  # there is no file of checksums beside it
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)]  # noqa: RUF012
 
-        def _info(self) -> Any:
+        def _read_info(self) -> Any:
             feature_types = tfds.features.FeaturesDict({key: feature(kind) for key, kind in features.items()})
             return tfds.core.DatasetInfo(builder=self, features=feature_types, disable_shuffling=True)
 
@@ -212,7 +214,7 @@ def write_tfds_table(
             raise AssertionError("the splits are generators")
 
     Builder.name = name
-    with _quiet(tfds):
+    with _quiet_logs(tfds):
         builder = Builder(config=config, data_dir=str(data_dir), file_format="array_record")
         builder.download_and_prepare()
     return Path(str(builder.data_path))
