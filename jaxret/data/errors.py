@@ -46,7 +46,7 @@ class Policy:
     on_error: str = "error"  # "error", "skip" or "keep"
     examples_per_reason: int = 3  # Locations that the report lists for each reason
     # Reason -> records left out (under "keep": kept)
-    skip_counts: Counter[str] = field(default_factory=Counter, init=False)  # or kept, under "keep"
+    skip_counts: Counter[str] = field(default_factory=Counter, init=False)
     notes: dict[str, set[Location]] = field(default_factory=dict, init=False)  # Kind of note -> its locations
     _locations: dict[str, set[Location]] = field(default_factory=dict, init=False, repr=False)
     _examples: dict[str, list[Location]] = field(default_factory=dict, init=False, repr=False)

@@ -200,7 +200,7 @@ def _broken_json(location: Location, error: object) -> DataError:
 def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
     """Yield the values of a file that holds one JSON array, or (key, value) of one JSON object if `keyed`.
 
-    One value at a time is held in memory, so the file may be of any size. `ijson` does not replace this reader: its
+    One value at a time is held in memory, so the file may be of any size. ijson does not replace this reader: its
     errors have no line, its C backend turns half of a surrogate pair into "?", and it does not bound a string.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Read an exported retriever: encoder files, `head.safetensors` (parameters of head and pooling), and `jaxret.json`
+"""Read an exported retriever: encoder files, `head.safetensors` (parameters of head and pooling), and jaxret.json
 (the config keys that determine vectors)."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Exported:
 def read_export(folder: str | Path) -> Exported:
     """Open an export of `jaxret export --to=hf`.
 
-    Raises FileNotFoundError for a folder without `jaxret.json`, which other exports lack, and ValueError for files that
+    Raises FileNotFoundError for a folder without jaxret.json, which other exports lack, and ValueError for files that
     do not fit together.
     """
     folder = Path(folder)

@@ -40,8 +40,8 @@ class Model(Protocol):
         """Return this model with plain attention."""
         ...
 
-    def reading(self, read: ParameterGatherer) -> Model:
-        """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `read`."""
+    def with_gatherer(self, gatherer: ParameterGatherer) -> Model:
+        """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `gatherer`."""
         ...
 
     def with_compute(self, **changes: Any) -> Any: ...
@@ -112,8 +112,8 @@ class LinenModel:
         """Return this model with plain attention, which XLA can split over devices, and analyse, by itself."""
         return self.with_compute(attention="plain")
 
-    def reading(self: T, read: ParameterGatherer) -> T:
-        return self.with_compute(read=read)
+    def with_gatherer(self: T, gatherer: ParameterGatherer) -> T:
+        return self.with_compute(gatherer=gatherer)
 
     def with_compute(self: T, **changes: Any) -> T:
         return replace(self, module=self.module.clone(compute=replace(self.compute, **changes)))

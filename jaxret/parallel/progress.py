@@ -73,7 +73,7 @@ def _bar_class() -> type[tqdm[Any]]:
 
 
 class Progress:
-    """Counts finished parts of some work, and shows them while the `with` block runs.
+    """Counts finished parts of some work, and shows them while the block runs.
 
     Attributes:
         done: parts that are finished.

@@ -150,12 +150,13 @@ class Embedder:
         Each device encodes its rows, and gathers parameters with `ParameterGatherer`.
         """
         retriever = self.retriever
-        read = ParameterGatherer.of(self.mesh, retriever.module.compute.dtype)
+        gatherer = ParameterGatherer.of(self.mesh, retriever.module.compute.dtype)
 
-        forward = retriever.reading(read).with_compute(recompute="none")  # without a gradient, nothing is recomputed
+        # Without a gradient, nothing is recomputed.
+        forward = retriever.with_gatherer(gatherer).with_compute(recompute="none")
 
         def encode(params: Any, tokens: Tokens) -> Any:
-            return transform(forward.encode(read.gather_at_entry(params), tokens, side))
+            return transform(forward.encode(gatherer.gather_at_entry(params), tokens, side))
 
         specs = jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, self.params))
         return jax.shard_map(encode, mesh=self.mesh, in_specs=(specs, P(ROW_AXES)), out_specs=P(ROW_AXES))

@@ -49,11 +49,11 @@ class PairScorer:
     def program(self) -> Program:
         """The program (params, pairs) -> scores [N], compiled once per shape; rows are split over devices."""
         if "score" not in self.program_cache:
-            read = ParameterGatherer.of(self.mesh, self.model.compute.dtype)
-            model, param_shardings = self.model.reading(read), shardings(self.mesh, self.params)
+            gatherer = ParameterGatherer.of(self.mesh, self.model.compute.dtype)
+            model, param_shardings = self.model.with_gatherer(gatherer), shardings(self.mesh, self.params)
 
             def score(params: Any, pairs: Tokens) -> jax.Array:
-                return model.score(read.gather_at_entry(params), pairs)
+                return model.score(gatherer.gather_at_entry(params), pairs)
 
             specs = jax.tree.map(lambda sharding: sharding.spec, param_shardings)
             sharded_score = jax.shard_map(score, mesh=self.mesh, in_specs=(specs, P(ROW_AXES)), out_specs=P(ROW_AXES))

@@ -16,9 +16,9 @@ from jaxret.search.backends.xla_backend import Xla
 from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 from jaxret.search.rounding import upper_norms
 
-HOST_BYTES = 2**28  # of a piece, where the devices' memory is the host's
-FEWEST = 64  # rows of a piece
-AT_A_TIME = 3  # pieces that are on the devices at worst: one that is searched, the last one, the next one
+HOST_BYTES = 2**28  # of a block, where the devices' memory is the host's
+FEWEST = 64  # rows of a block
+AT_A_TIME = 3  # blocks that are on the devices at worst: one that is searched, the last one, the next one
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def stream_blocks(corpus: Any, backend: Xla) -> Iterator[LoadedBlock]:
     shape = shards[0][1].shape[1:]
     free = backend.free
     if free is None and isinstance(corpus, InMemoryCorpus):
-        at_once = total  # all of it stays in the host's memory, in however many pieces
+        at_once = total  # all of it stays in the host's memory, in however many blocks
     else:
         at_once = rows_at_once(total, shape, backend.precision, free)
     layout = plan_cells(at_once, shape, backend.precision, backend.mesh.size, platform_of(backend.mesh))

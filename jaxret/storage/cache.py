@@ -25,7 +25,7 @@ _IN_USE = {"compiled": 0.0, "tokens": 86400.0, "objects": 0.0}
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A file or folder of the cache; `used` is the time of its last use, in seconds since 1970."""
+    """A file or folder of the cache; `last_use` is a time in seconds since 1970."""
 
     path: Path
     size: int

@@ -141,7 +141,7 @@ class Checkpoints:
         writing: whether to delete what an interrupted save left. Not while another process may be saving.
 
     Attributes:
-        damaged: with `writing`: step -> what is wrong, of checkpoints newer than the newest whole one. They are not
+        damage: with `writing`: step -> what is wrong, of checkpoints newer than the newest whole one. They are not
             among the checkpoints any more; `set_aside` renames them.
         half_written: names of the unfinished saves and deletions that were in the folder.
 

@@ -90,28 +90,28 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
         Args:
             compute: computation of one device.
-            params: all parameters, of which `Reader` gathers the parts that other devices hold.
+            params: all parameters, of which `ParameterGatherer` gathers the parts that other devices hold.
             inputs: arrays by row.
             key: of dropout, the same on all devices.
             repeated: whether `compute` uses layers several times; they are then gathered once.
         """
-        read = self.reader(at_once=repeated or self.from_copies)
+        gatherer = self.gatherer(at_once=repeated or self.from_copies)
         unrolled = is_one_cpu(self.mesh) and self.model.compute.recompute == "none"
-        model: Any = self.model.reading(read).with_compute(unrolled=unrolled)
+        model: Any = self.model.with_gatherer(gatherer).with_compute(unrolled=unrolled)
 
         def body(params: Params, inputs: InputsT, key: jax.Array) -> Result:
             if self.from_copies:
-                whole = map_with_names(lambda name, x: x if read.in_scan(name) else x[0], params)
+                whole = map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[0], params)
             else:
-                whole = read.gather_at_entry(params)
+                whole = gatherer.gather_at_entry(params)
             return compute(model, whole, inputs, key)
 
         specs = self.copies_specs(params) if self.from_copies else self.specs(params)
         sharded_compute = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROW_AXES), P()), out_specs=P(ROW_AXES))
         return sharded_compute(params, inputs, key)
 
-    def reader(self, at_once: bool) -> ParameterGatherer:
-        """Return how layers read their parameters; at_once: all before the first layer, see ParameterGatherer."""
+    def gatherer(self, at_once: bool) -> ParameterGatherer:
+        """Return how layers gather their parameters; at_once: all before the first layer, see ParameterGatherer."""
         compute = self.model.compute
         frozen = compute.adapters is not None
         return ParameterGatherer.of(self.mesh, compute.dtype, self.reduce_dtype, at_once=at_once, frozen=frozen)
@@ -122,10 +122,10 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
     def copies_specs(self, params: Params) -> Any:
         """Return the partition specs of what `copies` returns, for shard_map."""
-        read, axes = self.reader(at_once=True), split_axes(self.mesh)
+        gatherer, axes = self.gatherer(at_once=True), split_axes(self.mesh)
 
         def spec(name: str, _: Any) -> P:
-            if read.in_scan(name):
+            if gatherer.in_scan(name):
                 return parameter_spec(name, axes)
             return P(ROW_AXES, *parameter_spec(name, [axis for axis in axes if axis == TENSOR]))
 
@@ -138,11 +138,11 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         Differentiated, the gradients of the copies are added up. An objective with `from_copies` can so be called
         several times while parameters and gradients travel once.
         """
-        read = self.reader(at_once=True)
+        gatherer = self.gatherer(at_once=True)
 
         def copy(params: Params) -> Params:
-            whole = read.gather_at_entry(params)
-            return map_with_names(lambda name, x: x if read.in_scan(name) else x[None], whole)
+            whole = gatherer.gather_at_entry(params)
+            return map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[None], whole)
 
         specs, of_copies = self.specs(params), self.copies_specs(params)
         return jax.shard_map(copy, mesh=self.mesh, in_specs=(specs,), out_specs=of_copies)(params)

@@ -11,6 +11,8 @@ Rules, each with what it prints:
               has four parameters, has an entry of `Args:`, `Attributes:` or `Raises:` that is not indented by four or
               whose text begins with a capital letter, or does not say "Raises X" of an error X that the function
               raises if it is public
+  backticks   a docstring or comment of the package has a name in backticks that its module does not use and the package
+              does not define
   short       a variable, parameter, field or attribute of the package has at most two letters, outside of
               comprehensions and lambdas, and is not in SHORT
   parameters  a function has more than seven parameters
@@ -22,10 +24,14 @@ Exit status 1 with anything printed.
 from __future__ import annotations
 
 import ast
+import builtins
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +100,9 @@ SECTION = re.compile(r"(Args|Attributes|Raises):")
 # An entry of a section whose text begins with a capital letter, but for values and the names of things.
 CAPITAL = re.compile(r" {4}([\w*, ]+): (?!None|False|True|Hugging)([A-Z][a-z]+|A)\b")
 RAISES_LIKE = re.compile(r"[Rr]aises? (what|as|the same)\b")  # another function's errors
+# A name in backticks, or a call of it.
+LIBRARIES = {"jax"}  # whose names need no use in the module
+BACKTICKS = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 BUGS = {"AssertionError", "NotImplementedError"}  # raised for a mistake in this project, which nobody catches
 MOST_PARAMETERS, ARGS_FROM, MOST_WORDS = 7, 4, 5
 QUOTED_OR_ESCAPED = re.compile(r"'[^']*'|\\[bnsdwSDW]|\.[*+]")
@@ -236,8 +245,11 @@ def patterns(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def check_file(path: Path) -> Iterator[str]:
     """Every violation of one file but duplicates, as "RULE FILE SCOPE: text"."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
     name = path.relative_to(ROOT).as_posix()
+    if name.startswith("jaxret/"):
+        yield from (f"backticks {name}: {word}" for word in sorted(set(unknown_names(text, tree))))
     if name.startswith("tests/"):
         for line, pattern in patterns(tree):
             count = sum(WORD.fullmatch(word) is not None for word in QUOTED_OR_ESCAPED.sub(" ", pattern).split())
@@ -275,6 +287,47 @@ def check_file(path: Path) -> Iterator[str]:
                     yield f"docstring {where}: begins with {first}, which is no verb"
                 errors = [error for error in own_errors(node) if public and not says_raises(document, error)]
                 yield from (f"docstring {where}: raises {error}" for error in sorted(errors))
+
+
+def used_names(tree: ast.AST) -> set[str]:
+    """The names that a module binds, reads, imports or has as a text, such as a key."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(node.value.split("."))
+        elif isinstance(node, ast.ImportFrom | ast.alias):
+            names.update(((node.module if isinstance(node, ast.ImportFrom) else node.name) or "").split("."))
+        keys = ("id", "attr", "arg", "name", "asname")
+        names.update(value for value in (getattr(node, key, None) for key in keys) if isinstance(value, str))
+    return names
+
+
+@cache
+def package_names(root: Path) -> set[str]:
+    """The files, folders, functions, classes, constants and fields of the package, and Python's own names."""
+    names = {*dir(builtins), "jaxret"}
+    for path in (root / "jaxret").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names |= {path.name, path.stem, path.parent.name}
+        for scope in [tree, *(node for _, node in scopes(tree))]:
+            if isinstance(scope, ast.Module | ast.ClassDef):
+                names |= variables(scope)
+            names |= {getattr(scope, "name", "jaxret")}
+    return names
+
+
+def unknown_names(text: str, tree: ast.AST) -> Iterator[str]:
+    """The names in backticks of a module's docstrings and comments that are no names."""
+    comments = [
+        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+    ]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | Function)]
+    names = used_names(tree) | package_names(ROOT)
+    for part in [*comments, *(ast.get_docstring(node) or "" for node in nodes)]:
+        for name in BACKTICKS.findall(part):
+            parts = [name] if name.endswith(".py") else name.strip(".").split(".")
+            if parts[0] not in LIBRARIES and not names.issuperset(parts):
+                yield name
 
 
 def duplicates() -> Iterator[str]:

@@ -74,6 +74,16 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
             ARGS.format("    a: first.\n          First of all."),
             "docstring jaxret/m.py f: irregular entry 'a: first.'",
         ),
+        (
+            '"""`gone` is there."""\nx: list[str]',
+            '"""`x` is there; `f(x)`, `list`, `jax.lax.erf`, ``gone`` and `m.py` too."""\ndef f(x): ...',
+            "backticks jaxret/m.py: gone",
+        ),
+        (
+            "class A:\n    size: int\nx = 1  # as `A.length`",
+            'class A:\n    size: int\nx = {"key": 1}  # as `A.size`, of `key`',
+            "backticks jaxret/m.py: A.length",
+        ),
         ('"""What it is."""', '"""Whatever it is."""', "docstring jaxret/m.py: begins with What"),
         (
             'def f(a, b, x, y):\n    """Return the sum."""',
@@ -87,7 +97,7 @@ def violations(folder: Path, sources: dict[str, str], monkeypatch: pytest.Monkey
         ),
         (
             RAISE.format("; raises an Error.", "m.FormatError"),
-            RAISE.format("; raises what `f` raises.", "m.FormatError"),
+            RAISE.format("; raises what reading raises.", "m.FormatError"),
             "docstring jaxret/m.py check: raises FormatError",
         ),
         (

@@ -38,8 +38,7 @@ class FullDataSet:
     judgements: Callable[[str], list[Judgement]]
     examples: Callable[[str], list[Example]]  # Reads the training records of a split, or makes them of its judgements
     queries_by_split: bool = False  # Whether each split has a file of queries
-    # See `Format`
-    every_positive: bool = True  # see Format
+    every_positive: bool = True  # See `Format`
 
 
 def open_data_set(source: PathLike, split: str, policy: Policy) -> FullDataSet:

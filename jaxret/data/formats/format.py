@@ -50,7 +50,7 @@ class Format:
     # A query's id is the number of its row or record, which means nothing in another file
     without_query_ids: bool = False
     # Role -> title, where the title depends on the role
-    titles: Mapping[str, str] = field(default_factory=dict)  # where the title depends on what is read of it
+    titles: Mapping[str, str] = field(default_factory=dict)
     passages: Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]] | None = None
     queries: Callable[[DataFile, Policy], Iterable[Query]] | None = None
     judgements: Callable[[DataFile, Policy], Iterator[tuple[Location, Judgement]]] | None = None

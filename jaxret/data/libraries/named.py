@@ -41,7 +41,6 @@ class NamedSet:
     """A data set on this machine."""
 
     root: Path  # Its path, as it was requested
-    # As "scifact 1.0.0 of TFDS"
     title: str  # "scifact 1.0.0 of TFDS"
     tables: Mapping[str, tuple[str, ...]]  # Table -> its splits
     open: Callable[[str, str], Table] = field(repr=False)  # Opens a split of a table

@@ -1,4 +1,4 @@
-"""The values of mteb's `ModelMeta` that a model card states: licence, languages, origin, training data."""
+"""The values of mteb's ModelMeta that a model card states: licence, languages, origin, training data."""
 
 from __future__ import annotations
 

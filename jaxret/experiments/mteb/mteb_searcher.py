@@ -1,4 +1,4 @@
-"""A run as mteb sees it: its exact search as `SearchProtocol`, its facts as `ModelMeta`."""
+"""A run as mteb sees it: its exact search as SearchProtocol, its facts as ModelMeta."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Style of all pictures, and their files: SVG and PNG with the same bytes for the same numbers.
 
-Only this module imports matplotlib, which the extra `plots` installs.
+Only this module imports matplotlib, which the extra jaxret[plots] installs.
 """
 
 from __future__ import annotations

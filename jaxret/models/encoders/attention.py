@@ -19,11 +19,12 @@ from jaxret.models.encoders.window import WindowMask
 
 @jax.custom_jvp
 def erf(x: jax.Array) -> jax.Array:
-    """Return the error function of x, with a derivative that works inside `shard_map` on every supported JAX.
+    """Return the error function of x, with a derivative that works inside `jax.shard_map` on every supported JAX.
 
-    In jax 0.12.0 the derivative of `jax.lax.erf` calls `jax.lax.polynomial`, which raises inside `shard_map` (Primitive
-    polynomial requires varying manual axes to match): its coefficients are constants that do not vary over the mesh
-    (docs/upstream.md). This derivative is the formula that JAX 0.10 and 0.11 use, in the same order of operations.
+    In jax 0.12.0 the derivative of `jax.lax.erf` calls `jax.lax.polynomial`, which raises inside `jax.shard_map`
+    (Primitive polynomial requires varying manual axes to match): its coefficients are constants that do not vary over
+    the mesh (docs/upstream.md). This derivative is the formula that JAX 0.10 and 0.11 use, in the same order of
+    operations.
     """
     return jax.lax.erf(x)
 

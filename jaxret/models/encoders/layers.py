@@ -46,9 +46,8 @@ class Compute:
     # Of the operands of products and of activations. Parameters, sums, norms and hidden states are float32.
     dtype: Any = jnp.float32
     recompute: str = "none"  # a policy of RECOMPUTE
-    read: ParameterGatherer | None = (
-        None  # gathers a layer's parameters inside `jax.shard_map`; None: they are not split
-    )
+    # Gathers a layer's parameters inside `jax.shard_map`; None: they are not split.
+    gatherer: ParameterGatherer | None = None
     attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
     interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
     adapters: Adapters | None = None  # None: dense layers have none
@@ -59,7 +58,7 @@ class Compute:
     @property
     def tensor(self) -> int:
         """Return how many devices share each layer's products, inside `jax.shard_map`."""
-        return self.read.tensor if self.read else 1
+        return self.gatherer.tensor if self.gatherer else 1
 
     def enter_parts(self, x: jax.Array) -> jax.Array:
         """Return x, which each of these devices has whole, for products with their parts of kernels: its gradient is

@@ -71,8 +71,8 @@ class Stack(nn.Module):
         def compute(hidden: jax.Array, row: Tree, inputs: Tree, first: int | None) -> tuple[jax.Array, Tree]:
             index, per_layer, rngs = inputs
             params = _read(stack, row, index)
-            if self.compute.read is not None:
-                params = self.compute.read.gather_layer(params)
+            if self.compute.gatherer is not None:
+                params = self.compute.gatherer.gather_layer(params)
             params = self._without_other_adapters(params, index)
             return self._apply(params, rngs, hidden, per_layer, common_arguments, first)
 
@@ -101,8 +101,8 @@ class Stack(nn.Module):
         inputs, states = (per_layer, self._keys("dropout")), []
         for index in range(self.length):
             params = self.variables["params"][str(index)]
-            if self.compute.read is not None:
-                params = self.compute.read.gather_layer(params)
+            if self.compute.gatherer is not None:
+                params = self.compute.gatherer.gather_layer(params)
             row, rngs = jax.tree.map(itemgetter(index), inputs)
             last = first if index == self.length - 1 else None
             hidden, state = self._apply(params, rngs, hidden, row, common_arguments, last)

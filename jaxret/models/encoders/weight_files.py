@@ -113,7 +113,7 @@ def weights_digest(directory: str | Path, expected: str = "") -> str:
 
 def conversion_command(directory: Path) -> str:
     """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which this package
-    does not; `weights_only` keeps the pickle from running code."""
+    does not; `weights_only=True` keeps the pickle from running code."""
     folder = str(directory)
     code = (
         f"import torch, safetensors.torch as s; d = {folder!r}; "

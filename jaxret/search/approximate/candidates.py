@@ -23,7 +23,7 @@ from jaxret.search.search_options import CandidateSpec
 from jaxret.search.single_vector import SingleVectors
 from jaxret.types import Ragged
 
-PROXY_BYTES = 2**26  # of the vectors of a front that are made at a time
+PROXY_BYTES = 2**26  # of the vectors of a proxy that are made at a time
 SAMPLE_QUERIES = 50  # queries, evenly spread, that are searched exactly too
 
 
@@ -47,8 +47,8 @@ class ProxyShard(RowSubset):
 class ProxyCorpus:
     """A corpus of proxies, one vector a passage. largest_norm: of any vector of the passages that were read."""
 
-    def __init__(self, corpus: StoredCorpus, front: Proxy) -> None:
-        self.proxy, self.dimension, self.total_rows, self.ragged = front, front.size, corpus.total_rows, False
+    def __init__(self, corpus: StoredCorpus, proxy: Proxy) -> None:
+        self.proxy, self.dimension, self.total_rows, self.ragged = proxy, proxy.size, corpus.total_rows, False
         self.describe, self.ids = corpus.describe, corpus.ids
         self.largest_norm = 0.0
         self._corpus = corpus

@@ -132,9 +132,9 @@ class MuveraProxy:
         return means.reshape(-1)
 
 
-PROXIES: dict[str, type[MeanProxy] | type[MuveraProxy]] = {front.name: front for front in (MeanProxy, MuveraProxy)}
+PROXIES: dict[str, type[MeanProxy] | type[MuveraProxy]] = {proxy.name: proxy for proxy in (MeanProxy, MuveraProxy)}
 
 
-def query_proxies(front: Proxy, queries: Ragged) -> np.ndarray:
+def query_proxies(proxy: Proxy, queries: Ragged) -> np.ndarray:
     """Return the proxies [Q,size] float32 of lists of vectors."""
-    return np.stack([front.query(vectors) for vectors in queries]).astype(np.float32)
+    return np.stack([proxy.query(vectors) for vectors in queries]).astype(np.float32)

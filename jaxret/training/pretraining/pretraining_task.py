@@ -36,7 +36,7 @@ TASK_NAME = "pretraining"  # as config.task
 
 @dataclass(frozen=True)
 class PretrainingCorpus:
-    """A corpus to learn from. An example is a span, or, if `paired`, a document with two spans or more."""
+    """A corpus to learn from. An example is a span, or, if `in_pairs`, a document with two spans or more."""
 
     documents: Documents
     spans: Spans

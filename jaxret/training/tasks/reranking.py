@@ -42,7 +42,7 @@ RerankingJob: TypeAlias = TrainingJob[CrossEncoderModel, TrainingSet, PairBatch]
 
 @dataclass(frozen=True, kw_only=True)
 class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
-    """The loss of a batch whose queries each have passages of their own: cross-entropy over them (`contrastive`),
+    """The loss of a batch whose queries each have passages of their own: contrastive (cross-entropy over them),
     distillation of a teacher's scores, or cross-entropy of yes and no."""
 
     settings: LossSettings = field(default_factory=LossSettings)

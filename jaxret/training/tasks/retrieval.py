@@ -120,7 +120,7 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
 
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
         """Return the embeddings of queries and passages. Each device encodes its own rows: parameters are sent (see
-        `Reader`), texts are not.
+        `ParameterGatherer`), texts are not.
 
         Args:
             batch: of all devices.

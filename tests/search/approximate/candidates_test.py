@@ -47,10 +47,10 @@ def faiss() -> Backend:
 
 
 def proposed(name: str, queries: Ragged, passages: Ragged, count: int) -> np.ndarray:
-    """The rows [Q,count] that a front ranks highest, by loops."""
-    front = PROXIES[name].of(passages.flat.shape[1])
-    made = np.stack([front.passage(vectors) for vectors in passages]).astype(np.float64)
-    query_vectors = np.stack([front.query(vectors) for vectors in queries]).astype(np.float64)
+    """The rows [Q,count] that a proxy ranks highest, by loops."""
+    proxy = PROXIES[name].of(passages.flat.shape[1])
+    made = np.stack([proxy.passage(vectors) for vectors in passages]).astype(np.float64)
+    query_vectors = np.stack([proxy.query(vectors) for vectors in queries]).astype(np.float64)
     return np.argsort(-(query_vectors @ made.T), axis=1, kind="stable")[:, :count]
 
 

@@ -17,8 +17,8 @@ PASSAGE = np.array([[1, 0, 0, 0], [0, 0.8, 0.6, 0], [0, 0, 0, -1]], np.float32)
 def test_an_encoding_by_hand() -> None:
     """One repetition of four buckets: the query's vectors are in 3 and 1, the passage's in 2, 3 and 0; bucket 1 has
     none, and the y of the first vector whose signs differ in one place."""
-    front = MuveraProxy(G[None], P[None])
-    query, passage = front.query(QUERY), front.passage(PASSAGE)
+    proxy = MuveraProxy(G[None], P[None])
+    query, passage = proxy.query(QUERY), proxy.passage(PASSAGE)
     np.testing.assert_allclose(query, [0, 0, 0.989949, 0.989949, 0, 0, 0.989949, 0.141421], atol=1e-6)
     filled = [0.707107, 0.707107, 0.141421, 0.989949, 0.707107, -0.707107, 0.141421, 0.989949]
     np.testing.assert_allclose(passage, filled, atol=1e-6)
@@ -31,11 +31,11 @@ def test_an_encoding_by_hand() -> None:
 
 def test_encodings_equal_loops_over_vectors_and_buckets() -> None:
     random = np.random.default_rng(0)
-    front = MuveraProxy.of(6, repetitions=3, bits=3, width=4)
+    proxy = MuveraProxy.of(6, repetitions=3, bits=3, width=4)
     for count in (1, 2, 9):
         vectors = random.standard_normal((count, 6), dtype=np.float32)
         query, passage = [], []
-        for planes, signs in zip(front.planes.astype(np.float64), front.signs.astype(np.float64), strict=True):
+        for planes, signs in zip(proxy.planes.astype(np.float64), proxy.signs.astype(np.float64), strict=True):
             signatures = [tuple(bool(product > 0) for product in vector @ planes) for vector in vectors]
             y = vectors @ signs / 4**0.5
             for bucket in range(8):
@@ -44,18 +44,18 @@ def test_encodings_equal_loops_over_vectors_and_buckets() -> None:
                 apart = [sum(a != b for a, b in zip(signature, own, strict=True)) for signature in signatures]
                 query.append(np.sum(inside, axis=0) / 3 if inside else np.zeros(4))
                 passage.append(np.mean(inside, axis=0) if inside else y[apart.index(min(apart))])
-        np.testing.assert_allclose(front.query(vectors), np.concatenate(query), atol=1e-6)
-        np.testing.assert_allclose(front.passage(vectors), np.concatenate(passage), atol=1e-6)
-        assert front.query(vectors).shape == (front.size,)
+        np.testing.assert_allclose(proxy.query(vectors), np.concatenate(query), atol=1e-6)
+        np.testing.assert_allclose(proxy.passage(vectors), np.concatenate(passage), atol=1e-6)
+        assert proxy.query(vectors).shape == (proxy.size,)
 
 
 def test_the_product_of_means_is_the_mean_of_products() -> None:
     random = np.random.default_rng(1)
     query, passage = (random.standard_normal((count, 5), dtype=np.float32) for count in (3, 7))
-    front = MeanProxy.of(5)
+    proxy = MeanProxy.of(5)
     expected = (query.astype(np.float64) @ passage.astype(np.float64).T).mean(axis=1).sum()
-    assert float(front.query(query) @ front.passage(passage)) == pytest.approx(expected, rel=1e-5)
-    assert front.size == 5
+    assert float(proxy.query(query) @ proxy.passage(passage)) == pytest.approx(expected, rel=1e-5)
+    assert proxy.size == 5
 
 
 @pytest.mark.parametrize("name", list(PROXIES))
