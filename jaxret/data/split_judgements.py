@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxret.data.errors import Policy
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.readers import detect_judgements, read_judgements
 from jaxret.data.records import Judgement
 from jaxret.parallel.events import emit
-from jaxret.storage.atomic import atomic_write, require_other_file
+from jaxret.storage.atomic import atomic_write
 from jaxret.storage.folder_kinds import JUDGEMENTS, require_folder_kind
 
 SETS = ("set0", "set1")
@@ -60,9 +61,10 @@ def write_judgement_sets(
     """
     require_folder_kind(Path(out), JUDGEMENTS)
     paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
+    # Not all files of the folders: the outputs of an earlier call may be there, and are replaced.
+    files = [detect_judgements(source, split).path for source, split in zip((train, qrels), splits)]
     for path in paths:
-        for source, split in zip((train, qrels), splits, strict=True):
-            require_other_file(path, [detect_judgements(source, split).path], f"the judgements ({source})")
+        require_other_output(path, [("the judgements", file) for file in files])
     training_passages = {one.passage_id for one in read_judgements(train, splits[0], policy) if one.relevance > 0}
     if not training_passages:
         raise ValueError(f"{train} has no relevant passage; give training data with judgements")

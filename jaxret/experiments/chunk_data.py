@@ -11,12 +11,12 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats import detect_file, read_corpus, read_examples
 from jaxret.data.formats.detect import source_path
 from jaxret.data.formats.example_writers import make_tevatron_record
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.source_layout import is_folder
 from jaxret.data.formats.writers import WRITERS
 from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answers import AnswerMatcher
-from jaxret.storage.atomic import require_other_file
 
 
 @dataclass
@@ -41,12 +41,11 @@ def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | No
 
     Raises:
         DataError: a bad record.
-        ValueError: a training record has no answers, no record is left, or the output is the source.
+        ValueError: a training record has no answers, no record is left, or the output is a file of the source.
     """
     policy = policy or Policy()
-    path = source_path(source)
-    examples = not is_folder(path) and "examples" in detect_file(source).format.roles()
-    require_other_file(Path(out), [] if is_folder(path) else [path], "what is split")
+    examples = not is_folder(source_path(source)) and "examples" in detect_file(source).format.roles()
+    require_other_output(out, [("what is split", source)])
     counts = ChunkCounts()
     if examples:
         records = _chunk_examples(source, read_examples(source, None, policy, targets=False), options, counts)

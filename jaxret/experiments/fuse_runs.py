@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import read_judgements, read_run, write_run
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.readers import run_files
 from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
@@ -17,8 +18,9 @@ from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
+from jaxret.index.source import encoded_sources
 from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem
-from jaxret.storage.atomic import require_other_file, sha256_file
+from jaxret.storage.atomic import sha256_file
 from jaxret.storage.working_copy import require_writable, shown_message
 
 TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
@@ -53,23 +55,24 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     Run files are fused by their rankings; folders of systems by the scores of all systems (`ExactFusion`).
 
     Raises:
-        ValueError: fewer than two runs, weights or runs for tuning that do not fit, or an output that is an input.
+        ValueError: fewer than two runs, weights or runs for tuning that do not fit, or an output that is a file of a
+            source.
         DataError: a bad record.
     """
     if any(map(is_system_folder, job.runs)):
         return _fuse_systems(job)
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check(job)
+    evaluation_queries = _read_queries(job) if job.queries else None
     runs = [_read_rankings(run) for run in job.runs]
     _report_missing(job.runs, runs)
     weights, tuning_record = _weights(job)
     rankings = fuse(runs, job.method, weights, job.k)
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
     print(f"run: {job.out} ({len(rankings):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
-    if not job.qrels:
+    if not job.qrels or not evaluation_queries:
         emit_evaluation(job.out, "", None)
         return None
-    evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
     names = [Path(run).stem for run in job.runs]
     if len(set(names)) < len(names):  # files of one name in several folders
         names = list(job.runs)
@@ -90,7 +93,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         raise ValueError("folders of systems are searched: give --queries")
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
-    evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
+    evaluation_queries = _read_queries(job)
     systems = open_systems(job.runs, job.encoded_name)
     if job.tune_runs:
         weights, tuning_record = _tuned_on_queries(job, [each.system for each in systems])
@@ -111,6 +114,11 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     }
     provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
     return _evaluate(job, {}, rankings, provenance, evaluation_queries)
+
+
+def _read_queries(job: FuseJob) -> EvaluationQueries:
+    """Read the queries of the evaluation, before the work: a mistyped path is an error at once."""
+    return read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
 
 
 def _tuned_on_queries(job: FuseJob, systems: Sequence[ScoringSystem]) -> tuple[tuple[float, ...], dict[str, Any]]:
@@ -170,8 +178,6 @@ def _check(job: FuseJob) -> None:
         raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(FUSION_METHODS)}")
     if job.tune_runs and (len(job.tune_runs) != len(job.runs) or not job.tune_qrels):
         raise ValueError("--tune needs a run for each run that is fused, in the same order, and --tune_qrels")
-    for run in (*job.runs, *job.tune_runs):
-        require_other_file(job.out, run_files(run), "a run that is fused")
 
 
 def _check_shared(job: FuseJob) -> None:
@@ -185,6 +191,11 @@ def _check_shared(job: FuseJob) -> None:
         raise ValueError("--qrels needs --queries")
     for measure in job.measures:
         parse_measure(measure)
+    sources = [("a run that is fused", run) for run in job.runs]
+    sources += [("the queries", job.queries), ("the judgements", job.qrels), ("the judgements", job.tune_qrels)]
+    sources += [("what the weights are tuned on", run) for run in job.tune_runs]
+    sources += [(f"the corpus of {run}", corpus) for run in job.runs for corpus in encoded_sources(Path(run))]
+    require_other_output(job.out, sources, (job.split, job.tune_split))
     require_writable(Path(job.out).absolute().parent)
 
 

@@ -13,13 +13,13 @@ from jaxret.data.formats import (
     Corpus,
     CorpusScan,
     Policy,
-    detect_queries,
     read_queries,
     read_run,
     source_path,
     write_run,
 )
-from jaxret.data.formats.readers import detect_judgements, run_files
+from jaxret.data.formats.outputs import require_other_output
+from jaxret.data.formats.readers import run_files
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
@@ -31,7 +31,7 @@ from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_nam
 from jaxret.parallel.progress import print_line
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
-from jaxret.storage.atomic import require_other_file, sha256_file
+from jaxret.storage.atomic import sha256_file
 from jaxret.storage.working_copy import require_writable, shown_message
 
 
@@ -131,12 +131,8 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
 def _require_separate_output(job: RerankJob) -> None:
     """Raise ValueError if the output would overwrite an input, OSError if its folder is not writable."""
     require_writable(Path(job.out).absolute().parent)
-    require_other_file(job.out, run_files(job.run), "the run that is reranked")
-    query_files = [source.path for source in detect_queries(job.queries, job.split)]
-    require_other_file(job.out, query_files, f"the queries ({job.queries})")
-    require_other_file(job.out, job.corpus.files, f"the corpus ({job.corpus})")
-    if job.qrels:
-        require_other_file(job.out, [detect_judgements(job.qrels, job.split).path], f"the judgements ({job.qrels})")
+    sources = ("the queries", job.queries), ("the corpus", job.corpus.source), ("the judgements", job.qrels)
+    require_other_output(job.out, [("the run that is reranked", job.run), *sources], [job.split])
 
 
 def _read_inputs(job: RerankJob) -> _Inputs:

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxret.data.formats import (
-    Policy,
-    example_files,
-    read_examples,
-)
+from jaxret.data.formats import Policy, read_examples
 from jaxret.data.formats.example_writers import make_tevatron_record
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.readers import targets_first_only
 from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Query
@@ -23,7 +20,6 @@ from jaxret.mining.training_queries import require_same_text
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.scorer import OnProgress
-from jaxret.storage.atomic import require_other_file
 from jaxret.storage.working_copy import require_writable
 
 PAIRS_PER_BLOCK = 1 << 18  # scored at a time, and sorted by length: of 100 million, 290 bytes each would be 29 GB
@@ -49,9 +45,13 @@ def score_examples(
         split: split to read, where the source is a folder.
         negatives_run: rankings whose passages are the negatives of a folder, see data.negatives_run.
         on_error: "error" or "skip", for bad records.
+
+    Raises:
+        DataError: a bad record.
+        ValueError: two queries have one id, or the output is a file of the training data.
     """
     require_writable(Path(out).absolute().parent)
-    require_other_file(out, example_files(source, split, negatives_run or None), f"the training data ({source})")
+    require_other_output(out, [("the training data", source), ("the run of negatives", negatives_run)], [split])
     policy = Policy(on_error)
     examples = read_examples(source, split, policy, negatives_run=negatives_run or None, targets=False)
     queries: dict[str, Query] = {}

@@ -79,6 +79,11 @@ def encoded_source(folder: Path) -> str:
     return path if isinstance(path, str) else ""
 
 
+def encoded_sources(run: Path) -> list[str]:
+    """Return `encoded_source` of every corpus that a run has encoded or `jaxret bm25` has indexed, as far as known."""
+    return [source for file in sorted(run.glob("*/*/corpus.json")) if (source := encoded_source(file.parent))]
+
+
 def is_source(path: str, name: str) -> bool:
     """Return whether a name is the path of an encoded source, in any spelling."""
     return bool(path) and os.path.realpath(source_path(path)) == os.path.realpath(source_path(name))

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import Corpus, CorpusScan, Policy
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.mining.generation_options import GenerationOptions
-from jaxret.mining.generation_outputs import OUTPUTS, GeneratedQueries
+from jaxret.mining.generation_outputs import OUTPUT_CORPORA, OUTPUTS, GeneratedQueries
 from jaxret.models.encoders.weight_files import weight_files
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.parallel.mesh import make_mesh
@@ -68,8 +69,8 @@ def generate_queries(
     Raises:
         DataError: a bad record.
         FileNotFoundError: the model has no weights.
-        ValueError: weights, tokenizer or prompt do not fit, there is no passage, or the folder holds queries of other
-            settings.
+        ValueError: weights, tokenizer or prompt do not fit, there is no passage, the folder holds queries of other
+            settings, or an output is a file of the corpus.
     """
     if not Path(model).is_dir():
         raise FileNotFoundError(
@@ -83,6 +84,8 @@ def generate_queries(
     if progress and (report := policy.report()):
         print_line(report)
     require_folder_kind(Path(out), GENERATED)
+    for file in OUTPUT_CORPORA:
+        require_other_output(Path(out) / file, [("the corpus", corpus.source)])
     with Leases(Path(out), options.lease) as leases:
         job = GenerationJob(Path(model), corpus, scan, decoding, options, leases, progress)
         job.begin()

@@ -18,6 +18,8 @@ from jaxret.data.records import Passage
 from jaxret.mining.generation_options import EXPANDED, PSEUDO_QUERIES, TRAINING
 from jaxret.storage.atomic import atomic_write
 
+TRAINING_CORPUS, EXPANDED_CORPUS = OUTPUT_CORPORA = "training/corpus.jsonl", "expanded/corpus.jsonl"
+
 
 @dataclass
 class GeneratedQueries:
@@ -68,7 +70,7 @@ def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: 
     passages = (
         _line(_id=passage.id, title=passage.title, text=passage.text) for passage, _ in generated_queries.passages()
     )
-    _write_lines(training / "corpus.jsonl", work, passages)
+    _write_lines(folder / TRAINING_CORPUS, work, passages)
     _write_lines(training / "queries.jsonl", work, (_line(_id=query, text=text) for query, text, _ in queries()))
     _write_lines(training / "qrels" / "train.tsv", work, judgements())
     return [training]
@@ -76,7 +78,7 @@ def write_training_set(generated_queries: GeneratedQueries, folder: Path, work: 
 
 def write_expanded_corpus(queries: GeneratedQueries, folder: Path, work: Path) -> list[Path]:
     """Write the corpus with each passage's queries behind its text; return the file."""
-    path = folder / "expanded" / "corpus.jsonl"
+    path = folder / EXPANDED_CORPUS
     path.parent.mkdir(exist_ok=True)
 
     def expanded() -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from jaxret.data.formats import Corpus
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.records import Passage
 from jaxret.parallel.progress import with_progress
 from jaxret.storage.atomic import atomic_write
@@ -59,10 +60,11 @@ def write_keywords(corpus: Corpus, out: str | Path, count: int = 8, progress: bo
         (passages with keywords, passages).
 
     Raises:
-        ValueError: `count` is below 1, or no passage has an English word.
+        ValueError: `count` is below 1, no passage has an English word, or the output is a file of the corpus.
     """
     if count < 1:
         raise ValueError(f"count is {count}; a pseudo-query has at least 1 word")
+    require_other_output(out, [("the corpus", corpus.source)])
     bar = with_progress(corpus.read(), "count words", unit="passage", shown=progress)
     idf = inverse_document_frequencies(passage for passage in bar)
     if not idf:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -21,13 +21,13 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats import (
     Corpus,
     describe_source,
-    run_files,
     source_exists,
     source_path,
 )
 from jaxret.data.formats.example_writers import make_tevatron_record
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.readers import require_run_scores, targets_first_only
-from jaxret.data.lines import write_text
+from jaxret.data.lines import PathLike, write_text
 from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
 from jaxret.evaluation.answers import check_answers
@@ -44,7 +44,6 @@ from jaxret.mining.training_queries import (
     read_concatenated,
     read_training_queries,
     split_by_target,
-    training_query_files,
 )
 from jaxret.parallel.events import emit
 from jaxret.parallel.progress import Progress
@@ -54,7 +53,6 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import text_files
 from jaxret.storage.atomic import (
     read_with_digest,
-    require_other_file,
     sha256_file,
     with_digest,
     write_json,
@@ -185,16 +183,13 @@ def require_settings(job: MiningJob) -> None:
         require_run_scores(job.teacher, "the scores of a teacher")
     for pool in ranking_files if job.settings.limit and not job.teacher else ():
         require_run_scores(pool, f"scores to compare (--{job.settings.limit})")
-    read: list[tuple[str, str, Iterable[Path]]] = [("a pool", pool, run_files(pool)) for pool in ranking_files]
-    read += [("the teacher", job.teacher, run_files(job.teacher))] if job.teacher else []
-    read += [("the corpus", job.corpus.source, job.corpus.files)] if job.corpus else []
+    sources: list[tuple[str, PathLike]] = [("a pool", pool) for pool in ranking_files]
+    sources += [("the teacher", job.teacher), ("the corpus", job.corpus.source if job.corpus else "")]
     for pool in runs if not job.corpus else ():
         encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
-        read.append(("the corpus that a pool encoded", pool, text_files(encoded_corpus)))
-    read += [("a file that follows", file, [source_path(file)]) for file in job.concat]
-    read += [("the training data", job.data, training_query_files(job.data, job.split, job.judged))]
-    for role, source, files in read:
-        require_other_file(job.out, files, f"{role} ({source})")
+        sources += [(f"the corpus that {pool} encoded", file) for file in text_files(encoded_corpus)]
+    sources += [*(("a file that follows", file) for file in job.concat), ("the training data", job.data)]
+    require_other_output(job.out, sources, [job.split])
 
 
 def require_run_pool(job: MiningJob) -> None:

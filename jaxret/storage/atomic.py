@@ -162,15 +162,6 @@ def require_folder_path(path: str | os.PathLike[str], name: str) -> None:
         raise ValueError(f"{name}={os.fspath(path)} is a file; give the name of a folder")
 
 
-def require_other_file(out: str | os.PathLike[str], files: Iterable[Path], description: str) -> None:
-    """Raise ValueError if `out`, which is to be written, is the same file as one of `files`, which are read.
-
-    `description` describes these files in the error.
-    """
-    if os.path.exists(out) and any(os.path.exists(file) and os.path.samefile(out, file) for file in files):
-        raise ValueError(f"--out={out} is {description}, which would be lost; give another name")
-
-
 def write_json(path: str | os.PathLike[str], value: Any, work: Path | None = None) -> None:
     """Write `value` as indented JSON with sorted keys, by `atomic_write`; NaN and infinity are errors."""
     with atomic_write(path, work=work) as file:

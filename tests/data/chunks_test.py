@@ -145,7 +145,7 @@ def test_unsplittable_input_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"query": "q", "pos": ["red fox"], "neg": ["blue sea"]}\n')
     for arguments, message in {
         ("corpus.jsonl", "out.jsonl"): "give one of sentences, equal=N and words=N",
-        ("corpus.jsonl", "corpus.jsonl", "--words=1"): "corpus.jsonl is what is split",
+        ("corpus.jsonl", "corpus.jsonl", "--words=1"): "corpus.jsonl is a file of corpus.jsonl (what is split)",
         ("train.jsonl", "out.jsonl", "--words=1"): "train.jsonl: query '0' has no answers",
         ("corpus.jsonl", "no/out.jsonl", "--words=1"): "there is no folder",
         ("empty.jsonl", "out.jsonl", "--words=1"): "empty.jsonl has no record to split",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxret.data.formats import read_corpus, read_queries, read_run, write_run
+from jaxret.data.formats import DataError, read_corpus, read_queries, read_run, write_run
 from jaxret.evaluation.fusion import fuse
+from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.runs.run import open_run
 from jaxret.search.bm25 import BM25
@@ -55,6 +57,16 @@ def test_weights_are_tuned_on_other_judgements(runs: Path) -> None:
     done = jaxret(runs, "one.trec", "two.trec", "--method=min_max", "--out=both.trec", *tune)
     assert done.returncode == 0, done.stderr
     assert "weights 0.5, 0.5: RR@10 " in done.stdout, "equal values: the most even weights"
+
+
+@pytest.mark.parametrize("sources", [{"queries": "none"}, {"queries": "data", "qrels": "none"}])
+def test_a_mistyped_source_is_an_error_before_the_fusion(
+    sources: dict[str, Any], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    with pytest.raises(DataError, match="none"):
+        fuse_runs(FuseJob(("one.trec", "two.trec"), "both.trec", **sources))
+    assert not (runs / "both.trec").exists()
 
 
 @pytest.mark.exhaustive

@@ -283,7 +283,7 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
         corpus=Corpus.open(tmp_path / "data"),
         teacher=str(tmp_path / "teacher.trec"),
     )
-    with pytest.raises(ValueError, match=r"--out=.*link .*\(.*\), .*another"):
+    with pytest.raises(ValueError, match=r"link .*\(.*\), .*another"):
         mine_negatives(here, progress=False)
     with pytest.raises(DataError):
         mine_negatives(replace(here, out=str(tmp_path / "other")), progress=False)
@@ -301,7 +301,7 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
         mine_negatives(job_of_run, progress=False)
     encode_corpus(run, Corpus.open(tmp_path / "data"), progress=False)
-    with pytest.raises(ValueError, match=r"corpus.jsonl .*encoded \(.*run\)"):
+    with pytest.raises(ValueError, match=r"corpus.jsonl .*run encoded"):
         mine_negatives(job_of_run, progress=False)
     assert corpus.read_bytes() == whole
     encode_corpus(run, Corpus.open(tmp_path / "data"), name="again", progress=False)

@@ -14,6 +14,7 @@ from jaxret.data.formats.corpus import read_corpus
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.formats.detect import detect_file, source_path
 from jaxret.data.formats.format import ROLES
+from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.readers import (
     describe_source,
     detect_run,
@@ -66,7 +67,7 @@ def convert_data(
         policy: what to do with bad records; by default an error.
 
     Raises:
-        ValueError: the format cannot be written, or the source does not hold the role.
+        ValueError: the format cannot be written, the source does not hold the role, or the output is a file of it.
         FileExistsError: the folder to write is there and not empty.
         DataError: a bad record.
     """
@@ -83,6 +84,7 @@ def convert_data(
         names = ", ".join((*FOLDERS, *WRITERS))
         raise ValueError(f"--to={name}: that is not a format that can be written; it must be one of {names}")
     gives = _roles(source, split)
+    require_other_output(destination, [("what is converted", source)], [split])
     for own_role, write in WRITERS[name].items():
         if own_role in gives and role in ("", own_role):
             items = _Counting(_read(source, own_role, split, policy))

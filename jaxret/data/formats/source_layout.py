@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from jaxret.data.compression import SUFFIXES
@@ -88,6 +89,28 @@ def list_splits(folder: Path) -> list[str]:
     roles = [config for role in ("judgements", "examples") for config in _candidates(named_set, role)]
     splits = dict.fromkeys(split for config in roles for split in named_set.tables[config])
     return [split for split in splits if named_set.split in ("", split)]
+
+
+def role_files(folder: Path, splits: Iterable[str | None] = ()) -> Iterator[Path]:
+    """Yield the files of a folder or named set for all roles and splits, as far as a library says which these are.
+
+    splits: further ones, as those of training files have any name.
+    """
+    if is_named(folder):
+        yield from _set_files(open_named_set(folder))
+        return
+    files = [_folder_corpus(folder), _first(folder, _QUERIES), *_queries_of_splits(folder), *_relations(folder, None)]
+    files += [find_file(folder, "answers.jsonl")]
+    for split in dict.fromkeys((*_folder_splits(folder), *splits)):
+        files += [_folder_judgement_file(folder, split), _folder_examples(folder, split)] if split else []
+    yield from (file for file in files if file)
+
+
+def _set_files(named_set: NamedSet) -> Iterator[Path]:
+    for config, splits in named_set.tables.items():
+        for split in splits:
+            with suppress(DataError):  # a table that is not on this machine
+                yield from named_set.open(config, split).files
 
 
 def _require(folder: Path, role: str, split: str | None) -> Path:
@@ -185,12 +208,18 @@ def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
     query_file = query_file or _first(folder, _QUERIES)
     if query_file:
         return [query_file]
-    if relations := sorted(folder.glob(f"P[0-9]*.{split or '*'}.json")):  # EntityQuestions
-        return relations
-    several = sorted({path for name in _QUERIES_OF for end in SUFFIXES for path in folder.glob(name.format("*") + end)})
-    if not several:
-        raise missing_file_error(folder / _QUERIES[0], " (nor its .gz or .zst)")
-    return several
+    if several := _relations(folder, split) or _queries_of_splits(folder):
+        return several
+    raise missing_file_error(folder / _QUERIES[0], " (nor its .gz or .zst)")
+
+
+def _relations(folder: Path, split: str | None) -> list[Path]:
+    """Return the files of EntityQuestions, one for each relation, of a split or of all."""
+    return sorted(folder.glob(f"P[0-9]*.{split or '*'}.json"))
+
+
+def _queries_of_splits(folder: Path) -> list[Path]:
+    return sorted({path for name in _QUERIES_OF for end in SUFFIXES for path in folder.glob(name.format("*") + end)})
 
 
 def _folder_judgements(folder: Path, split: str | None) -> Path:

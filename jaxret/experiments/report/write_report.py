@@ -52,10 +52,11 @@ def write_report(
     Raises:
         FileNotFoundError: a folder is not a run, or no run has a result that `options.data` names.
         ContractError: a file of a run was edited.
-        ValueError: a run is there twice, or no result has a measure of the options.
+        ValueError: a run is there twice, no result has a measure of the options, or `out` is a file of a run.
     """
     options = options or ReportOptions()
     require_file_path(out, flag)
+    _require_other_files(out, arguments, flag)
     files = ReportFiles(tuple(arguments), options.data, options.measures)
     measures = dict.fromkeys(name for run in files.runs for result in run.evaluations.values() for name in result.mean)
     if absent := [name for name in options.measures if name not in measures]:
@@ -64,6 +65,15 @@ def write_report(
     with atomic_write(out) as file:
         file.write(page)
     return Path(out)
+
+
+def _require_other_files(out: str | Path, arguments: Sequence[str], flag: str) -> None:
+    """Raise ValueError if `out` is a file of a run that is no earlier report."""
+    if not Path(out).exists() or Path(out).suffix in (".html", ".htm"):
+        return
+    for folder in (Path(path) for argument in arguments for path in split_argument(argument)[1]):
+        if Path(out).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{flag}={out} is a file of the run {folder}, which would be lost; give another name")
 
 
 def run_folders(arguments: Sequence[str]) -> list[str]:

@@ -295,9 +295,9 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
         rerank_run(reranker, dataclasses.replace(job, run=str(tmp_path / "none.trec")), progress=False)
     with pytest.raises(ValueError, match=r"dev.trec .*run .*reranked"):
         rerank_run(reranker, dataclasses.replace(job, out=root / "dev.trec"), progress=False)
-    for name, what in (("queries.jsonl", "queries"), ("corpus.jsonl", "corpus"), ("qrels/dev.tsv", "judgements")):
+    for name in ("queries.jsonl", "corpus.jsonl", "qrels/dev.tsv"):
         read = root / "data" / name
-        with pytest.raises(ValueError, match=rf"{name} .*{what} \(.*data\), .*lost"):
+        with pytest.raises(ValueError, match=rf"{name} .*data .*lost"):
             rerank_run(reranker, dataclasses.replace(job, out=read), progress=False)
     assert {evaluation_path(f"x.{end}").name for end in ("v1", "v2", "trec")} == {
         "x.v1.eval.json",

@@ -1,0 +1,62 @@
+"""Refuse an output that is a file of one of its sources, which would be lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jaxret.data.errors import DataError
+from jaxret.data.formats.detect import detect_file, source_path
+from jaxret.data.formats.source_layout import is_folder, role_files
+from jaxret.data.libraries.named import is_named
+from jaxret.data.libraries.open_sets import open_table
+from jaxret.data.lines import PathLike, find_file
+
+
+def require_other_output(
+    out: PathLike, sources: Iterable[tuple[str, PathLike]], splits: Iterable[str | None] = ()
+) -> None:
+    """Raise ValueError if `out`, which is to be written, is a file of one of the sources. Call it before any work.
+
+    A source that is missing is the error of its reader.
+
+    Args:
+        out: file to write.
+        sources: descriptions of sources, for the error, with folders, files or named sets; "" is none.
+        splits: splits that are read, whose files may have any names.
+    """
+    if not os.path.exists(out):
+        return
+    for description, source in sources:
+        files = source_files(source, splits) if source else ()
+        if any(os.path.exists(file) and os.path.samefile(out, file) for file in files):
+            raise ValueError(
+                f"the output {out} is a file of {source} ({description}), which would be lost; give another name"
+            )
+
+
+def source_files(source: PathLike, splits: Iterable[str | None] = ()) -> Iterator[Path]:
+    """Yield all files of a source, whichever of them is read.
+
+    These are the files of a folder or named set for all roles and splits; or a file, and the files beside it that have
+    the texts of its ids or the answers of its queries.
+    """
+    path = source_path(source)
+    if is_folder(path):
+        yield from role_files(path, splits)
+    elif is_named(path):
+        yield from open_table(path).files
+    else:
+        yield path
+        if path.name.startswith("queries.jsonl") and (answers := find_file(path.parent, "answers.jsonl")):
+            yield answers
+        if _has_texts_elsewhere(source):
+            yield from role_files(path.parent, splits)
+
+
+def _has_texts_elsewhere(source: PathLike) -> bool:
+    try:
+        return detect_file(source).format.id_examples is not None
+    except DataError:  # of a file that is not read without its format or its library
+        return False
