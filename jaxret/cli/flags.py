@@ -36,11 +36,6 @@ class OptionFlags(Generic[T]):
         values = {name: holder.value for name, holder in self.holders.items()} | others
         return self.kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
-    @property
-    def explicit_fields(self) -> tuple[str, ...]:
-        """Return the fields whose flags are on the command line."""
-        return tuple(name for name, holder in self.holders.items() if holder.present)
-
 
 def _define(field: Field[Any], annotation: Any, default: Any) -> flags.FlagHolder:
     default = None if default is MISSING else default

@@ -6,6 +6,8 @@ jaxret rerank --model=FOLDER --run=... (as above)                  with a cross-
 jaxret rerank --workdir=runs/cross --train=FILE --out=FILE.jsonl   writes training data with scores, for distillation
 """
 
+import sys
+
 from absl import flags
 
 from jaxret.cli import shared_flags
@@ -42,50 +44,34 @@ _ON_ERROR = shared_flags.on_error()
 
 
 def main() -> None:
-    from jaxret.data.formats import Corpus
-    from jaxret.experiments.rerank_run import RerankJob, rerank_run
-    from jaxret.experiments.score_examples import score_examples
-    from jaxret.parallel.processes import require_platform
-    from jaxret.runs.reranker import open_pretrained_reranker, open_reranker
+    from jaxret.experiments.rerank_request import RerankRequest
 
-    if bool(_WORKDIR.value) == bool(_MODEL.value):
-        raise ValueError("give either --workdir (the run of a cross-encoder) or --model (one in transformers' files)")
-    if bool(_RUN.value) == bool(_TRAIN.value):
-        raise ValueError("give either --run (what to rerank) or --train (what to score)")
-    of_runs = (_QUERIES, _CORPUS, _QRELS, _MEASURES, _SELF_MATCHES, _K, _TAIL, _MATCH, _LATENCY)
-    extra_flags = [flag.name for flag in of_runs if flag.present]
-    if _TRAIN.value and extra_flags:
-        raise ValueError(f"--{extra_flags[0]} needs --run (a run to rerank); with --train all passages are scored")
-    if _RUN.value and _NEGATIVES_RUN.present:
-        raise ValueError("--negatives_run needs --train (training data); leave it out")
-    if _RUN.value and not (_QUERIES.value and _CORPUS.value):
-        raise ValueError("--run needs --queries and --corpus, the texts of the run")
-    corpus = Corpus.open(_CORPUS.value) if _RUN.value else None
-    require_platform(_PLATFORM.value, "--platform")
-    lengths = {"query_length": _QUERY_LENGTH.value, "passage_length": _PASSAGE_LENGTH.value}
-    if _MODEL.value:
-        reranker = open_pretrained_reranker(
-            _MODEL.value, **lengths, tokens_per_batch=_TOKENS.value, download=_DOWNLOAD.value
-        )
-    else:
-        reranker = open_reranker(_WORKDIR.value, _CHECKPOINT.value, **lengths, tokens_per_batch=_TOKENS.value)
-    if corpus is None:
-        split = _SPLIT.value or "train"
-        score_examples(reranker, _TRAIN.value, _OUT.value, split, _NEGATIVES_RUN.value, _ON_ERROR.value)
-    else:
-        job = RerankJob(
-            run=_RUN.value,
-            corpus=corpus,
-            queries=_QUERIES.value,
-            out=_OUT.value,
-            depth=_K.value,
-            tail=_TAIL.value,
-            on_error=_ON_ERROR.value,
-            qrels=_QRELS.value,
-            split=_SPLIT.value or "test",
-            measures=_MEASURES.value,
-            self_matches=_SELF_MATCHES.value,
-            match=_MATCH.value,
-            latency=_LATENCY.value,
-        )
-        rerank_run(reranker, job)
+    request = RerankRequest(
+        out=_OUT.value,
+        workdir=_WORKDIR.value,
+        model=_MODEL.value,
+        checkpoint=_CHECKPOINT.value,
+        download=_DOWNLOAD.value,
+        run=_RUN.value,
+        train=_TRAIN.value,
+        split=_SPLIT.value,
+        negatives_run=_NEGATIVES_RUN.value,
+        queries=_QUERIES.value,
+        corpus=_CORPUS.value,
+        qrels=_QRELS.value,
+        measures=None if _MEASURES.value is None else tuple(_MEASURES.value),
+        self_matches=_SELF_MATCHES.value,
+        k=_K.value,
+        tail=_TAIL.value,
+        match=_MATCH.value,
+        latency=_LATENCY.value,
+        on_error=_ON_ERROR.value,
+        query_length=_QUERY_LENGTH.value,
+        passage_length=_PASSAGE_LENGTH.value,
+        tokens_per_batch=_TOKENS.value,
+        platform=_PLATFORM.value,
+        explicit_fields=shared_flags.explicit_names(sys.modules[__name__]),
+    )
+    from jaxret.experiments.rerank import rerank
+
+    rerank(request)

@@ -67,7 +67,7 @@ def main() -> None:
             measures=_MEASURES.value or None,
             latency_passages=parse_counts(_LATENCY_PASSAGES.value),
         ),
-        explicit_fields=_EVALUATION.explicit_fields,
+        explicit_fields=shared_flags.explicit_names(sys.modules[__name__]),
         options=_OPTIONS(),
         engine=_ENGINE(),
         processes=_JOB(),

@@ -50,7 +50,7 @@ class SearchJob:
     platform: str = ""  # "gpu", "tpu" or "cpu" that is required; "" for any
     attention: str | None = None  # implementation of attention; None: as in training
     evaluation: EvaluationOptions = EvaluationOptions()  # passages per query; the other values are of `queries`
-    explicit_fields: tuple[str, ...] = ()  # of `evaluation` on the command line, those with the default value too
+    explicit_fields: tuple[str, ...] = ()  # those on the command line, also with the default value
     options: SearchOptions = SearchOptions()
     engine: EngineOptions = field(default_factory=EngineOptions)
     processes: JobOptions = field(default_factory=JobOptions)
@@ -88,12 +88,13 @@ class SearchJob:
         if len(self.sizes) > 1:
             sizes = ",".join(str(size or ALL) for size in self.sizes)
             raise ValueError(f"--dimension={sizes}: several sizes are for --queries; give one")
+        options = {each.name: each.default for each in fields(EvaluationOptions) if each.name != "k"}
         changed = [
-            each.name
-            for each in fields(EvaluationOptions)
-            if each.name != "k" and getattr(self.evaluation, each.name) != each.default
+            name
+            for name, default in options.items()
+            if name in self.explicit_fields or getattr(self.evaluation, name) != default
         ]
-        if names := [*(["qrels"] if self.qrels else []), *self.explicit_fields, *changed]:
+        if names := [*(["qrels"] if self.qrels else []), *changed]:
             raise ValueError(
                 f"--{names[0]} needs --queries (a folder or file with queries); with --query and --interactive leave "
                 "it out"

@@ -36,6 +36,7 @@ DOORS = {
     "data/formats/dataset.py": "a data set as a whole",
     "data/formats/convert.py": "a source of any role is converted",
     "data/dataset_check.py": "a source of any role is checked",
+    "experiments/rerank.py": "the corpus is looked for after the request is checked",
     "experiments/chunk_data.py": "the source is a corpus or training records",
     "experiments/vector_diversity.py": "the source is a data set or training records",
     "experiments/beir.py": "the sets of a folder are listed here",

@@ -21,6 +21,8 @@ from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.pairs import PairJoiner
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.experiments.compare_runs import compare_runs
+from jaxret.experiments.rerank import rerank
+from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.experiments.rerank_run import RerankJob, evaluation_path, rerank_run, rerank_top
 from jaxret.experiments.score_examples import score_examples
 from jaxret.experiments.teachers import open_teacher
@@ -307,6 +309,25 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     comparison, systems = compare_runs([str(evaluation_path(path)) for path in (out, again)], resamples=1000)
     assert list(systems) == ["out", "again"], "another depth is another system"
     assert "RR@9" in comparison.measures or "RR@10" in comparison.measures
+
+
+@pytest.mark.slow
+def test_a_request_is_a_job(root: Path, workdir: Path, tmp_path: Path) -> None:
+    """Of a run, and of training data, as `jaxret rerank` makes it."""
+    data, reranker = str(root / "data"), open_reranker(workdir)
+    run, negatives = str(root / "dev.trec"), str(root / "train.trec")
+    evaluated = RerankJob(
+        run, Corpus.open(data), data, tmp_path / "a.trec", 5, False, qrels=data, split="dev", latency=0
+    )
+    rerank_run(reranker, evaluated, progress=False)
+    score_examples(reranker, data, tmp_path / "a.jsonl", negatives_run=negatives, progress=False)
+    sources = {"queries": data, "corpus": data, "qrels": data, "split": "dev"}
+    rerank(
+        RerankRequest(str(tmp_path / "b.trec"), str(workdir), run=run, **sources, k=5, tail=False, latency=0)  # type: ignore[arg-type]
+    )
+    rerank(RerankRequest(str(tmp_path / "b.jsonl"), str(workdir), train=data, negatives_run=negatives))
+    for name in ("trec", "jsonl", "eval.json"):
+        assert (tmp_path / f"b.{name}").read_bytes() == (tmp_path / f"a.{name}").read_bytes()
 
 
 def test_passages_below_the_depth_keep_their_order() -> None:

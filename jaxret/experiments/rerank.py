@@ -1,0 +1,48 @@
+"""Open a cross-encoder, and rerank a run or score training data with it: `jaxret rerank`."""
+
+from __future__ import annotations
+
+from jaxret.data.formats import Corpus
+from jaxret.experiments.rerank_request import RerankRequest
+from jaxret.experiments.rerank_run import RerankJob, rerank_run
+from jaxret.experiments.score_examples import score_examples
+from jaxret.parallel.processes import require_platform
+from jaxret.runs.reranker import Reranker, open_pretrained_reranker, open_reranker
+
+
+def rerank(request: RerankRequest) -> None:
+    """Write what a request asks for. Raises as `rerank_run` and `score_examples` do."""
+    corpus = Corpus.open(request.corpus) if request.run else None
+    require_platform(request.platform, "--platform")
+    reranker = _open(request)
+    if corpus is None:
+        split = request.split or "train"
+        score_examples(reranker, request.train, request.out, split, request.negatives_run, request.on_error)
+        return
+    job = RerankJob(
+        run=request.run,
+        corpus=corpus,
+        queries=request.queries,
+        out=request.out,
+        depth=request.k,
+        tail=request.tail,
+        on_error=request.on_error,
+        qrels=request.qrels,
+        split=request.split or "test",
+        measures=request.measures,
+        self_matches=request.self_matches,
+        match=request.match,
+        latency=request.latency,
+    )
+    rerank_run(reranker, job)
+
+
+def _open(request: RerankRequest) -> Reranker:
+    sizes = {
+        "query_length": request.query_length,
+        "passage_length": request.passage_length,
+        "tokens_per_batch": request.tokens_per_batch,
+    }
+    if request.model:
+        return open_pretrained_reranker(request.model, **sizes, download=request.download)
+    return open_reranker(request.workdir, request.checkpoint, **sizes)
