@@ -52,8 +52,13 @@ def commands() -> str:
         helps = dict(zip(VERBS, pool.map(read_help, VERBS), strict=True))
     lines = ["# Commands", "", "`jaxret VERB -h` prints the same.", ""]
     for verb, text in helps.items():
-        lines += [f"## jaxret {verb}", "", f"{escape(VERBS[verb].capitalize())}.", "", *_help(text), ""]
+        lines += [f"## jaxret {verb}", "", escape(sentence(VERBS[verb])), "", *_help(text), ""]
     return "\n".join(lines)
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter at its start and a full stop; other letters are unchanged."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _help(text: str) -> Iterator[str]:

@@ -75,6 +75,10 @@ def test_markdown_is_escaped_outside_of_code(generate: ModuleType) -> None:
     assert generate.escape("a_b `c_d` [CLS]") == r"a\_b `c_d` \[CLS\]"
 
 
+def test_names_in_the_description_of_a_verb_keep_their_capital_letters(generate: ModuleType) -> None:
+    assert generate.sentence("search a corpus by BM25") == "Search a corpus by BM25."
+
+
 @pytest.mark.slow
 def test_the_page_of_modules_has_every_module(generate: ModuleType) -> None:
     page = generate.modules()

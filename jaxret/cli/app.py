@@ -30,6 +30,7 @@ from jaxret.storage.atomic import cache_folder, require_disk_path
 from jaxret.storage.cache import trim_cache
 
 HELP = {"-h", "--h", "-help", "--help"}
+_MULTIPLE = ";\n    repeat this option to specify a list of values"  # what absl adds to the help of a flag
 
 _TEXTS = {"filter", "passage", "prompt", "query", "title", "title_separator"}  # flags that are no paths
 _OTHER_ADDRESSES = {*_TEXTS, "url", "bucket"}  # flags whose gs:// and s3:// stay as they are
@@ -443,7 +444,8 @@ def help_text(module: ModuleType) -> str:
         value = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
         is_required = any("must have a value" in validator.message for validator in flag.validators)
         default = " [required]" if is_required else "" if value in (None, "") else f" [{value}]"
-        lines.append(f"  --{flag.name + '=':<14} {flag.help}{default}")
+        meaning = flag.help.replace(_MULTIPLE, "; may be repeated")
+        lines.append(f"  --{flag.name + '=':<14} {meaning}{default}")
         if flag.name == "config":
             lines.append(f"  {'--config.KEY=':<16} a key of the config; configs/base.py explains all keys")
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""Evaluates a run on every data set of a folder, as BEIR does, and prints a table with the means of papers:
+"""Evaluates a run on every data set of a folder, and prints a table with the means that papers report for BEIR:
 
 jaxret beir DATA --workdir=runs/mlr --passage_length=256 --query_length=256
-jaxret beir DATA --workdir=runs/mlr --bm25 --beside=runs/dual      BM25 and another run's evaluations beside it
+jaxret beir DATA --workdir=runs/mlr --bm25 --beside=runs/dual      also BM25 and another run
 
 DATA has a folder for each set, with corpus.jsonl, queries.jsonl and qrels/; a folder of such folders (CQADupStack) is
-one set, whose result is the mean. Run the same command again to continue: a set that is done is not done again.
+one set, whose result is the mean. Run the same command again to continue: finished sets are skipped.
 """
 
 from absl import flags
@@ -25,8 +25,7 @@ _BM25 = flags.DEFINE_bool("bm25", False, "also evaluate BM25 on the sets, and sh
 _BESIDE = flags.DEFINE_multi_string(
     "beside",
     [],
-    "system to show in another column: folder of a run, or of evaluations SET.SPLIT.json; NAME=FOLDER "
-    "names it; may be repeated",
+    "system to show in another column: folder of a run, or of evaluations SET.SPLIT.json; NAME=FOLDER names it",
 )
 
 

@@ -1,9 +1,9 @@
-"""Searches a corpus by BM25, by its words alone, as a baseline or a first stage:
+"""Searches a corpus by its words, with BM25, as a baseline or a first stage:
 
 jaxret bm25 --workdir=runs/bm25 --corpus=FOLDER --queries=FOLDER --qrels=FOLDER     writes a TREC run and its evaluation
 
-The index is built once and kept in the workdir. Results are files as those of `jaxret search`: compare, rerank, fuse
-and mine take them.
+The index is built once and stored in the workdir. Results are the same files as those of `jaxret search`, for compare,
+rerank, fuse and mine.
 """
 
 from dataclasses import replace

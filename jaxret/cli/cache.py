@@ -1,11 +1,11 @@
-"""Shows what jaxret keeps in the user's cache, and empties it:
+"""Shows the sizes of jaxret's folders in the user's cache, and empties them:
 
-jaxret cache                    sizes and bounds
+jaxret cache                    sizes and limits
 jaxret cache --clear=tokens     delete the tokenized texts; they are made again when they are needed
 
-JAXRET_TOKENS_GB=100 sets another bound for tokenized texts; data.store keeps them elsewhere, without a bound. Texts
-that were used in the last 24 hours stay even above it: a process may be reading them.
-JAXRET_OBJECTS_GB=100 sets another bound for files of buckets, which are fetched again when they are needed.
+JAXRET_TOKENS_GB=100 sets another limit for tokenized texts; a folder in data.store has no limit. Texts that were used
+in the last 24 hours are kept even above the limit, because a process may be reading them.
+JAXRET_OBJECTS_GB=100 sets another limit for files of buckets, which are fetched again when they are needed.
 """
 
 from absl import flags

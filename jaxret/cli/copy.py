@@ -4,9 +4,9 @@ jaxret copy runs/mlr gs://bucket/runs/mlr      a run, a corpus, any folder of fi
 jaxret copy s3://bucket/runs/mlr runs/mlr      back to a disk
 jaxret copy runs/mlr gs://bucket/runs/mlr --verify      repair what `jaxret verify gs://bucket/runs/mlr` names
 
-What the destination has already is not sent again. Files that only the destination has stay; a destination with files
-of another run is refused. In a bucket, a folder is a manifest and data objects (docs/buckets.md); ordinary objects of
-other programs can be a source.
+Files that the destination already has are not sent again. Files that only the destination has are kept. A destination
+with files of another run is an error. In a bucket, a folder is a manifest and data objects (docs/buckets.md); ordinary
+objects of other programs can be a source.
 """
 
 from absl import flags

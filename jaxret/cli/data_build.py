@@ -1,4 +1,4 @@
-"""Writes a data set as a versioned TFDS data set, which is read in place, by row:
+"""Writes a data set as a versioned TFDS data set, whose rows are read in place:
 
 jaxret data build SRC FOLDER --version=1.0.0
 
@@ -15,7 +15,7 @@ ARGUMENTS = {
     "FOLDER": "folder to write; its name is the name of the data set: small letters, digits and _",
 }
 _VERSION = flags.DEFINE_string("version", "1.0.0", "version of the data set; an existing version is not overwritten")
-_SPLIT = shared_flags.split("train", "name of the split, where SRC is a training file")
+_SPLIT = shared_flags.split("train", "name of the split, if SRC is a training file")
 _ON_ERROR = shared_flags.on_error()
 
 

@@ -1,4 +1,4 @@
-"""Describes a data set, counts its records, and lists what is wrong with it; exits with status 1 at a bad record:
+"""Describes a data set, counts its records, and lists its problems; the exit status is 1 if a record is bad:
 
 jaxret data check FOLDER_OR_FILE
 jaxret data check FOLDER_OR_FILE --on_error=skip       count bad records by reason; the exit status is 0

@@ -1,7 +1,7 @@
 """Splits the passages of a corpus, or of training records with answers, into chunks:
 
 jaxret data chunk corpus.jsonl chunks.jsonl --words=100 --overlap=20     passage ID becomes ID#0, ID#1, ...
-jaxret data chunk biencoder-train.json train.jsonl --sentences           positives: the chunks that have an answer
+jaxret data chunk biencoder-train.json train.jsonl --sentences           positives become their chunks with an answer
 jaxret search --workdir=RUN --queries=FILE --max_passage                 ranks documents by their best chunk
 """
 

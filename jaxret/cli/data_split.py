@@ -1,6 +1,6 @@
-"""Splits judgements by whether training data has queries for the relevant passages, as table 4 of I3:
+"""Splits judgements by whether relevant passages have training queries, as in table 4 of I3:
 
-jaxret data split --train=FOLDER --qrels=FOLDER --out=FOLDER     writes qrels.set0.tsv (none has) and qrels.set1.tsv
+jaxret data split --train=FOLDER --qrels=FOLDER --out=FOLDER     writes qrels.set0.tsv (none has one) and qrels.set1.tsv
 """
 
 from absl import flags
@@ -13,7 +13,7 @@ _TRAIN = flags.DEFINE_string(
 _QRELS = flags.DEFINE_string("qrels", None, "folder or file with the judgements to split", required=True)
 _OUT = shared_flags.out_folder("folder to write")
 _TRAIN_SPLIT = flags.DEFINE_string("train_split", "train", "split of --train, if it is a folder")
-_SPLIT = shared_flags.split("test", "split of --qrels, where it is a folder")
+_SPLIT = shared_flags.split("test", "split of --qrels, if it is a folder")
 _ON_ERROR = shared_flags.on_error()
 
 

@@ -7,7 +7,7 @@ from absl import flags
 
 from jaxret.cli import shared_flags
 
-_WORKDIR = shared_flags.workdir("folder of a run with several vectors a passage")
+_WORKDIR = shared_flags.workdir("folder of a run with several vectors per passage")
 _DATA = flags.DEFINE_string(
     "data", None, "folder with judged queries and a corpus, or file of training records", required=True
 )

@@ -2,7 +2,7 @@
 
 jaxret export --workdir=runs/mlr --to=sentence-transformers --out=FOLDER
 
-Or an encoded corpus, with texts and metadata, to a vector store, whose exact search is then compared (docs/stores.md):
+Exports an encoded corpus, with texts and metadata, to a vector store, and compares its exact search (docs/stores.md):
 
 jaxret export --workdir=runs/mlr --to=parquet --out=FOLDER
 """
@@ -22,9 +22,11 @@ _TO = flags.DEFINE_enum(
     "library or store to export to",
     required=True,
 )
-_OUT = shared_flags.out_folder("new folder to write; of a store, its journal, and its files where it is not a server")
+_OUT = shared_flags.out_folder(
+    "new folder to write; for a store: the journal, and the files of a store without a server"
+)
 _CORPUS = shared_flags.encoded_corpus()
-_QUERIES = shared_flags.queries("none; --to=anserini exports them, stores are compared with them")
+_QUERIES = shared_flags.queries("none; --to=anserini exports queries, and stores search for them in the comparison")
 _CHECKPOINT = shared_flags.checkpoint()
 _OPTIONS = OptionFlags(StoreOptions)
 

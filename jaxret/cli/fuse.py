@@ -4,7 +4,7 @@ jaxret fuse bm25.trec dense.trec --out=both.trec --queries=FOLDER --qrels=FOLDER
 jaxret fuse bm25.trec dense.trec --method=min_max --weights=0.3,0.7 --out=both.trec
 jaxret fuse bm25.trec dense.trec --method=min_max --tune=bm25.dev.trec,dense.dev.trec --tune_qrels=FOLDER --out=FILE
 jaxret fuse runs/bm25 runs/mlr --weights=0.3,0.7 --queries=FOLDER --qrels=FOLDER --out=both.trec      exact: each system
-  scores every candidate, and the result is that over all passages
+  scores every candidate, and the result is exact over all passages
 jaxret fuse runs/bm25 runs/mlr --tune=FOLDER --tune_qrels=FOLDER --queries=FOLDER --qrels=FOLDER --out=both.trec
 """
 
@@ -13,10 +13,10 @@ from absl import flags
 from jaxret.cli import shared_flags
 
 ARGUMENTS = {
-    "RUN...": "two or more run files of the same queries, TREC or a format of docs/data.md; or folders of runs and BM25"
+    "RUN...": "two or more run files of the same queries, in a format of docs/data.md; or folders of runs and BM25"
 }
 
-_OUT = shared_flags.out_file("run to write")
+_OUT = shared_flags.out_file("run file to write")
 _METHOD = flags.DEFINE_enum(
     "method",
     None,

@@ -3,8 +3,8 @@
 jaxret generate --model=FOLDER --corpus=FOLDER_OR_FILE --out=FOLDER
 jaxret generate --model=FOLDER --corpus=FOLDER_OR_FILE --out=FOLDER --queries=5 --write=training --write=expanded
 
-Run the same command again to continue an interrupted job, and as often as you like at the same time: each job takes
-parts that no other has, those of jobs that died too. With other values of --write nothing is generated again.
+Run the same command again to continue an interrupted job. Any number of jobs may run it at the same time: each job
+takes parts that no other job has, also those of dead jobs. With other values of --write, no query is generated again.
 """
 
 from absl import flags

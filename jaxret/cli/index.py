@@ -3,7 +3,7 @@
 jaxret index --workdir=runs/mlr --factory=IVF4096,PQ64 --queries=FOLDER --qrels=FOLDER --split=dev
 jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="how do I ...?"
 
-No search uses an index unless --index names it. Run the same command again to go on, or to measure with other
+A search uses an index only with --index. Run the same command again to continue, or to measure with other
 --parameters.
 """
 

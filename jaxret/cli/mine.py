@@ -6,7 +6,7 @@ jaxret mine --data=FOLDER --corpus=FOLDER --pool=RUN.trec --out=FILE.jsonl   fro
 jaxret mine --data=FOLDER --pool=gs://BUCKET/RUN --out=FILE.jsonl --engine=ray --workers=8 --resources=GPU:1
                                                                              from a run, by a Ray cluster
 
-Train on it with --config.data.train=FILE.jsonl: the file has all texts.
+Train on FILE.jsonl with --config.data.train=FILE.jsonl; it contains all texts.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ _TEACHER = flags.DEFINE_string(
     "",
     "file of rankings with a teacher's scores of candidates and positives, for score limits and the training file",
 )
-_CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records are appended; may be repeated")
+_CONCAT = flags.DEFINE_multi_string("concat", [], "training file whose records are appended")
 _SUBSET = flags.DEFINE_integer("subset", 0, "number of queries to mine for, as data.subset; 0: all", lower_bound=0)
 _SETTINGS = OptionFlags(MiningSettings)
 _ENGINE = OptionFlags(EngineOptions)

@@ -1,4 +1,4 @@
-"""Evaluates a run by mteb, on tasks of retrieval, and writes mteb's files of results:
+"""Evaluates a run with mteb, on retrieval tasks, and writes mteb's files of results:
 
 jaxret mteb --workdir=runs/mlr --tasks=SciFact,NFCorpus --out=results --download
 jaxret mteb --workdir=runs/mlr --tasks=beir/scifact --out=results        a folder in BEIR's layout

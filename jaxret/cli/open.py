@@ -1,4 +1,4 @@
-"""Makes a run of a pre-trained model, to encode and search with, or to start training from:
+"""Makes a run from a pre-trained model, for encoding, search, or as the start of training:
 
 jaxret open MODEL --workdir=runs/as-it-comes
 """
@@ -11,7 +11,7 @@ WRITES = ("workdir",)
 ARGUMENTS = {"MODEL": "a Hugging Face, sentence-transformers or PyLate directory, or a hub name"}
 _WORKDIR = shared_flags.workdir("new folder of the run")
 _OPTIONS = OptionFlags(ImportOptions)
-_CORPUS = shared_flags.corpus("an example; its first passage is shown as the model reads it")
+_CORPUS = shared_flags.corpus("an example; the first passage is printed as the model reads it")
 
 
 def main(model: str) -> None:

@@ -6,7 +6,7 @@ jaxret plan search --config=... --passages=21015324         searching it
 jaxret plan table --configs=configs --topology=h100:1       table of docs/scale.md: every config of a folder
 jaxret plan table --sizes --configs=configs --topology=...  table of docs/scale.md: sizes of corpora
 
-Exit status 1 if it does not fit. Everything is compiled on the CPU; docs/scale.md explains the numbers.
+The exit status is 1 if the program does not fit. Programs are compiled on the CPU. docs/scale.md explains the numbers.
 """
 
 import math

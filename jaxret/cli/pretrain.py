@@ -12,7 +12,7 @@ import sys
 
 from jaxret.cli import shared_flags
 
-_CONFIG = shared_flags.config("config to pre-train by (pretraining/...)")
+_CONFIG = shared_flags.config("config of the pre-training (pretraining/...)")
 _WORKDIR = shared_flags.workdir()
 
 

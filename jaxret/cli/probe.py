@@ -1,10 +1,11 @@
-"""Measures retrieval by every layer of an encoder, without training, and says which layers to train:
+"""Measures retrieval with every layer of an encoder, without training, and prints the layers to train:
 
 jaxret probe DATA --workdir=runs/mlr --split=dev
-jaxret probe DATA --workdir=runs/new --model=DIRECTORY      makes the run of a pre-trained model first, as jaxret open
+jaxret probe DATA --workdir=runs/new --model=DIRECTORY      first makes a run from a pre-trained model
 
-DATA has queries, judgements and a corpus. Writes eval/DATA.SPLIT.probe.json and a picture of quality over layers; for a
-trained run with several vectors a passage also which of them wins, as jaxret diversity does.
+DATA has queries, judgements and a corpus. Results are eval/DATA.SPLIT.probe.json and a picture of quality over
+layers. For a trained run with several vectors per passage, the command also counts which vector wins, as jaxret
+diversity does.
 """
 
 from absl import flags
@@ -16,7 +17,7 @@ from jaxret.experiments.probe.probe_options import ProbeOptions
 WRITES = ("workdir",)
 ARGUMENTS = {"DATA": "folder with queries, judgements and a corpus"}
 
-_WORKDIR = shared_flags.workdir("folder of the run; with --model, of a new one")
+_WORKDIR = shared_flags.workdir("folder of the run; with --model, of the new run")
 _MODEL = flags.DEFINE_string("model", "", "pre-trained model: directory, package:NAME/FOLDER, or name in the cache")
 _OPTIONS = OptionFlags(ProbeOptions)
 _CHECKPOINT = shared_flags.checkpoint()

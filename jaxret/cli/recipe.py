@@ -1,4 +1,4 @@
-"""Runs the stages of a config: mine, score by a teacher, train, encode and search for each; then prints their results:
+"""Runs the stages of a config (mine, score by a teacher, train, encode, search), and prints the results of all stages:
 
 jaxret recipe --config=minilm:mlr --workdir=runs/two --config.data.train=FOLDER --config.data.dev=FOLDER
 jaxret recipe --config=recipes/mlr_mined --workdir=runs/nq --config.data.train=train.json --corpus=psgs.tsv \\

@@ -3,8 +3,8 @@
 jaxret report runs/dual runs/mlr                            report.html in the current folder
 jaxret report dual=runs/a,runs/b mlr=runs/c,runs/d --out=layers.html
 
-Configs and their differences, curves, throughput, measures with tests, layers, winning vectors, storage and latency,
-queries that are won and lost, and every warning. The first run is the baseline.
+It shows configs and their differences, curves, throughput, measures with tests, layers, winning vectors, storage and
+latency, queries that are won and lost, and all warnings. The first run is the baseline.
 """
 
 from absl import flags

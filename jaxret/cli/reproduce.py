@@ -1,4 +1,4 @@
-"""Lists the rows of the papers' tables, prints the commands of one, or runs it beside the paper's numbers:
+"""Lists the rows of the papers' tables, prints the commands of a row, or runs it and compares with the paper's numbers:
 
 jaxret reproduce                                               every table, and how many of its rows can be run
 jaxret reproduce mlr/2                                         the rows of a table, with the paper's numbers
@@ -11,7 +11,7 @@ DATA holds a folder for each data set. Nothing is downloaded.
 
 from absl import flags
 
-ARGUMENTS = {"[ROW]": "PAPER, PAPER/TABLE or PAPER/TABLE/ROW, as mlr/2/dual-encoder"}
+ARGUMENTS = {"[ROW]": "PAPER, PAPER/TABLE or PAPER/TABLE/ROW, such as mlr/2/dual-encoder"}
 
 _DATA = flags.DEFINE_string("data", "data", "folder with a folder for each data set")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/reproduce", "folder of the runs")

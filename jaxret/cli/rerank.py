@@ -1,8 +1,8 @@
-"""Reranks a run by a cross-encoder, which reads query and passage together; or scores training data with it:
+"""Reranks rankings with a cross-encoder, which reads query and passage together, or scores training data:
 
 jaxret rerank --workdir=runs/cross --run=FILE --queries=FILE --corpus=FILE --out=FILE     writes a TREC run and,
   with --qrels, its evaluation
-jaxret rerank --model=FOLDER --run=... (as above)                  with a cross-encoder of transformers, untrained here
+jaxret rerank --model=FOLDER --run=... (as above)                  with a cross-encoder of transformers
 jaxret rerank --workdir=runs/cross --train=FILE --out=FILE.jsonl   writes training data with scores, for distillation
 """
 

@@ -2,8 +2,8 @@
 
 jaxret search --workdir=runs/mlr --queries=FILE --qrels=FILE --k=100     writes a TREC run and its evaluation
 jaxret search --workdir=runs/mlr --query="how do I ...?"                 prints the best passages
-jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximately, by an index of jaxret index
-jaxret search --workdir=... --queries=FILE --coordinator=auto            on each host of a job, which share the work
+jaxret search --workdir=runs/mlr --index=IVF4096,PQ64 --query="..."      approximate, with an index of jaxret index
+jaxret search --workdir=... --queries=FILE --coordinator=auto            on each host of a job; the hosts share the work
 jaxret search --workdir=... --queries=FILE --engine=ray --workers=8 --resources=GPU:1      by a Ray cluster
 """
 

@@ -1,8 +1,8 @@
 """Serves runs over HTTP, with a web page at /:
 
 jaxret serve runs/mlr                              OpenAI's and TEI's interfaces, /search, /explain, and the page
-jaxret serve runs/mlr runs/dual runs/cross         several runs: two side by side, a cross-encoder for /rerank
-JAXRET_TOKEN=... jaxret serve runs/mlr --host=0.0.0.0    for other machines, which send the token
+jaxret serve runs/mlr runs/dual runs/cross         several runs; a cross-encoder answers /rerank
+JAXRET_TOKEN=... jaxret serve runs/mlr --host=0.0.0.0    for other machines; they send the token
 
 Needs `pip install 'jaxret[serve]'`. docs/serving.md has the routes and examples.
 """
@@ -12,7 +12,9 @@ from jaxret.cli.flags import OptionFlags
 from jaxret.search.search_options import SearchOptions
 from jaxret.serving.serve_options import ServeOptions
 
-ARGUMENTS = {"WORKDIR...": "folders of runs; a model is called as the last part of its folder; NAME=FOLDER names one"}
+ARGUMENTS = {
+    "WORKDIR...": "folders of runs; the name of a model is the last part of its folder, or NAME in NAME=FOLDER"
+}
 _CORPUS = shared_flags.encoded_corpus()
 _CHECKPOINT = shared_flags.checkpoint()
 _PLATFORM = shared_flags.platform()

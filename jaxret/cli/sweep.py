@@ -3,10 +3,10 @@
 jaxret sweep --config=minilm:mlr --workdir=runs/layers --config.data.train=FOLDER --seeds=1,2,3 \\
   --grid="head.mlr.chosen=(2,6);(4,6)" --grid=loss.local_weight=0.01,0.1,1
 jaxret sweep ... --list            the runs with their numbers
-jaxret sweep ... --index=5         one of them alone, as a job of a Slurm array does
+jaxret sweep ... --index=5         only one of them, for example in a Slurm array
 
 Run the same command again to continue. The table, its numbers and the picture are WORKDIR/results.md, .json, .svg and
-.png. Points are tested against --baseline by the first of --measures.
+.png. Points are compared with --baseline by the first of --measures.
 """
 
 import sys
@@ -20,9 +20,7 @@ from jaxret.cli.app import config_overrides
 _TRAIN_FOLDER = "the folder of config.data.train"
 _CONFIG = shared_flags.config("config of the points")
 _WORKDIR = shared_flags.workdir("folder of the sweep; each point has a folder in it")
-_GRID = flags.DEFINE_multi_string(
-    "grid", [], "values of a config key: KEY=VALUE,VALUE or KEY=(1,2);(3,4); may be repeated"
-)
+_GRID = flags.DEFINE_multi_string("grid", [], "values of a config key: KEY=VALUE,VALUE or KEY=(1,2);(3,4)")
 _SEEDS = flags.DEFINE_list(
     "seeds", [], "values of all keys of config.seed; default: one run with the seeds of the config"
 )

@@ -3,8 +3,8 @@
 jaxret track runs/mlr --to=trackio
 jaxret track runs/mlr --to=wandb,mlflow --project=retrieval
 
-Sends the config, the environment, every line of metrics.jsonl and the means of all evaluations. A line that was sent
-before, by this command or during training (train.trackers), is not sent again. A tracker must be installed.
+A tracker gets the config, the environment, every line of metrics.jsonl and the means of all evaluations. Each line is
+sent once, by this command or during training (train.trackers). A tracker must be installed.
 """
 
 from absl import flags

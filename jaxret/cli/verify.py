@@ -1,11 +1,10 @@
-"""Verifies everything in a folder against its digests, and names what is damaged:
+"""Compares all files of a folder with their digests, and names damaged ones:
 
 jaxret verify runs/mlr              a run: its files, every array of its checkpoints, its encoded corpora
-jaxret verify DIR                   an encoded corpus, an approximate index, or a store of tokens
+jaxret verify DIR                   an encoded corpus, an approximate index, or a token store
 
-Nothing is changed without --delete_unused. Exit status 1 if anything is damaged. A warning names what is intact and
-probably a mistake: vectors that all point the same way, corpora that different checkpoints encoded, indexes older than
-their corpus.
+Without --delete_unused, no file is changed. The exit status is 1 if a file is damaged. Warnings name probable mistakes
+in intact files: equal vectors of different passages, corpora of different checkpoints, indexes older than their corpus.
 """
 
 from absl import flags
@@ -16,7 +15,7 @@ _DELETE_UNUSED = flags.DEFINE_bool(
     "in a bucket: delete unused objects of killed jobs; no job may write to the folder meanwhile",
 )
 
-ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a store of tokens"}
+ARGUMENTS = {"DIR": "a run, an encoded corpus (runs/NAME/embeddings/CORPUS), one of its indexes, or a token store"}
 OPENS_ADDRESSES = True  # a damaged folder cannot be fetched
 
 

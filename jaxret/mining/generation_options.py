@@ -25,7 +25,7 @@ class GenerationOptions:
     write: tuple[str, ...] = option(
         (PSEUDO_QUERIES,),
         "pseudo_queries (the first query of each passage, for data.pseudo_queries), training (a BEIR folder for "
-        "data.train), expanded (a corpus with the queries in its texts); may be repeated",
+        "data.train), expanded (a corpus with the queries in its texts)",
         lower_bound=None,
     )
     dtype: str = option("float32", "type of products and weight matrices", ("float32", "bfloat16"))

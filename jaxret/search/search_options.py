@@ -158,8 +158,8 @@ class IndexOptions:
     sample: int = option(1000, "queries to measure recall, at most", lower_bound=1)
     parameters: tuple[str, ...] = option(
         (),
-        "FAISS's search parameters to measure recall, such as nprobe=16 or efSearch=64,k_factor_rf=4; may be "
-        "repeated; default: several values of nprobe or efSearch",
+        "FAISS's search parameters to measure recall, such as nprobe=16 or efSearch=64,k_factor_rf=4; "
+        "default: several values of nprobe or efSearch",
     )
     train_vectors: int = option(0, "vectors to train on; default: 64 for each list, at least 65536", lower_bound=0)
     seed: int = option(0, "seed of the samples and of k-means", lower_bound=0)

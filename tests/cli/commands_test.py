@@ -124,6 +124,14 @@ def test_help_lists_positional_arguments() -> None:
     assert "mean for T5 and a bidirectional one\n" in done.stdout, "an optional flag is not required"
 
 
+def test_help_names_flags_that_may_be_repeated() -> None:
+    done = subprocess.run(
+        command("-m", "jaxret", "beir", "-h"), cwd=REPOSITORY, env=environment(), capture_output=True, text=True
+    )
+    assert "NAME=FOLDER names it; may be repeated\n" in done.stdout
+    assert "repeat this option" not in done.stdout
+
+
 def test_repeated_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     several, one = ModuleType("several"), ModuleType("one")
     several.ARGUMENTS, one.ARGUMENTS = {"RUN...": "runs"}, {"DIR": "a folder"}  # type: ignore[attr-defined]
