@@ -221,7 +221,7 @@ def program_of(size: Size, verb: str, devices: Sequence[Any]) -> tuple[Any, Any]
         shapes = programs.longest_batch(config, retriever, len(devices))
         planned = programs.training_program(config, directory, shapes, devices)
     else:
-        planned = programs.encoding_program(config, directory, "passage", devices)
+        planned = programs.encoding_program(config, directory, devices)
     return planned.program, concrete(planned.arguments, vocabulary)
 
 

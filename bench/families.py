@@ -70,7 +70,7 @@ def evaluate(system: str, workdir: Path, data: str, changes: dict[str, Any], unt
         config.update_from_flattened_dict(RANDOM_T5 | checkpoint)
     if untrained:
         config.train.steps = 0
-    return run_system(config, workdir, Corpus.open(data), "test", MEASURES, K).mean
+    return run_system(config, workdir, Corpus.open(data), "test", MEASURES).mean
 
 
 def contrastive_loss(workdir: Path) -> tuple[float, float]:

@@ -17,9 +17,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jaxret.data.formats import Corpus, Policy, read_corpus, read_judgements, read_queries
+from jaxret.data.formats import Corpus, Policy, read_corpus
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import paired_comparison
+from jaxret.experiments.evaluation_queries import load_evaluation_queries
 from jaxret.experiments.run_system import MEASURES, run_system
 from jaxret.search.bm25 import BM25
 
@@ -49,16 +50,14 @@ def main() -> None:
         config.update_from_flattened_dict({**data, **changes, **seeds, **fixed})
         return run_system(config, workdir / f"{system}-{seed}", Corpus.open(arguments.data), "test", MEASURES)
 
-    queries = read_queries(arguments.data)
-    judgements = read_judgements(arguments.data, "test", Policy(), {query.id for query in queries})
-    judged = {judgement.query_id for judgement in judgements}
-    ranking = BM25.of(read_corpus(arguments.data)).search([q for q in queries if q.id in judged], k=100)
-    rows = [("BM25", [evaluate(ranking, judgements, MEASURES)])]
+    test = load_evaluation_queries(arguments.data, arguments.data, "test", Policy())
+    ranking = BM25.of(read_corpus(arguments.data)).search(test.queries, k=100)
+    rows = [("BM25", [evaluate(ranking, test.judgements, MEASURES)])]
     rows.append(("MiniLM as it comes", [run("as_it_comes", 1)]))
     for system, title in TITLES.items():
         rows.append((title, [run(system, seed) for seed in range(1, arguments.seeds + 1)]))
 
-    print(f"\n{arguments.data}: {len(judged)} test queries\n")
+    print(f"\n{arguments.data}: {len(test.queries)} test queries\n")
     print("| system | " + " | ".join(MEASURES) + " |\n|:--|" + "--:|" * len(MEASURES))
     for title, evaluations in rows:
         cells = []

@@ -53,9 +53,9 @@ class ListingPolicy(Policy):
     on_error: str = "skip"
     errors: list[DataError] = field(default_factory=list, init=False)
 
-    def _count(self, error: DataError, reason: str) -> None:
+    def _count(self, error: DataError) -> None:
         before = self.skip_counts.total()
-        super()._count(error, reason)
+        super()._count(error)
         if self.skip_counts.total() > before:
             self.errors.append(error)
 

@@ -55,19 +55,20 @@ class Policy:
         if self.on_error not in ("error", "skip", "keep"):
             raise ValueError(f'on_error is {self.on_error!r}; it must be "error", "skip" or "keep"')
 
-    def reject(self, error: DataError, reason: str | None = None) -> None:
-        """Raise `error`, or count it under `reason` (by default the error's)."""
+    def reject(self, error: DataError) -> None:
+        """Raise `error`, or count it under its reason."""
         if self.on_error != "skip":
             raise error
-        self._count(error, reason or error.reason)
+        self._count(error)
 
     def reject_empty(self, error: DataError) -> None:
         """Raise the error of an empty passage; under "keep" count it, and the passage stays."""
         if self.on_error != "keep":
             raise error
-        self._count(error, error.reason)
+        self._count(error)
 
-    def _count(self, error: DataError, reason: str) -> None:
+    def _count(self, error: DataError) -> None:
+        reason = error.reason
         locations = self._locations.setdefault(reason, set())
         if error.location in locations:
             return

@@ -106,25 +106,21 @@ def _fuse_query(
 
 
 def tune_weights(
-    runs: Sequence[Rankings], judgements: Sequence[Judgement], measure: str, method: str, step: float = 0.05
+    runs: Sequence[Rankings], judgements: Sequence[Judgement], measure: str, method: str
 ) -> tuple[tuple[float, ...], float]:
     """Return the weights with the best value of a measure, and that value.
 
-    The weights are all multiples of `step` that sum to 1; of equal values, the most even weights win.
+    The weights are those of `weights_to_try`; of equal values, the most even weights win.
 
     Args:
         runs: rankings of queries that are not those of the evaluation.
         judgements: of the same queries.
         measure: a name such as "nDCG@10".
         method: a name of FUSION_METHODS.
-        step: distance between the weights that are tried; 1 must be a multiple of it.
-
-    Raises:
-        ValueError: 1 is not a multiple of `step`.
     """
     values = {
         weights: evaluate(fuse(runs, method, weights), judgements, [measure]).mean[measure]
-        for weights in weights_to_try(len(runs), step)
+        for weights in weights_to_try(len(runs))
     }
     return best_weights(values)
 
@@ -135,15 +131,9 @@ def best_weights(values: Mapping[tuple[float, ...], float]) -> tuple[tuple[float
     return best, values[best]
 
 
-def weights_to_try(count: int, step: float = 0.05) -> Iterator[tuple[float, ...]]:
-    """Yield all `count` non-negative multiples of `step` that sum to 1.
-
-    Raises:
-        ValueError: 1 is not a multiple of `step`.
-    """
-    parts = round(1 / step)
-    if parts < 1 or abs(parts * step - 1) > 1e-9:
-        raise ValueError(f"step is {step}; 1 must be a multiple of it, as of 0.05")
+def weights_to_try(count: int) -> Iterator[tuple[float, ...]]:
+    """Yield all `count` non-negative multiples of 0.05 that sum to 1."""
+    parts = 20
     for cuts in itertools.combinations(range(parts + count - 1), count - 1):
         edges = (-1, *cuts, parts + count - 1)
         yield tuple((right - left - 1) / parts for left, right in itertools.pairwise(edges))

@@ -20,7 +20,7 @@ class PairedComparison:
     """`system` minus `baseline` on the same queries, in the measure's unit (0-1)."""
 
     difference: float  # mean over queries
-    low: float  # bounds of the bootstrap confidence interval of the mean difference
+    low: float  # bounds of the 95% bootstrap confidence interval of the mean difference
     high: float
     p_permutation: float  # two-sided; assumes only that under no difference the two systems could swap each query
     p_t: float | None  # two-sided paired t-test; assumes that the mean difference is normally distributed
@@ -44,7 +44,6 @@ def paired_comparison(
     system: Mapping[str, float],
     seed: int,
     resamples: int = 100_000,  # a p-value of 0.05 is then known to about 0.0014 (two standard errors)
-    confidence: float = 0.95,
 ) -> PairedComparison:
     """Compare two systems by their values per query, such as `Evaluation.per_query["nDCG@10"]`.
 
@@ -55,7 +54,6 @@ def paired_comparison(
         baseline, system: query id -> value.
         seed: seed of the test and of the bootstrap.
         resamples: most sign vectors and bootstrap samples drawn.
-        confidence: level of the interval.
     Raises:
         ValueError: the systems have different queries, there are fewer than two, or a value is not finite.
     """
@@ -79,7 +77,7 @@ def paired_comparison(
         (differences,),
         np.mean,
         method="percentile",
-        confidence_level=confidence,
+        confidence_level=0.95,
         n_resamples=min(resamples, BOOTSTRAPS),
         batch=_rows_at_once(differences),
         rng=bootstrap_rng,

@@ -19,9 +19,7 @@ from jaxret.training.loop import train
 __all__ = ["MEASURES", "run_system"]
 
 
-def run_system(
-    config: ConfigDict, workdir: Path, corpus: Corpus, split: str, measures: Sequence[str], k: int = 100
-) -> Evaluation:
+def run_system(config: ConfigDict, workdir: Path, corpus: Corpus, split: str, measures: Sequence[str]) -> Evaluation:
     """Train `config` in `workdir`, encode a corpus, and evaluate on a split of the queries beside it.
 
     A second call continues at the step where the first one stopped.
@@ -34,7 +32,7 @@ def run_system(
     train(config, workdir).require_finished()
     run = open_run(workdir)
     encode_corpus(run, corpus)
-    folder, options = corpus.source, EvaluationOptions(split=split, k=k, measures=tuple(measures))
+    folder, options = corpus.source, EvaluationOptions(split=split, measures=tuple(measures))
     evaluation = search_files(run, folder, folder, options)
     assert evaluation is not None  # judgements were given
     return evaluation

@@ -194,7 +194,7 @@ def plan_encoding(
         executable: the program of a batch for them.
     """
     devices = jax.devices()[: topology.devices if topology else 1]
-    program = programs.encoding_program(config, directory, "passage", devices)
+    program = programs.encoding_program(config, directory, devices)
     retriever = programs.retriever_of(config, directory)
     kinds = program_work(program)
     rows, length = program.arguments[1].ids.shape

@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from jaxret.data.tokens.batches import padded_batch_size
 from jaxret.models.encoders.pretrained import find_model, resolve_encoder
 from jaxret.models.heads import read_model_keys
-from jaxret.models.heads.head import Side
 from jaxret.models.lora import with_adapters
 from jaxret.models.model import parameter_shapes
 from jaxret.models.retriever import RetrieverModel, encoder_config, make_retriever_model
@@ -165,22 +164,18 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
     return AbstractProgram(program, (state, batch), bytes_by_kind)
 
 
-def encoding_program(config: ConfigDict, directory: Path, side: Side, devices: Sequence[Any]) -> AbstractProgram:
-    """Build the program that encodes a batch of the longest texts.
-
-    Args:
-        directory: of the encoder.
-        devices: all of the mesh.
-    """
+def encoding_program(config: ConfigDict, directory: Path, devices: Sequence[Any]) -> AbstractProgram:
+    """Build the program that encodes a batch of the longest passages, with the encoder of `directory`, on all devices
+    of the mesh."""
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), list(devices))
     retriever = retriever_of(config, directory)
     params = parameter_shapes(retriever)
     params = abstract_sharded(params, shardings(mesh, params))
-    length = config.tokens[f"{side}_length"]
-    embedder = Embedder(retriever, params, mesh, 0, {side: length}, config.encode.tokens_per_batch)
+    length = config.tokens.passage_length
+    embedder = Embedder(retriever, params, mesh, 0, {"passage": length}, config.encode.tokens_per_batch)
     rows = encode_rows(config, length, len(devices))
     tokens = abstract_tokens(rows, min(padded_length(length), length), row_sharding(mesh))
-    return AbstractProgram(embedder.program(side), (params, tokens), {"parameters": bytes_on_device(params)})
+    return AbstractProgram(embedder.program("passage"), (params, tokens), {"parameters": bytes_on_device(params)})
 
 
 def encode_rows(config: ConfigDict, length: int, devices: int) -> int:
@@ -363,5 +358,5 @@ def make_program(job: dict[str, Any], devices: Sequence[Any]) -> AbstractProgram
     if job["kind"] == "train":
         return training_program(config, directory, Shapes(**job["shapes"]), devices)
     if job["kind"] == "encode":
-        return encoding_program(config, directory, "passage", devices)
+        return encoding_program(config, directory, devices)
     return search_program(config, directory, SearchLoad(*job["search"]), devices)

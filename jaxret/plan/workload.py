@@ -97,16 +97,10 @@ def parse_lengths(values: list[str]) -> tuple[float, ...]:
     return tuple(numbers)
 
 
-def draw_texts(
-    config: ConfigDict, query_mean: int | float, passage_mean: int | float, examples: int = 10_000
-) -> TrainingSet:
-    """Draw texts (zeros) with lengths of a gamma distribution of shape 4, roughly as passages of web pages have.
-
-    Args:
-        config: its token limits cut the lengths.
-        query_mean, passage_mean: tokens.
-        examples: number of queries, with one positive each.
-    """
+def draw_texts(config: ConfigDict, query_mean: int | float, passage_mean: int | float) -> TrainingSet:
+    """Draw texts (zeros) with lengths of a gamma distribution of shape 4, roughly as passages of web pages have. The
+    token limits of `config` cut the lengths, whose means are tokens."""
+    examples = 10_000  # queries, with one positive each
     random = np.random.default_rng(0)
 
     def texts(mean: int | float, longest: int) -> Ragged:

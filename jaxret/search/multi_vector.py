@@ -64,7 +64,8 @@ class VectorLists:
             rows = np.sort(rows)
             block = shard.take(rows).astype(np.float32)
             norms = np.maximum.reduceat(upper_norms(block.flat), block.offsets[:-1])  # a NaN wins
-            yield rows, PaddedLists(*block.padded(_filled(np.arange(len(rows)), size), length), len(rows)), norms
+            numbers = np.pad(np.arange(len(rows)), (0, size - len(rows)), constant_values=-1)  # -1: an empty list
+            yield rows, PaddedLists(*block.padded(numbers, length), len(rows)), norms
 
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
         own = Ragged(self.norms, self.vectors.offsets)
@@ -95,8 +96,3 @@ def _small_products(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     for start in range(0, len(vectors), step):
         products[:, start : start + step] = query @ vectors[start : start + step].astype(np.float64).T
     return products
-
-
-def _filled(rows: np.ndarray, size: int) -> np.ndarray:
-    """Return the rows, and empty ones (-1) up to `size`."""
-    return np.concatenate([rows, np.full(size - len(rows), -1)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,25 +116,10 @@ def joined_examples(
     return join_by_question(file.format.examples(file, policy), queries, paths, policy)
 
 
-def read_judgements(
-    source: PathLike,
-    split: str | None = None,
-    policy: Policy | None = None,
-    query_ids: Collection[str] | None = None,
-    passage_ids: Collection[str] | None = None,
-) -> list[Judgement]:
-    """Read the judgements of a folder's split or of a file; of training records, their positives.
-
-    Args:
-        source: a folder, file or named set.
-        split: of a folder.
-        policy: what to do with bad records; by default an error.
-        query_ids: the valid ids; a judgement for another one is bad input. None: any.
-        passage_ids: the valid ids; a judgement for another one is bad input. None: any.
-    """
-    policy = policy or Policy()
-    records = read_located_judgements(source, split, policy)
-    return [judgement for _, judgement in trec.reject_unknown_ids(records, query_ids, passage_ids, policy)]
+def read_judgements(source: PathLike, split: str | None = None, policy: Policy | None = None) -> list[Judgement]:
+    """Read the judgements of a folder's split or of a file; of training records, their positives. A bad record is what
+    `policy` makes of it, by default an error."""
+    return [judgement for _, judgement in read_located_judgements(source, split, policy or Policy())]
 
 
 def detect_judgements(source: PathLike, split: str | None = None) -> DataFile:

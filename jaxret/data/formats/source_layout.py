@@ -35,7 +35,9 @@ def text_folder(path: Path) -> Path:
 
 def passages_path(folder: Path) -> Path:
     """Return the file or table of the passages. Raises DataError if there is none."""
-    return _require(folder, "passages", None) if is_named(folder) else _folder_passages(folder)
+    if is_named(folder):
+        return _require(folder, "passages", None)
+    return _folder_corpus(folder) or require_file(folder, _PASSAGES[0])
 
 
 def has_passages(folder: Path) -> bool:
@@ -189,11 +191,6 @@ _EXAMPLES_OF = (
     "{}.json",
     "{}.parquet",
 )
-
-
-def _folder_passages(folder: Path) -> Path:
-    """Return the file of passages. Raises DataError if there is none."""
-    return _folder_corpus(folder) or require_file(folder, _PASSAGES[0])
 
 
 def _folder_corpus(folder: Path) -> Path | None:

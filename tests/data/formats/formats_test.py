@@ -471,15 +471,26 @@ def test_bad_qa_rows(tmp_path: Path, row: str | bytes, reason: str, message: str
         ("q1\tp 1\t1", "bad id", r":2: passage id 'p 1' contains white space"),
         ("\tp1\t1", "bad id", r":2: query id is empty"),
         ("q2\tp2\t0", "contradicting judgement", r":2: score 0 for .* contradicts score 1 on line 1"),
-        ("q9\tp1\t1", "unknown query id", r":2: there is no query with the id 'q9'"),
-        ("q1\tp9\t1", "unknown passage id", r":2: there is no passage with the id 'p9'"),
     ],
 )
 def test_bad_judgement_lines(folder: Path, row: str, reason: str, message: str) -> None:
     lines(folder / "qrels/test.tsv", "q2\tp2\t1", row)
-    ids = {"query_ids": {"q1", "q2"}, "passage_ids": {"p1", "p2"}}
-    judgements = check(lambda policy: read_judgements(folder, "test", policy, **ids), reason, message, "test.tsv:2")
+    judgements = check(lambda policy: read_judgements(folder, "test", policy), reason, message, "test.tsv:2")
     assert judgements == [Judgement("q2", "p2", 1)]
+    examples = check(lambda policy: read_examples(folder, "test", policy), reason, message, "test.tsv:2")
+    assert isinstance(examples, list)
+    assert [example.query.id for example in examples] == ["q2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "message"),
+    [
+        ("q9\tp1\t1", "unknown query id", r":2: there is no query with the id 'q9'"),
+        ("q1\tp9\t1", "unknown passage id", r":2: there is no passage with the id 'p9'"),
+    ],
+)
+def test_judgements_of_unknown_ids(folder: Path, row: str, reason: str, message: str) -> None:
+    lines(folder / "qrels/test.tsv", "q2\tp2\t1", row)
     examples = check(lambda policy: read_examples(folder, "test", policy), reason, message, "test.tsv:2")
     assert isinstance(examples, list)
     assert [example.query.id for example in examples] == ["q2"]
@@ -632,7 +643,7 @@ def test_policy_counts_each_record_once_and_reports_in_one_line() -> None:
     assert policy.report() == ""
     for line in (1, 2, 3, 3, 3):
         policy.reject(Location(Path("a/c.jsonl"), line).error("empty passage", "it is empty", "fill it"))
-    policy.reject(Location(Path("a/c.jsonl"), 3).error("x", "found", "remedy"), "own reason")
+    policy.reject(Location(Path("a/c.jsonl"), 3).error("own reason", "found", "remedy"))
     assert policy.skip_counts == {"empty passage": 3, "own reason": 1}
     assert policy.report() == "skipped 4 records: 3 empty passage (c.jsonl:1, c.jsonl:2, ...), 1 own reason (c.jsonl:3)"
     with pytest.raises(ValueError, match='on_error is \'ignore\'; it must be "error", "skip" or "keep"'):
@@ -795,11 +806,11 @@ def test_real_scifact(data_dir: Path) -> None:
     query_ids = {query.id for query in read_queries(folder)}
     assert (len(passage_ids), len(query_ids)) == (5183, 1109)
     for split, queries, judgements in [("train", 809, 919), ("test", 300, 339)]:
-        split_judgements = read_judgements(folder, split, None, query_ids, passage_ids)
-        assert (len({judgement.query_id for judgement in split_judgements}), len(split_judgements)) == (
-            queries,
-            judgements,
-        )
+        split_judgements = read_judgements(folder, split)
+        judged_ids = {judgement.query_id for judgement in split_judgements}
+        assert (len(judged_ids), len(split_judgements)) == (queries, judgements)
+        assert judged_ids <= query_ids
+        assert {judgement.passage_id for judgement in split_judgements} <= passage_ids
     assert len(read_examples(folder, "train")) == 919
 
 
