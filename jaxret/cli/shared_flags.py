@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
+from jaxret.configs.options import MATCH_HELP, MATCH_KINDS
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
 
@@ -114,8 +115,7 @@ def measures() -> flags.FlagHolder:
 
 
 def match(default: str | None = "string", note: str = "") -> flags.FlagHolder:
-    meaning = "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)"
-    return flags.DEFINE_enum("match", default, ["string", "regex"], meaning + note)
+    return flags.DEFINE_enum("match", default, list(MATCH_KINDS), MATCH_HELP + note)
 
 
 def on_error(keep: bool = False) -> flags.FlagHolder:

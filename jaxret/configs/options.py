@@ -11,8 +11,10 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-
 TOO_LARGE = 10**18  # smaller numbers fit into 64 bits
+# How evaluation and mining read answers of queries.
+MATCH_KINDS = ("string", "regex")
+MATCH_HELP = "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)"
 
 
 def option(

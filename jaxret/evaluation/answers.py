@@ -14,7 +14,6 @@ from jaxret.evaluation.metrics import Evaluation
 
 # A run of letters, digits and marks is a token; so is every other character that is neither a separator nor a control.
 _TOKEN = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
-MATCH_KINDS = ("string", "regex")  # how an answer is read
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 _SEPARATOR = "\0"  # a control character, so never inside a token
 _CACHED_PASSAGES = 2**16  # about 60 MB of 100-word passages
@@ -39,7 +38,7 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 
 
 class AnswerMatcher:
-    """`has_answer` for many queries, with a cache of prepared passages. match: one of MATCH_KINDS."""
+    """`has_answer` for many queries, with a cache of prepared passages. match: "string" or "regex"."""
 
     def __init__(self, match: str = "string") -> None:
         self.match = match
@@ -81,7 +80,7 @@ def answer_ranks(
         queries: all queries to count, with their answers.
         passage_texts: passage id -> text without title.
         depth: number of passages searched for an answer.
-        match: one of MATCH_KINDS.
+        match: "string" or "regex".
     Raises:
         ValueError: a query has no answers, or one that is not a regular expression; a retrieved passage has no text.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxret.configs.options import check_options, option
+from jaxret.configs.options import MATCH_HELP, MATCH_KINDS, check_options, option
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,7 @@ class EvaluationOptions:
     )
     latency_passages: tuple[int, ...] = ()  # numbers of passages for which a search is timed too
     dpr_results: bool = option(False, "also write the results in DPR's format, with texts and has_answer")
-    match: str = option(
-        "string",
-        "how to read answers of queries: as strings, or as regular expressions (CuratedTREC)",
-        ("string", "regex"),
-    )
+    match: str = option("string", MATCH_HELP, MATCH_KINDS)
     on_error: str = option(
         "error",
         "at a bad record: stop, or skip and count it; keep: allow empty passages, stop at other bad records",
