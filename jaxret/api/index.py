@@ -22,12 +22,12 @@ from jaxret.api.arguments import (
     whole_number,
 )
 from jaxret.api.retriever import Retriever, Vectors
-from jaxret.data.formats import Corpus, source_exists
+from jaxret.data.formats import Corpus
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
 from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import cut_encoded, encode_corpus
+from jaxret.index.encode import cut_encoded, encode_corpus, find_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import corpus_state, open_encoded
 from jaxret.index.update import append_corpus, delete_ids
@@ -173,10 +173,11 @@ class Index:
             corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus, "corpus"))
         require_path("corpus", corpus, "a path, or a list of passages")
         source = os.fspath(corpus)
-        if encoding.dimension and not source_exists(source):  # the name of an encoded corpus
+        text_corpus = find_corpus(source, encoding)
+        if text_corpus is None:  # the name of an encoded corpus
             result = cut_encoded(retriever.run, source, encoding, name, progress)
         else:
-            result = encode_corpus(retriever.run, Corpus.open(source), name, encoding, progress)
+            result = encode_corpus(retriever.run, text_corpus, name, encoding, progress)
         return cls(retriever, result.folder.name, options)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxret.data.formats import ChangedCorpusError, Corpus, CorpusScan, is_named, source_path
+from jaxret.data.formats import ChangedCorpusError, Corpus, CorpusScan, is_named, source_exists, source_path
 from jaxret.index.collapse import collapse_warning
 from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
@@ -84,6 +84,12 @@ def corpus_name(corpus: Corpus) -> str:
     path = path.absolute()
     path = path.resolve() if path.name in ("", "..") else path
     return path.name if path.is_dir() else path.name.split(".")[0]
+
+
+def find_corpus(source: str, options: EncodeOptions) -> Corpus | None:
+    """Return the corpus at a path; None where there is nothing and vectors are to be cut: it is the name of an encoded
+    corpus then (`cut_encoded`). Raises DataError for any other path without a corpus."""
+    return None if options.dimension and not source_exists(source) else Corpus.open(source)
 
 
 def encode_corpus(

@@ -277,7 +277,8 @@ def test_a_closed_pipe_ends_the_command(body: str) -> None:
 IMPORTS = """
 import importlib, sys
 from absl import flags
-import jaxret.__main__, jaxret.experiments.rerank_request, jaxret.experiments.search_job, train, encode, search
+import jaxret.__main__, train, encode, search
+import jaxret.experiments.rerank_request, jaxret.experiments.search_job, jaxret.index.encode_request
 for verb in jaxret.__main__.VERBS:
     importlib.import_module(f"jaxret.cli.{verb.replace(' ', '_')}")
     for name in list(flags.FLAGS):  # two verbs in one process may call a flag the same

@@ -17,7 +17,9 @@ from jaxret.data.records import Passage, Query
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encode_request import EncodeRequest
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.run_encode import run_encode
 from jaxret.index.shards import ShardError
 from jaxret.index.source import inspect_corpus
 from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
@@ -253,6 +255,30 @@ def test_appended_passages_are_cut_like_the_corpus(root: Path, runs: RunsByKind,
     assert {shards.fingerprint["contract"]["passage_length"] for shards in open_encoded(folder).shards} == {
         PASSAGE_LENGTH - 2
     }
+
+
+@pytest.mark.slow
+def test_a_request_encodes_cuts_appends_and_deletes(
+    root: Path, runs: RunsByKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of `jaxret encode`. The corpus to cut is the name of an encoded one."""
+    shutil.copytree(runs["one vector"].workdir, tmp_path / "run")
+    run, ids = str(tmp_path / "run"), str(write_ids(tmp_path / "ids.txt", ["p3", "p5"]))
+    requests = [
+        EncodeRequest(run, str(root / "b.jsonl"), "b"),
+        EncodeRequest(run, "b", options=EncodeOptions(dimension=3)),
+        EncodeRequest(run, str(root / "b.jsonl"), "a", append=True),
+        EncodeRequest(run, name="a", delete=ids),
+    ]
+    for request in requests:
+        run_encode(request)
+    lines = capsys.readouterr().out.splitlines()
+    folders = [Path(run, "embeddings", name) for name in ("b", "b-3", "a")]
+    assert f"20 passages are in {folders[0]}" in lines
+    assert f"20 passages are in {folders[1]}" in lines
+    assert lines[-2].endswith(f", a part of {folders[2]}")
+    assert lines[-1] == f"2 passages deleted from {folders[2]}; 58 are left"
+    assert [open_encoded(folder).dimension == 3 for folder in folders] == [False, True, False]
 
 
 class Killed(BaseException):

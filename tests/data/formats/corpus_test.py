@@ -45,6 +45,8 @@ DOORS = {
     "experiments/reproduce/run_row.py": "the flags of a command are read here",
     "demo/demo.py": "the corpus is written here",
     "index/source.py": "corpus.json, which says what was encoded",
+    "index/encode.py": "the path of a corpus, or the name of an encoded one",
+    "index/run_encode.py": "the corpus is looked for after the request is checked",
     "index/ray_encode.py": "each worker is another process",
     "training/config_corpora.py": "keys of a config",
 }
