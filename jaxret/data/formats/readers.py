@@ -177,7 +177,7 @@ def read_examples(
         examples = [example for _, example in file.format.examples(file, policy)]
     else:
         assert file.format.id_examples is not None
-        folder = _folder_of(file)
+        folder = text_folder(file.path)
         records = list(file.format.id_examples(file, policy))
         queries = {} if all(one.query for _, one in records) else {q.id: q for q in read_queries(folder, policy, split)}
         examples = join_texts(records, queries, read_corpus(folder, policy), policy)
@@ -207,11 +207,6 @@ def has_teacher_scores(source: PathLike, split: str | None, negatives_run: PathL
     if file.format.every_positive:
         examples = (one for example in examples for one in examples_by_target(example))
     return any(example.is_distillable for example in examples)
-
-
-def _folder_of(file: DataFile) -> Path:
-    """Return where the texts are that a file names by ids."""
-    return text_folder(file.path)
 
 
 def examples_by_target(example: Example) -> Iterator[Example]:
@@ -255,7 +250,7 @@ def example_files(source: PathLike, split: str | None = None, negatives_run: Pat
     training_file = detect_examples(source, split, negatives_run)
     files: list[Path | None] = [training_file.path if training_file else None]
     if training_file is None or training_file.format.examples is None:
-        texts = source if training_file is None else _folder_of(training_file)
+        texts = source if training_file is None else text_folder(training_file.path)
         files += [detect_judgements(source, split).path] if training_file is None else []
         queries = query_paths(source_path(texts), split)
         files += [*queries, Corpus.open(texts).file.path]

@@ -76,17 +76,16 @@ class MuveraProxy:
     name: ClassVar[str] = "muvera"
 
     @classmethod
-    def of(cls, dimension: int, repetitions: int = 20, bits: int = 4, width: int = 16, seed: int = 0) -> MuveraProxy:
-        """Return a proxy with random numbers from a seed; the defaults make 5,120 numbers.
+    def of(cls, dimension: int, repetitions: int = 20, bits: int = 4, width: int = 16) -> MuveraProxy:
+        """Return a proxy with random numbers, the same at each call; the defaults make 5,120 numbers.
 
         Args:
             dimension: D.
             repetitions: R.
             bits: k.
             width: d'.
-            seed: of the random numbers.
         """
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         planes = random.standard_normal((repetitions, dimension, bits), dtype=np.float32)
         signs = random.integers(0, 2, (repetitions, dimension, width)) * 2 - 1
         return cls(planes, signs.astype(np.float32))
