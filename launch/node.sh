@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One machine with GPUs: a single process uses all of them. launch/step.sh says what can be set.
 #
-#   DATA=/data/msmarco WORKDIR=runs/mlr launch/node.sh [more flags of train.py]
+#   DATA=/data/msmarco WORKDIR=runs/mlr launch/node.sh [more flags of jaxret train]
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}" # the lines at the top of this file

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several hosts with eight GPUs each under Slurm, one process a host. launch/step.sh says what can be set.
 #
-#   DATA=/shared/msmarco WORKDIR=/shared/runs/mlr sbatch launch/slurm.sh [more flags of train.py]
+#   DATA=/shared/msmarco WORKDIR=/shared/runs/mlr sbatch launch/slurm.sh [more flags of jaxret train]
 #
 # Submit it from the repository's folder, which every host must see. The same command goes on where a job ended.
 #SBATCH --job-name=jaxret
