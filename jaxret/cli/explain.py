@@ -26,16 +26,22 @@ _CHECKPOINT = shared_flags.checkpoint()
 
 
 def main() -> None:
-    from jaxret.data.records import Passage
-    from jaxret.experiments.explain import StoredPassage, explain_in_run
+    from jaxret.experiments.explain_request import ExplainRequest
+
+    request = ExplainRequest(
+        workdir=_WORKDIR.value,
+        query=_QUERY.value,
+        text=_PASSAGE.value,
+        title=_TITLE.value,
+        passage_id=_PASSAGE_ID.value,
+        encoded_name=_CORPUS.value,
+        rank=_RANK.value,
+        top=_TOP.value,
+        checkpoint=_CHECKPOINT.value,
+    )
+    from jaxret.experiments.explain import explain_in_run
     from jaxret.parallel.events import emit
 
-    if not (_QUERY.value or _PASSAGE.value or _PASSAGE_ID.value) or (_PASSAGE.value and _PASSAGE_ID.value):
-        raise ValueError("give a --query, and a passage as --passage=TEXT or --passage_id=ID, or one of them alone")
-    passage = Passage("passage", _PASSAGE.value, _TITLE.value) if _PASSAGE.value else None
-    if _RANK.value and not (_QUERY.value and _PASSAGE_ID.value):
-        raise ValueError("--rank is the rank of a --passage_id for a --query: give both")
-    stored_passage = StoredPassage(_PASSAGE_ID.value, _CORPUS.value, _RANK.value)
-    text = explain_in_run(_WORKDIR.value, _CHECKPOINT.value, _QUERY.value, passage, stored_passage, _TOP.value)
+    text = explain_in_run(request)
     print(text)
     emit("listing", lines=text.splitlines())

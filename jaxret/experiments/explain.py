@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -14,8 +13,9 @@ from jaxret.data.errors import Location
 from jaxret.data.record_checks import check_passage, check_question
 from jaxret.data.records import Passage
 from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.explain_request import ExplainRequest
 from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encoded_corpus import open_encoded
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.passages import Passages
 from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run, open_run
@@ -26,56 +26,37 @@ from jaxret.types import Ragged, Tokens
 RANK_DEPTH = 1000  # to which the rank of a passage is looked for
 
 
-@dataclass(frozen=True)
-class StoredPassage:
-    """The id of a passage, "" for none; its encoded corpus, "" for the only one; and whether its rank is searched."""
-
-    id: str = ""
-    encoded_name: str = ""
-    rank: bool = False
-
-
-def stored_passage(folder: Path, passage_id: str) -> Passage:
+def stored_passage(encoded_corpus: EncodedCorpus, passage_id: str) -> Passage:
     """Return a passage of an encoded corpus without reading its vectors. Raises ValueError for an unknown id."""
-    encoded_corpus = open_encoded(folder, verify=False)
     if encoded_corpus.missing_ids({passage_id}):
-        raise ValueError(f"{folder} has no passage {passage_id!r}; its first is {encoded_corpus.ids([0])[0]!r}")
+        first, folder = encoded_corpus.ids([0])[0], encoded_corpus.folder
+        raise ValueError(f"{folder} has no passage {passage_id!r}; its first is {first!r}")
     for shards in reversed(encoded_corpus.shards):  # the last part wins: a deleted id may have been appended again
         if passages := Passages(shards.folder).read([passage_id]):
             return passages[passage_id]
     return Passage(passage_id, "")
 
 
-def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, folder: Path) -> Run:
+def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, encoded_corpus: EncodedCorpus) -> Run:
     """Open a run with the passage length, and the size of vectors, of an encoded corpus."""
-    encoded_corpus = open_encoded(folder, verify=False)
     run = open_run(workdir, checkpoint, passage_length=encoded_corpus.fingerprint["contract"].get("passage_length"))
     return run.with_dimension(encoded_corpus.dimension)
 
 
-def explain_in_run(
-    workdir: str | os.PathLike[str],
-    checkpoint: str,
-    question: str = "",
-    passage: Passage | None = None,
-    source: StoredPassage = StoredPassage(),
-    top: int = 10,
-) -> str:
-    """Open a run and return `explain` for it.
-
-    Args:
-        workdir, checkpoint: see `open_run`.
-        question, passage, top: see `explain`.
-        source: a passage to read instead of `passage`; its text comes first.
-    """
-    if not source.id:
-        return explain(open_run(workdir, checkpoint), question, passage, top)
-    folder = corpus_folder(Workdir(workdir), source.encoded_name)
-    passage = stored_passage(folder, source.id)
-    run, text = open_as_encoded(workdir, checkpoint, folder), f"{passage.id}: {passage.title} {passage.text}".rstrip()
-    parts = [text, explain(run, question, passage, top)]
-    if source.rank:
-        parts.insert(1, describe_rank(Searcher(run, folder), question, source.id))
+def explain_in_run(request: ExplainRequest) -> str:
+    """Open a run and return `explain` for it; before that the text of a passage that is chosen by its id, and its
+    rank."""
+    if not request.passage_id:
+        run = open_run(request.workdir, request.checkpoint)
+        return explain(run, request.query, request.passage, request.top)
+    folder = corpus_folder(Workdir(request.workdir), request.encoded_name)
+    encoded_corpus = open_encoded(folder, verify=False)
+    passage = stored_passage(encoded_corpus, request.passage_id)
+    run = open_as_encoded(request.workdir, request.checkpoint, encoded_corpus)
+    text = f"{passage.id}: {passage.title} {passage.text}".rstrip()
+    parts = [text, explain(run, request.query, passage, request.top)]
+    if request.rank:
+        parts.insert(1, describe_rank(Searcher(run, folder), request.query, passage.id))
     return "\n\n".join(parts)
 
 

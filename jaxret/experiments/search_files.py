@@ -31,7 +31,7 @@ from jaxret.search.approximate.candidates import describe_recall
 from jaxret.search.latency import measure_by_passages, measure_latency
 from jaxret.search.proof import SearchResult
 from jaxret.search.ray_search import open_searcher
-from jaxret.search.search_options import SearchOptions, parse_candidates
+from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome
 from jaxret.storage.atomic import write_json
 
@@ -67,8 +67,8 @@ def search_files(
     if options.several:
         evaluation = replace(evaluation, latency=0)
     plan = plan_evaluation(run.workdir, queries, qrels, evaluation, _label(run, options, encoded_name))
-    if options.candidates:
-        parse_candidates(options.candidates).require(plan.depth)  # now, not after the corpus was read
+    if options.candidate_spec:
+        options.candidate_spec.require(plan.depth)  # now, not after the corpus was read
     searcher = open_searcher(run, corpus_folder(run.workdir, encoded_name), options, many=evaluation.latency != 0)
     for count in evaluation.latency_passages:
         searcher.require_first(count)

@@ -16,7 +16,7 @@ from jaxret.runs.ray_cluster import RayWorkers, RunOpening
 from jaxret.runs.run import Run
 from jaxret.search.process_group import ProcessGroup, SeparateRange, merge_results
 from jaxret.search.proof import SearchResult
-from jaxret.search.search_options import CandidateSpec, SearchOptions
+from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged, TextVectors
 
@@ -56,7 +56,7 @@ class RaySearcher(Searcher):
         self.workers: RayWorkers = options.workers
         super().__init__(run, folder, options, many, ProcessGroup(0, 0))  # none of the ranges is this process's
 
-    def _open_vectors(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
+    def _open_vectors(self, options: SearchOptions, many: bool) -> None:
         arguments = {"query_length": self.run.tokenizer.query_length, "attention": self.workers.attention}
         run, step = str(self.run.workdir), str(self.run.checkpoint["step"])
         opening = RunOpening(run, step, self.workers.platform, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,9 +86,7 @@ class SearchOptions:
         object.__setattr__(self, "filters", tuple(self.filters))
         if self.dimension < 0:
             raise ValueError(f"dimension is {self.dimension}; it must be at least 1, or 0 for whole vectors")
-        if self.candidates:
-            parse_candidates(self.candidates)
-        if self.candidates and self.index:
+        if self.candidate_spec and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):
             raise ValueError("backend and precision are of exact search: leave them or the index out")
@@ -103,6 +102,11 @@ class SearchOptions:
             self.require_exact()
         if self.index_parameters and not self.index:
             raise ValueError("index_parameters are of an approximate index: give index=NAME too")
+
+    @functools.cached_property
+    def candidate_spec(self) -> CandidateSpec | None:
+        """Return the value of `candidates`; None for none."""
+        return parse_candidates(self.candidates) if self.candidates else None
 
     @property
     def several(self) -> bool:

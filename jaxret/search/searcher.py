@@ -31,7 +31,7 @@ from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
 from jaxret.search.process_group import ProcessGroup
 from jaxret.search.proof import SearchResult, no_result
-from jaxret.search.search_options import CandidateSpec, SearchOptions, parse_candidates
+from jaxret.search.search_options import SearchOptions
 from jaxret.search.self_check import self_check
 from jaxret.search.streaming import fits_devices
 from jaxret.storage.atomic import sha256_json
@@ -143,7 +143,6 @@ class Searcher:
         It raises what `open_encoded_by`, `matching_rows` and `open_faiss_index` raise, too.
         """
         require_unforked()
-        spec = parse_candidates(options.candidates) if options.candidates else None
         self.run, self.folder, self.filters, self.max_passage = run, folder, options.filters, options.max_passage
         self.group = group or (ProcessGroup.of_job() if options.all_processes else ProcessGroup())
         self._version = corpus_version(folder)  # before anything is read
@@ -171,15 +170,15 @@ class Searcher:
         if self.group.count != 1:
             self.first_row, self._own = self.encoded_corpus.in_range(self.group.number, self.group.count)
         self._corpus: Any = self._own
-        self.group.agreed(lambda: self._open_vectors(options, spec, many))
+        self.group.agreed(lambda: self._open_vectors(options, many))
         self.embedder = self.run.embedder()
         self._texts: list[Passages] = []  # of each part, the last one first
 
-    def _open_vectors(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
+    def _open_vectors(self, options: SearchOptions, many: bool) -> None:
         if self.encoded_corpus.sparse:
             self._open_sparse(options, many)
         else:
-            self._open_dense(options, spec, many)
+            self._open_dense(options, many)
 
     def _cut(self, size: int) -> None:
         """Search the first `size` numbers of vectors: of those that are stored, and of queries'."""
@@ -202,7 +201,7 @@ class Searcher:
         check_sparse(backend)
         self.lists = InvertedLists(self._own, many, backend)
 
-    def _open_dense(self, options: SearchOptions, spec: CandidateSpec | None, many: bool) -> None:
+    def _open_dense(self, options: SearchOptions, many: bool) -> None:
         """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
         self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision)
         if options.index and self.encoded_corpus.cut[0]:
@@ -220,10 +219,10 @@ class Searcher:
         if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
             self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision, many=True)
         self_check(self.backend, self.encoded_corpus.ragged)
-        if spec:
+        if options.candidate_spec:
             backend = select_backend(options.backend, precision=options.precision)
             self_check(backend)
-            self.generator = CandidateGenerator.open(self._corpus, spec, backend, many)
+            self.generator = CandidateGenerator.open(self._corpus, options.candidate_spec, backend, many)
 
     def is_stale(self) -> bool:
         """Return whether passages were appended, deleted or encoded again since the corpus was opened."""

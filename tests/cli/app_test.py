@@ -278,7 +278,8 @@ IMPORTS = """
 import importlib, sys
 from absl import flags
 import jaxret.__main__, train, encode, search
-import jaxret.experiments.rerank_request, jaxret.experiments.search_job, jaxret.index.encode_request
+import jaxret.experiments.explain_request, jaxret.experiments.rerank_request
+import jaxret.experiments.search_job, jaxret.index.encode_request
 for verb in jaxret.__main__.VERBS:
     importlib.import_module(f"jaxret.cli.{verb.replace(' ', '_')}")
     for name in list(flags.FLAGS):  # two verbs in one process may call a flag the same

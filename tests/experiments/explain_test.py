@@ -12,9 +12,11 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage, Query
-from jaxret.experiments.explain import explain, stored_passage
+from jaxret.experiments.explain import explain, explain_in_run, stored_passage
+from jaxret.experiments.explain_request import ExplainRequest
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import Searcher
@@ -40,7 +42,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 def best(run: Run) -> tuple[Passage, float]:
     """The passage that search finds first, and its score."""
     (key, score), *_ = Searcher(run, corpus_folder(run.workdir)).search([Query("0", QUESTION)], 3).rankings["0"]
-    return stored_passage(corpus_folder(run.workdir), key), score
+    return stored_passage(open_encoded(corpus_folder(run.workdir), verify=False), key), score
 
 
 def rows(explanation: str, header: str) -> list[list[str]]:
@@ -52,6 +54,32 @@ def rows(explanation: str, header: str) -> list[list[str]]:
 def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere .*\(it .*config.json\)"):
         corpus_folder(Workdir(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "give a --query"),
+        ({"title": "t"}, "give a --query"),
+        ({"query": "q", "text": "t", "passage_id": "p"}, "give a --query"),
+        ({"query": "q", "rank": True}, "--rank is the rank"),
+        ({"passage_id": "p", "rank": True}, "--rank is the rank"),
+    ],
+)
+def test_values_that_exclude_each_other_or_are_missing(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExplainRequest("w", **values)
+
+
+@pytest.mark.slow
+def test_an_encoded_passage_has_its_text_and_rank(make: Callable[..., Run]) -> None:
+    run = make("plain", head__token="mean")
+    passage, score = best(run)
+    request = ExplainRequest(str(run.workdir), QUESTION, passage_id=passage.id, rank=True)
+    text, rank, parts, *_ = explain_in_run(request).split("\n\n")
+    assert text == f"{passage.id}: {passage.title} {passage.text}".rstrip()
+    assert rank.startswith("rank 1 of ")
+    assert float(parts.splitlines()[0].split()[1]) == pytest.approx(score, abs=2e-4)
 
 
 @pytest.mark.exhaustive
@@ -66,7 +94,7 @@ def test_late_interaction_shows_which_token_matched_which(make: Callable[..., Ru
     with pytest.raises(ValueError, match="cannot explain a query alone"):
         explain(run, QUESTION)
     with pytest.raises(ValueError, match="passage 'p99'"):
-        stored_passage(corpus_folder(run.workdir), "p99")
+        stored_passage(open_encoded(corpus_folder(run.workdir), verify=False), "p99")
 
 
 @pytest.mark.exhaustive

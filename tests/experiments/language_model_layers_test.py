@@ -13,6 +13,7 @@ from jaxret.experiments.explain import explain, stored_passage
 from jaxret.experiments.vector_diversity import report_diversity
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.search.searcher import Searcher
 from tests.pipeline import untrained_run, write_data, write_language_model
 
@@ -31,7 +32,7 @@ def test_mlr_on_a_language_model(tmp_path: Path, token: str) -> None:
     encode_corpus(run, Corpus.open(data), progress=False)
     folder = corpus_folder(run.workdir)
     (key, score), *_ = Searcher(run, folder).search([Query("0", QUESTION)], 3).rankings["0"]
-    explanation = explain(run, QUESTION, stored_passage(folder, key))
+    explanation = explain(run, QUESTION, stored_passage(open_encoded(folder, verify=False), key))
     best = explanation.split("the score is the product with ")[1].split(",")[0]
     assert best in ("layer 2", "layer 3")
     assert float(explanation.splitlines()[0].removeprefix("score ").split()[0]) == pytest.approx(score, abs=2e-4)

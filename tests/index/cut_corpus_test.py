@@ -12,7 +12,8 @@ import pytest
 from jaxret.api import Index, Retriever
 from jaxret.data.formats import Corpus, DataError, read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.explain import StoredPassage, explain_in_run
+from jaxret.experiments.explain import explain_in_run
+from jaxret.experiments.explain_request import ExplainRequest
 from jaxret.experiments.search_job import parse_sizes
 from jaxret.experiments.search_sizes import search_sizes
 from jaxret.index.cut_corpus import find_larger_vectors
@@ -119,8 +120,8 @@ def test_the_score_of_a_cut_corpus_is_explained(root: Path, runs: RunsByKind) ->
     run = runs[DAILY]
     query = next(iter(read_queries(root / "data" / "queries.jsonl")))
     (passage, score), *_ = rankings(run, f"first-{SIZE}", root)[query.id]
-    stored = StoredPassage(passage, f"first-{SIZE}")
-    assert f"score {score:.4f}" in explain_in_run(run.workdir.path, "best", query.text, source=stored)
+    request = ExplainRequest(str(run.workdir), query.text, passage_id=passage, encoded_name=f"first-{SIZE}")
+    assert f"score {score:.4f}" in explain_in_run(request)
 
 
 @pytest.mark.slow

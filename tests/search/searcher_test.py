@@ -29,6 +29,7 @@ from jaxret.experiments.search_files import search_files, show_answer
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, read_shard_json
@@ -635,9 +636,10 @@ def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path)
 
     folder, question = shards.folder, Query("0", "river stone")
     (key, score), *_ = Searcher(run, folder).search([question], 1).rankings["0"]
+    encoded_corpus = open_encoded(folder, verify=False)
     as_encoded, as_trained = (
-        float(explain(one, question.text, stored_passage(folder, key)).split()[1])
-        for one in (open_as_encoded(run.workdir.path, "best", folder), run)
+        float(explain(one, question.text, stored_passage(encoded_corpus, key)).split()[1])
+        for one in (open_as_encoded(run.workdir.path, "best", encoded_corpus), run)
     )
     assert as_encoded == pytest.approx(score, abs=1e-3)
     assert as_trained != pytest.approx(score, abs=1e-2), "cut as in training, it is another text"
