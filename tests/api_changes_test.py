@@ -74,6 +74,8 @@ def test_appended_and_deleted_passages(opened: Callable[..., Retriever], tmp_pat
     assert list(index.rows())[-1][0] == ["10"], "numbers go on after deleted ones"
     index.append(named, progress=False)  # appended before
     assert len(index) == 9
+    index.append(["a new one"], progress=False)
+    assert list(index.rows())[-1][0] == ["11"], "a text alone is another passage, also if it is there"
 
 
 @pytest.mark.slow

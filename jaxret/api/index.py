@@ -234,8 +234,8 @@ class Index:
     ) -> None:
         """Encode more passages, as `jaxret encode --append` does, and search them too from now on.
 
-        Texts alone get the numbers after those of all passages that were ever encoded as their ids. The same passages
-        again change nothing.
+        Texts alone get the numbers after those of all passages that were ever encoded as their ids, so that the same
+        texts again are new passages. The same `Passage` objects again change nothing.
 
         Raises ValueError for an id that the corpus has already, and for an approximate index, which takes none.
         """

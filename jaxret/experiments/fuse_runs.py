@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,6 +186,8 @@ def _check_shared(job: FuseJob) -> None:
         raise ValueError(f"{len(job.runs)} run is given; fusion takes two or more")
     if job.weights and len(job.weights) != len(job.runs):
         raise ValueError(f"--weights has {len(job.weights)} numbers for {len(job.runs)} runs; give one for each")
+    if wrong := [weight for weight in job.weights if not (math.isfinite(weight) and weight >= 0)]:
+        raise ValueError(f"--weights has {wrong[0]:g}; a weight is a finite number of at least 0")
     if job.tune_runs and job.weights:
         raise ValueError("give either --weights or --tune, which finds them")
     if job.qrels and not job.queries:

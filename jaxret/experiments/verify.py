@@ -31,7 +31,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.index_files import check_index_file, identity_of, read_index_manifest
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path, sha256_file
-from jaxret.storage.bucket_folder import COPYING, MANIFEST, BucketFolder
+from jaxret.storage.bucket_folder import MANIFEST, BucketFolder
 from jaxret.storage.checkpoint import CheckpointError
 from jaxret.storage.copy_folder import bucket_problems, unnamed_objects
 from jaxret.storage.working_copy import enclosing_folder, fetch_files, local_path
@@ -103,11 +103,11 @@ def _verify_bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verifi
         )
     for name, problem in bucket_problems(folder):
         yield Verification(f"{folder}/{name}", problem)
-    if orphans := unnamed_objects(folder):
+    orphans, busy = unnamed_objects(folder)
+    if orphans:
         sentence = f"{folder}/data: {len(orphans):,} objects belong to no file; killed jobs leave such objects"
         if delete_unused:
-            copy_marks = [COPYING] if folder.bucket.version(COPYING) else []
-            if busy := [*folder.bucket.list("leases"), *copy_marks]:
+            if busy:
                 raise ValueError(
                     f"--delete_unused: a job writes to {folder}, or was killed there ({busy[0]}); run it again, "
                     "to its end"

@@ -60,19 +60,22 @@ def best_documents(
 def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Collection[str]) -> dict[str, Passage]:
     """Return documents by their ids, with the texts of their passages (`joined_chunks`).
 
+    A document ends where as many passages in a row as are read at a time have no text: a few may be empty.
+
     Args:
         read: returns passages by id; one that does not exist has no text.
         ids: of documents.
     """
     parts: dict[str, list[Passage]] = {key: [] for key in ids}
-    missing_keys, start = list(parts), 0
-    while missing_keys:  # their numbers begin with 0, and none is left out
-        names = {f"{key}{CHUNK_SEPARATOR}{i}": key for key in missing_keys for i in range(start, start + _PASSAGES)}
-        names |= {key: key for key in missing_keys if start == 0}  # that were not split
-        for name, passage in read(names).items():
-            parts[names[name]] += [passage] if passage.text else []
+    unfinished_keys, start = list(parts), 0
+    while unfinished_keys:  # their numbers begin with 0, and none is left out
+        names = {f"{key}{CHUNK_SEPARATOR}{i}": key for key in unfinished_keys for i in range(start, start + _PASSAGES)}
+        names |= {key: key for key in unfinished_keys if start == 0}  # that were not split
+        passages = {name: passage for name, passage in read(names).items() if passage.text}
+        for name, passage in passages.items():
+            parts[names[name]].append(passage)
         start += _PASSAGES
-        missing_keys = [key for key in missing_keys if len(parts[key]) == start]
+        unfinished_keys = list(dict.fromkeys(key for name, key in names.items() if name in passages and name != key))
     return {
         key: Passage(key, joined_chunks([part.text for part in own]), own[0].title if own else "")
         for key, own in parts.items()

@@ -103,7 +103,7 @@ class BucketFolder:
         for key, group in zip(new, self.bucket.get_several(new), strict=True):
             if group:  # else it was moved just now
                 self._groups[key] = _parse(f"{self}/{key}", group.body)
-        for key in [key for key in self._groups if key.startswith(f"{prefix}/") and key not in keys]:
+        for key in {key for key in self._groups if key.startswith(f"{prefix}/")}.difference(keys):
             del self._groups[key]
         return {
             key.removeprefix(f"{GROUPS}/").removesuffix(".json"): self._groups[key]

@@ -283,8 +283,13 @@ def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator
             yield name, ""
 
 
-def unnamed_objects(folder: BucketFolder) -> list[str]:
-    """Return the keys of data objects that no file has: left by killed jobs, or being written now."""
+def unnamed_objects(folder: BucketFolder) -> tuple[list[str], list[str]]:
+    """Return the keys of data objects that no file has, and the marks of jobs that write some now or were killed.
+
+    Without such a job, the objects are of killed ones. Marks are read after the objects and before the names: a job
+    names its objects before its mark goes.
+    """
     objects = folder.bucket.list("data")
+    marks = [*folder.bucket.list("leases"), *([COPYING] if folder.bucket.version(COPYING) else [])]
     keys = {key for file in folder.files().values() for key in file.parts}
-    return [key for key in objects if key not in keys]
+    return [key for key in objects if key not in keys], marks

@@ -101,7 +101,10 @@ def test_a_document_is_the_sequence_of_its_chunks() -> None:
         "one": Passage("one", "text"),
         "none": Passage("none", ""),
     }
-    assert len(reads) == 3
+    assert len(reads) == 4, "the last one finds nothing"
+    stored["long#3"] = stored["long#31"] = Passage("empty", "")
+    (joined,) = join_passages(read, ["long"]).values()
+    assert joined.text.split() == [str(number) for number in range(40) if number not in (3, 31)]
 
 
 def jaxret(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

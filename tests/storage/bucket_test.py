@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.storage.atomic import sha256_json
+from jaxret.storage.bucket import BucketObject
+from jaxret.storage.bucket_folder import BucketFolder
 from tests.pipeline import REPOSITORY
 from tests.storage.buckets import Server, gcs_server, s3_server
 
@@ -447,6 +450,20 @@ assert sorted(folder.files()) == [f"corpus/{number:02}" for number in range(1, 4
     assert len(look) == 2, "the list, and the manifest"
 
 
+def test_a_refresh_does_not_search_all_keys_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listing(list[str]):
+        def __contains__(self, key: object) -> bool:
+            raise AssertionError("a search through the whole list")
+
+    folder, keys = BucketFolder("gs://bucket/run"), [f"groups/corpus/{number}.json" for number in range(4)]
+    body = json.dumps({"files": {}, "sha256": sha256_json({})}).encode()
+    monkeypatch.setattr(folder.bucket, "list", lambda prefix: Listing(keys))
+    monkeypatch.setattr(folder.bucket, "get_several", lambda keys: [BucketObject(body, b"1") for _ in keys])
+    assert len(folder.groups("corpus")) == 4
+    del keys[0]
+    assert folder.groups("corpus").keys() == {f"corpus/{number}" for number in range(1, 4)}
+
+
 def test_an_address_in_a_folder_that_jaxret_wrote_is_a_path_in_its_copy(gcs: Server) -> None:
     script = """
 import json
@@ -754,3 +771,33 @@ reader.publish()
 assert writer.folder.files().keys() == {"new", "x/a.json", "x/vectors-0-of-1.npy"}
 """
     run_script(script, gcs[1])
+
+
+def test_objects_of_a_job_that_ends_during_the_verification_stay(gcs: Server, tmp_path: Path) -> None:
+    """It names its objects and releases its lease after the objects were listed."""
+    script = """
+import sys
+from pathlib import Path
+from jaxret.experiments.verify import verify_folder
+from jaxret.storage.bucket import Bucket
+from jaxret.storage.bucket_folder import BucketFolder
+folder, path = BucketFolder("gs://bucket/run"), Path(sys.argv[1])
+path.write_text("x")
+folder.commit(folder.upload({"first": path}), {})
+files = folder.upload({"second": path})
+folder.bucket.put("leases/x/shard.json", b"{}")
+list_keys = Bucket.list
+
+def list_after_the_end(bucket, prefix):
+    if prefix == "leases":
+        folder.commit(files, folder.files())
+        folder.bucket.delete(["leases/x/shard.json"])
+    return list_keys(bucket, prefix)
+
+Bucket.list = list_after_the_end
+list(verify_folder("gs://bucket/run", delete_unused=True))
+Bucket.list = list_keys
+assert list_keys(folder.bucket, "leases") == []
+folder.check("second", folder.files()["second"])
+"""
+    run_script(script, gcs[1], str(tmp_path / "file"))
