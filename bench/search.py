@@ -36,7 +36,7 @@ def peer(passages: Any) -> Any:
 
 def ours(name: str, passages: Any) -> Callable[[Any, int], Any]:
     """A backend, or backend:precision, with the passages in memory, as an Index has them."""
-    from jaxret.search.backends.select import select_backend
+    from jaxret.search.backends.select import select_backend, with_many_searches
     from jaxret.search.exact import search
     from jaxret.search.in_memory import InMemoryCorpus
     from jaxret.search.self_check import self_check
@@ -47,7 +47,7 @@ def ours(name: str, passages: Any) -> Callable[[Any, int], Any]:
             return [str(row) for row in indices]
 
     where, _, precision = name.partition(":")
-    backend = select_backend(where, precision=precision or "float32", many=True)
+    backend = with_many_searches(select_backend(where, precision=precision or "float32"))
     self_check(backend)
     vectors = passages[:, None]
     kept = InMemoryCorpus(Named([vectors]), vectors)

@@ -9,8 +9,6 @@ jaxret plan table --sizes --configs=configs --topology=...  table of docs/scale.
 The exit status is 1 if the program does not fit. Programs are compiled on the CPU. docs/scale.md explains the numbers.
 """
 
-import math
-
 from absl import flags
 from ml_collections import config_flags
 
@@ -37,8 +35,6 @@ _K = shared_flags.k()
 def main(subject: str = "train") -> None:
     from jaxret.plan.print_plans import PlanRequest, print_plans
 
-    if math.isnan(_UTILIZATION.value):
-        raise ValueError("--utilization is nan; it must be a number from 0.01 to 1")
     request = PlanRequest(
         subject=subject,
         config=_CONFIG.value,

@@ -27,7 +27,7 @@ SUBJECTS = ("train", "encode", "search", "table")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The plan to print."""
+    """The plan to print. Raises ValueError for a utilization that is no share."""
 
     subject: str  # one of SUBJECTS
     config: ConfigDict | None  # config to plan; None for a table of `configs_folder`
@@ -44,6 +44,10 @@ class PlanRequest:
     precision: str = "float32"  # precision of search candidates
     lengths: tuple[str, ...] = ()  # mean tokens of queries and passages, without data.train
     price: float | None = None  # dollars of a chip's hour, for the cost of training and encoding
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.utilization <= 1:
+            raise ValueError(f"--utilization is {self.utilization}; it must be a number from 0.01 to 1")
 
 
 def print_plans(request: PlanRequest) -> bool:

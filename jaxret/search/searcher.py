@@ -25,7 +25,7 @@ from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run
 from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
-from jaxret.search.backends.select import select_backend
+from jaxret.search.backends.select import select_backend, with_many_searches
 from jaxret.search.documents import best_documents, join_passages
 from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus, hold_in_memory, vectors_of
@@ -217,7 +217,7 @@ class Searcher:
         if many and not self.index and self._own.total_rows:
             self._corpus = hold_in_memory(self._own, fits_devices(self._own, self.backend))
         if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
-            self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision, many=True)
+            self.backend = with_many_searches(self.backend)
         self_check(self.backend, self.encoded_corpus.ragged)
         if options.candidate_spec:
             backend = select_backend(options.backend, precision=options.precision)

@@ -58,14 +58,13 @@ AUTO_ON_CPU = ("faiss-gpu", "faiss-cpu", "xla")
 AUTO_ON_ACCELERATOR = ("faiss-gpu", "xla", "faiss-cpu")
 
 
-def select_backend(name: str = "auto", lists: bool = False, precision: str = "float32", many: bool = False) -> Backend:
+def select_backend(name: str = "auto", lists: bool = False, precision: str = "float32") -> Backend:
     """Choose where to search; `.description` names the choice and its reason. Call `self_check` on it before use.
 
     Args:
         name: of the backend; "auto" takes the first of AUTO_ON_... that is available and can do the rest.
         lists: the corpus holds lists of vectors.
         precision: of the numbers in which candidates are found.
-        many: a loaded block is searched many times.
 
     Raises ValueError if a named backend is not available, with the package to install, or cannot do it.
     """
@@ -77,7 +76,7 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
             problem = _lacks(kind, lists, numbers) or kind.available()
             if problem is None:
                 why = "".join(f", not {other}: {reason}" for other, reason in reasons)
-                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, many, lists)
+                return _open(kind, f"auto: JAX runs on {jax.default_backend()}{why}", numbers, lists)
             reasons.append((choice, problem))
         raise ValueError("no search backend does this: " + "; ".join(f"{other}: {reason}" for other, reason in reasons))
     if name == "scipy":
@@ -94,7 +93,7 @@ def select_backend(name: str = "auto", lists: bool = False, precision: str = "fl
     problem = kind.available()
     if problem is not None:
         raise ValueError(f"search backend {name} is not available: {problem}; {kind.remedy}, or take xla")
-    return _open(kind, "as requested", numbers, many, lists)
+    return _open(kind, "as requested", numbers, lists)
 
 
 def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
@@ -106,6 +105,11 @@ def _lacks(kind: Any, lists: bool, precision: Precision) -> str | None:
     return None
 
 
-def _open(kind: Any, reason: str, precision: Precision, many: bool, lists: bool) -> Backend:
+def _open(kind: Any, reason: str, precision: Precision, lists: bool) -> Backend:
     backend: Backend = kind.open(reason, precision, lists) if kind.precisions else kind.open(reason)
-    return replace(backend, many=True) if many and isinstance(backend, FaissCpu) else backend
+    return backend
+
+
+def with_many_searches(backend: Backend) -> Backend:
+    """Return a backend for blocks that are loaded once and searched many times."""
+    return replace(backend, many=True) if isinstance(backend, FaissCpu) else backend

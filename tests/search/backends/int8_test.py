@@ -12,7 +12,7 @@ from jaxret.search.backends import int8
 from jaxret.search.backends.faiss_backend import FaissCpu
 from jaxret.search.backends.int8 import MOST, OVER, Quantized
 from jaxret.search.backends.precision import LONGEST_INT8
-from jaxret.search.backends.select import select_backend
+from jaxret.search.backends.select import select_backend, with_many_searches
 from jaxret.search.exact import search
 from jaxret.search.rounding import rounding_error, upper_norms
 from jaxret.search.self_check import self_check
@@ -97,7 +97,7 @@ def test_vectors_too_long_for_sums_of_int8_are_searched_in_float32(monkeypatch: 
     passages = np.full((8, 1, dimension), 0.1, np.float32)
     passages[:2], passages[2] = 1, 0.9
     query = np.ones((1, dimension), np.float32)
-    result = search(query, [passages], 1, select_backend("faiss-cpu", many=True))
+    result = search(query, [passages], 1, with_many_searches(select_backend("faiss-cpu")))
     assert (result.rows.item(), result.scores.item()) == (0, dimension)
 
 
@@ -133,7 +133,7 @@ def test_few_vectors_are_all_returned() -> None:
 def test_a_single_question_gives_the_result_of_a_batch(kind: str, n_vectors: int) -> None:
     """Bit for bit; where int8 proves nothing, float32 does."""
     passages = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
-    corpus, backend = BlockCorpus([passages[:600], passages[600:]]), select_backend("faiss-cpu", many=True)
+    corpus, backend = BlockCorpus([passages[:600], passages[600:]]), with_many_searches(select_backend("faiss-cpu"))
     for k in (1, 40, MOST):
         expected = search(QUERY, corpus, k, select_backend("faiss-cpu"))
         result = search(QUERY, corpus, k, backend)
@@ -149,7 +149,8 @@ def test_int8_vectors_are_made_by_the_first_single_question(monkeypatch: pytest.
         return Quantized(*arguments)
 
     monkeypatch.setattr("jaxret.search.backends.faiss_backend.Quantized", make)
-    once, many = (select_backend("faiss-cpu", many=many) for many in (False, True))
+    once = select_backend("faiss-cpu")
+    many = with_many_searches(once)
     self_check(many)
     assert isinstance(many, FaissCpu)
     assert replace(many, many=False) == once
