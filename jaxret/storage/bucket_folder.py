@@ -43,6 +43,12 @@ class DamagedObjectError(BucketError):
     """The objects of a file of a folder in a bucket are gone, or are not those that were written."""
 
 
+def require_name_inside(address: str, name: str) -> None:
+    """Raise BucketError for the name of a file in a bucket that leads out of the folder that it is written to."""
+    if name.startswith("/") or any(part in ("..", ".") for part in name.split("/")):
+        raise BucketError(f"{address}: the name of its object {name!r} is not that of a file in a folder")
+
+
 def is_leftover(key: str) -> bool:
     """Return whether an object of a folder without a manifest is one that a job left which was killed before that."""
     return bool(_LEFTOVER.fullmatch(key))
@@ -284,12 +290,17 @@ def _body(files: Mapping[str, StoredFile]) -> bytes:
 
 
 def _parse(address: str, body: bytes) -> dict[str, StoredFile]:
+    """Return the files of a manifest or group. Raises BucketError for a damaged one, and for a name that leads out of
+    the folder."""
     try:
         content = json.loads(body)
         if sha256_json(content["files"]) != content["sha256"]:
             raise ValueError("its SHA-256 is not the one that was written")
-        return {
+        files = {
             name: StoredFile(digest, size, tuple(parts)) for name, (digest, size, *parts) in content["files"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BucketError(f"{address} is damaged, or another program's ({error})") from error
+    for name in files:
+        require_name_inside(address, name)
+    return files

@@ -35,7 +35,14 @@ from jaxret.storage.atomic import (
     storage_errors,
 )
 from jaxret.storage.bucket import Bucket, BucketError
-from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, ChangedFolderError, StoredFile, is_leftover
+from jaxret.storage.bucket_folder import (
+    MANIFEST,
+    BucketFolder,
+    ChangedFolderError,
+    StoredFile,
+    is_leftover,
+    require_name_inside,
+)
 from jaxret.storage.file_state import MISSING, FileState, file_state
 from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
@@ -234,18 +241,13 @@ class WorkingCopy:
 
     def _fetch_object(self, bucket: Bucket, key: str, name: str) -> None:
         """Fetch an object that jaxret has not written, if there is one, to the file `name` of the copy."""
-        path = self._require_inside(name)
+        require_name_inside(self.address, name)
+        path = self.path / name
         if (version := bucket.version(key)) is not None:
             address = f"{bucket.address}/{key}"
             fetch(CachedFile(version_name(address, version), "", address), lambda: bucket.parts(key, version), path)
             self._states[name] = file_state(path)
             self._plain = True
-
-    def _require_inside(self, name: str) -> Path:
-        """Return the path of a name in the copy. Raises BucketError for one that leads out of it."""
-        if name.startswith("/") or any(part in ("..", ".") for part in name.split("/")):
-            raise BucketError(f"{self.address}: the name of its object {name!r} is not that of a file in a folder")
-        return self.path / name if name else self.path
 
     def stored_file(self, path: Path) -> StoredFile | None:
         """Return digest and size of a file whose bytes are in the bucket alone; None for any other path."""
@@ -314,7 +316,7 @@ class WorkingCopy:
             is_deferred = bool(_VECTORS.search(name)) and not is_needed(name)
             if self._files.get(name) == file and (is_deferred or name not in self._remote_names):
                 continue
-            path = self._require_inside(name)
+            path = self.path / name
             if file_state(path) != self._states.get(name, MISSING):
                 continue  # this process has changed it; publishing compares them
             if is_deferred:

@@ -303,6 +303,31 @@ def test_object_names_cannot_leave_the_working_copy(name: str, body: bytes, prob
     assert problem in job.communicate(timeout=60)[1]
 
 
+@pytest.mark.parametrize("name", ["../mine.txt", "a/../../mine.txt", "ABSOLUTE"])
+def test_no_manifest_names_a_file_outside_of_the_destination(name: str, gcs: Server, tmp_path: Path) -> None:
+    own_file = tmp_path / "mine.txt"
+    own_file.write_text("mine")
+    script = """
+import sys
+from pathlib import Path
+from jaxret.storage.bucket import BucketError
+from jaxret.storage.bucket_folder import MANIFEST, BucketFolder, _body
+from jaxret.storage.copy_folder import copy_folder
+folder, (own_file, destination, name) = BucketFolder("gs://bucket/run"), sys.argv[1:]
+folder.bucket.create(MANIFEST, _body(folder.upload({name: Path(f"{own_file}.evil")})))
+try:
+    copy_folder("gs://bucket/run", destination)
+except BucketError as error:
+    assert "is not that of a file in a folder" in str(error), error
+else:
+    raise AssertionError("copied")
+"""
+    Path(f"{own_file}.evil").write_text("evil")
+    run_script(script, gcs[1], str(own_file), str(tmp_path / "copy"), str(own_file) if name == "ABSOLUTE" else name)
+    assert own_file.read_text() == "mine"
+    assert not (tmp_path / "copy").exists()
+
+
 def test_objects_of_other_programs_are_read_and_not_written(gcs: Server) -> None:
     gcs[0].objects["bucket", "data/corpus.jsonl"] = 1, b"text"
     gcs[0].objects["bucket", "data/empty"] = 2, b""
