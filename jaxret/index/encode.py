@@ -119,7 +119,7 @@ def encode_corpus(
         name = name or f"{corpus_name(corpus)}-{options.dimension}"
     folder = run.workdir.embeddings(name or corpus_name(corpus))
     if options.dimension and (larger := find_larger_vectors(run, corpus, folder, options.dtype)):
-        return _cut(run, larger, folder, options, progress)
+        return cut_encoded(run, larger.name, options, folder.name, progress)
     source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
     result = encode_source(run, folder, source, options, progress)
     if jax.process_index() == 0:
@@ -146,25 +146,21 @@ def cut_encoded(
 
     Raises:
         DataError: the run has no such corpus with vectors that can be cut.
+        ValueError: an option of shards, which keep their rows.
         ContractError: the folder holds vectors of something else.
     """
     run = run.with_dimension(options.dimension, "--dimension")
     folder = run.workdir.embeddings(name or f"{encoded_name.split('.')[0]}-{options.dimension}")
     larger = named_larger_vectors(run, encoded_name, folder, options.dtype)
-    return _cut(run, larger, folder, options, progress)
-
-
-def _cut(run: Run, source: Path, folder: Path, options: EncodeOptions, progress: bool) -> EncodeResult:
-    """Cut the vectors in the folder `source`, and return counts; see `encode_corpus`."""
     if options.shard_rows or options.shard_mb:
         raise ValueError(
-            f"dimension={options.dimension} cuts the shards of {source.name} one by one, and they keep their rows: "
+            f"dimension={options.dimension} cuts the shards of {larger.name} one by one, and they keep their rows: "
             "leave shard_rows and shard_mb out"
         )
     job_log(progress)(
-        f"the first {options.dimension} numbers of the vectors in {source}, none of which is encoded again"
+        f"the first {options.dimension} numbers of the vectors in {larger}, none of which is encoded again"
     )
-    count = cut_corpus(run, source, folder, options.dtype, progress)
+    count = cut_corpus(run, larger, folder, options.dtype, progress)
     manifest = read_manifest(folder / "manifest.json")
     return _emitted(EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None), manifest)
 
