@@ -15,20 +15,13 @@ from ml_collections import config_flags
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
 
-_TRAIN_FOLDER = "the folder of config.data.train"
 _CONFIG = shared_flags.config("config with stages")
 _WORKDIR = shared_flags.workdir("folder of the recipe; each stage has a run in it")
-_CORPUS = shared_flags.corpus(_TRAIN_FOLDER)
-_QUERIES = shared_flags.queries(_TRAIN_FOLDER)
-_QRELS = shared_flags.qrels("--queries, if it is a folder")
-_SPLIT = shared_flags.split("test")
-_K = shared_flags.k()
-_MEASURES = shared_flags.measures()
-_MATCH = shared_flags.match(None, "; default: strings, or the setting of a stage's mining")
+_EVALUATION = shared_flags.RequestFlags()
 
 
 def main() -> None:
-    from jaxret.experiments.recipes.check_recipe import EvaluationRequest, complete_evaluation
+    from jaxret.experiments.recipes.check_recipe import complete_evaluation
     from jaxret.experiments.recipes.run_recipe import run_recipe
     from jaxret.experiments.recipes.stages import read_stages
     from jaxret.parallel.memory import keep_freed_memory
@@ -37,10 +30,8 @@ def main() -> None:
     keep_freed_memory()
     config = _CONFIG.value
     require_platform(config.mesh.platform, "mesh.platform")
-    measures = tuple(_MEASURES.value) if _MEASURES.value else None
-    sources = shared_flags.open_corpus(_CORPUS), _QUERIES.value, _QRELS.value
-    request = EvaluationRequest(*sources, _SPLIT.value, _K.value, measures, _MATCH.value or "string")
+    request = _EVALUATION()
     evaluation = complete_evaluation(request, config)
     name = config_flags.get_config_filename(flags.FLAGS["config"])
-    stages = read_stages(name, config_overrides(config, sys.argv), _MATCH.value or "")
+    stages = read_stages(name, config_overrides(config, sys.argv), request.match)
     run_recipe(stages, _WORKDIR.value, evaluation)

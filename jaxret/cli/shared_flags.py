@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
 
+from jaxret.cli.flags import OptionFlags
 from jaxret.configs.options import MATCH_HELP, MATCH_KINDS
 from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_file_path, require_folder_path
 
 if TYPE_CHECKING:
     from jaxret.data.formats import Corpus
+    from jaxret.experiments.recipes.check_recipe import EvaluationRequest
 
 flags.disclaim_key_flags()  # a flag belongs to the module of its verb
 
@@ -170,6 +172,30 @@ def latency() -> flags.FlagHolder:
         "queries to time, searched one at a time; 0: none; default: 100, but none begins after 20 s",
         lower_bound=0,
     )
+
+
+class RequestFlags(OptionFlags["EvaluationRequest"]):
+    """The flags of the data and measures that evaluate the stages of a recipe, and the points of a sweep."""
+
+    def __init__(self) -> None:
+        train = "the folder of config.data.train"
+        self.holders = {
+            "corpus": corpus(train),
+            "queries": queries(train),
+            "qrels": qrels("--queries, if it is a folder"),
+            "split": split("test"),
+            "k": k(),
+            "measures": measures(),
+            "match": match(None, "; default: strings, or the setting of a stage's mining"),
+        }
+
+    def __call__(self, **others: Any) -> EvaluationRequest:
+        from jaxret.experiments.recipes.check_recipe import EvaluationRequest
+
+        self.kind = EvaluationRequest
+        names, match = self.holders["measures"].value, self.holders["match"].value
+        values = {"corpus": open_corpus(self.holders["corpus"]), "measures": names or None, "match": match or ""}
+        return super().__call__(**values | others)
 
 
 def of_job(verb: ModuleType) -> dict[str, str]:

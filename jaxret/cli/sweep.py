@@ -17,7 +17,6 @@ from ml_collections import config_flags
 from jaxret.cli import shared_flags
 from jaxret.cli.app import config_overrides
 
-_TRAIN_FOLDER = "the folder of config.data.train"
 _CONFIG = shared_flags.config("config of the points")
 _WORKDIR = shared_flags.workdir("folder of the sweep; each point has a folder in it")
 _GRID = flags.DEFINE_multi_string("grid", [], "values of a config key: KEY=VALUE,VALUE or KEY=(1,2);(3,4)")
@@ -33,17 +32,10 @@ _DIVERSITY = flags.DEFINE_string(
 )
 _LIST = flags.DEFINE_boolean("list", False, "only print the runs")
 _INDEX = flags.DEFINE_integer("index", 0, "only do the run with this number; 0: all runs, and the table", lower_bound=0)
-_CORPUS = shared_flags.corpus(_TRAIN_FOLDER)
-_QUERIES = shared_flags.queries(_TRAIN_FOLDER)
-_QRELS = shared_flags.qrels("--queries, if it is a folder")
-_SPLIT = shared_flags.split("test")
-_K = shared_flags.k()
-_MEASURES = shared_flags.measures()
-_MATCH = shared_flags.match()
+_EVALUATION = shared_flags.RequestFlags()
 
 
 def main() -> None:
-    from jaxret.experiments.recipes.check_recipe import EvaluationRequest
     from jaxret.experiments.sweeps.grid import read_grid
     from jaxret.experiments.sweeps.run_sweep import SweepSetup, list_sweep, report_sweep
     from jaxret.parallel.events import emit
@@ -53,13 +45,10 @@ def main() -> None:
     keep_freed_memory()
     config = _CONFIG.value
     require_platform(config.mesh.platform, "mesh.platform")
-    measures = tuple(_MEASURES.value) if _MEASURES.value else None
-    sources = shared_flags.open_corpus(_CORPUS), _QUERIES.value, _QRELS.value
-    evaluation = EvaluationRequest(*sources, _SPLIT.value, _K.value, measures, _MATCH.value)
     overrides = config_overrides(config, sys.argv)
     grid = read_grid(_GRID.value, _SEEDS.value, config, tuple(overrides))
     name = config_flags.get_config_filename(flags.FLAGS["config"])
-    setup = SweepSetup(name, overrides, grid, evaluation, _STAGES.value, _BASELINE.value, _DIVERSITY.value)
+    setup = SweepSetup(name, overrides, grid, _EVALUATION(), _STAGES.value, _BASELINE.value, _DIVERSITY.value)
     if _LIST.value:
         text = list_sweep(setup, _WORKDIR.value)
         print(text)

@@ -49,7 +49,9 @@ class EvaluationRequest:
     split: str = "test"  # split to read, where a source is a folder
     k: int = 100  # passages per query
     measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
-    match: str = "string"  # how answers are read, "string" or "regex"
+    # how answers are read in the evaluation and in the mining of all stages, "string" or "regex"; "" for strings in the
+    # evaluation, and for the setting of each stage in its mining
+    match: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class EvaluationSetup(EvaluationRequest):
     """The data and measures that evaluate every stage of a recipe: a request whose data are all there."""
 
     corpus: Corpus
+    match: str = "string"
 
 
 def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> EvaluationSetup:
@@ -75,8 +78,8 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
     qrels = request.qrels or (queries if is_folder(source_path(queries)) else "")
-    sources = {"corpus": request.corpus or training_corpus(config), "queries": queries, "qrels": qrels}
-    return EvaluationSetup(**{**vars(request), **sources})
+    values = {"corpus": request.corpus or training_corpus(config), "queries": queries, "qrels": qrels}
+    return EvaluationSetup(**{**vars(request), **values, "match": request.match or "string"})
 
 
 def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:

@@ -176,8 +176,7 @@ def _point_stages(setup: SweepSetup, label: str, changes: Mapping[str, Any]) -> 
     keys = {**setup.overrides, **changes}
     try:
         if setup.stages:
-            match = setup.evaluation.match
-            return tuple(read_stages(setup.config, keys, match if match != "string" else ""))
+            return tuple(read_stages(setup.config, keys, setup.evaluation.match))
         config = change_config(load_config(setup.config), keys, setup.config)
         if config.task != "retrieval":
             raise ValueError(f"{setup.config} trains no retriever, so there is nothing to search with")

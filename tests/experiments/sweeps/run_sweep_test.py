@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 from jaxret.evaluation.comparison import compare_systems
+from jaxret.experiments.recipes.check_recipe import EvaluationRequest
+from jaxret.experiments.sweeps.grid import Grid
+from jaxret.experiments.sweeps.run_sweep import SweepSetup, sweep_runs
 from jaxret.storage.atomic import read_json
 from tests.pipeline import REPOSITORY, command, environment, train_arguments, write_data, write_encoder
 
@@ -47,6 +50,35 @@ def values(folder: Path) -> dict[str, dict[str, float]]:
         str(path.relative_to(folder).parent.parent.parent): read_json(path)["per_query"]["RR@10"]
         for path in sorted(folder.glob("*/seed-*/run/eval/*.json"))
     }
+
+
+STAGES = """from jaxret.configs.mlr import get_config
+
+
+def stages(suffix=""):
+    return [{"name": "a", "mine": {"pools": ["bm25"], "match": "regex"}}]
+"""
+
+
+@pytest.mark.parametrize(("match", "expected"), [("", "regex"), ("string", "string"), ("regex", "regex")])
+def test_the_flag_match_holds_for_the_mining_of_stages(match: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "c.py").write_text(STAGES)
+    request = EvaluationRequest(None, "", "", match=match)
+    (run,) = sweep_runs(SweepSetup(str(tmp_path / "c.py"), {}, Grid(()), request, stages=True), tmp_path / "sweep")
+    assert run.stage.mining
+    assert run.stage.mining.match == expected
+
+
+@pytest.mark.parametrize("verb", ["sweep", "recipe"])
+def test_the_flag_match_has_a_value_only_if_it_is_given(verb: str) -> None:
+    script = f"""
+from jaxret.cli import app, {verb} as verb
+for flags in ([], ["--match=string"], ["--match=regex"]):
+    app.parse_flags(verb, ["--config=base", "--workdir=x", *flags])
+    print(repr(verb._EVALUATION().match))
+"""
+    done = subprocess.run(command("-c", script), cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert done.stdout.split() == ["''", "'string'", "'regex'"], done.stderr
 
 
 @pytest.mark.daily("key")
