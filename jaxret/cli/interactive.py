@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from jaxret.cli.app import describe_error
+from jaxret.data.records import Query
 from jaxret.experiments.search_files import describe_passages, show_answer
 from jaxret.index.shards import ShardError
 from jaxret.parallel.events import emit
@@ -67,6 +68,6 @@ def warm_up(searcher: Searcher, k: int) -> None:
     """Compile what questions of up to _WARM_LENGTH tokens need, read the vectors once, and find the places of all
     texts."""
     lengths = range(1, min(searcher.run.tokenizer.query_length, _WARM_LENGTH))
-    first = searcher.warm_up(["? " * length for length in lengths], k)
+    first = searcher.warm_up([Query("", "? " * length) for length in lengths], k)
     with contextlib.suppress(FileNotFoundError, ContractError, ShardError):  # each answer reports the error
         searcher.passages(set(first))

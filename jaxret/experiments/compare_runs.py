@@ -253,13 +253,17 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
         record: the training data of the run, None if there is no record.
         search: the search settings of the result.
     """
-    keys = without_seeds(config)
+    names_in_search = {
+        "encode.dtype": "dtype",
+        "encode.words": "words",
+    }  # the corpus may have been encoded with other ones
+    keys = without_seeds(config) | {key: search.get(name, config.get(key)) for key, name in names_in_search.items()}
     if lineage:
         system = [lineage["sha256"], {key: value for key, value in keys.items() if key not in RUN_KEYS}]
     else:
         system = [keys, trained_on(record, whole=bool(config.get("data.subset")))]
-    lengths = (search.get(f"{side}_length") for side in ("query", "passage"))
-    return sha256_json([system, search.get("reranked"), *lengths])
+    names = ("reranked", "query_length", "passage_length", "dimension", "max_passage")
+    return sha256_json([system, *(search.get(name) for name in names)])
 
 
 def _values(path: Path, report: Mapping[str, Any]) -> dict[str, dict[str, float]]:

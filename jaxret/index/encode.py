@@ -380,7 +380,7 @@ def vector_dtype(name: str) -> str:
 def most_words(run: Run, options: EncodeOptions) -> int:
     """Return how many words of a passage are stored at most; 0: all that have a weight. Raises ValueError where vectors
     are not weights of words."""
-    most = options.words or run.config.encode.words
+    most = run.config.encode.words if options.words is None else options.words
     if most < 0:
         raise ValueError(f"encode.words is {most}; it must be at least 0, for all words that have a weight")
     if most and not run.model.sparse:

@@ -37,10 +37,10 @@ class EncodeOptions:
     shard_mb: int = option(
         0, "MB (10^6 bytes) of vectors per shard, at most; default: the run's encode.shard_mb", lower_bound=0
     )
-    words: int = option(
-        0,
-        "for sparse vectors: words of a passage to store, those with the largest weights; default: the run's "
-        "encode.words",
+    words: int | None = option(
+        None,
+        "for sparse vectors: words of a passage to store, those with the largest weights; 0: all; "
+        "default: the run's encode.words",
         lower_bound=0,
     )
     store: str = option("", "folder of token stores; default: the run's data.store, else the user's cache")

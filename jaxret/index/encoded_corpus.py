@@ -219,7 +219,7 @@ def open_encoded(folder: str | Path, verify: bool = True, only: tuple[int, int] 
     folder = Path(folder)
     parts = read_parts(folder)
     shards = _open_range([folder / part.name for part in parts] or [folder], verify, *only)
-    raise_file_limit(sum(len(each.shards) for each in shards))
+    raise_file_limit(sum(each.mapped_files for each in shards))
     if not parts:
         sha256 = corpus_of(shards[0]).get("sha256", "")
         return EncodedCorpus(folder, [CorpusPart("", sha256, shards[0].total_rows)], shards, None)

@@ -13,14 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.index.shards import SHARD_DTYPES, Manifest, Shard, ShardError, check_files, plan_shards, read_manifest
+from jaxret.index.shards import (
+    MAPPED_ARRAYS,
+    SHARD_DTYPES,
+    Manifest,
+    Shard,
+    ShardError,
+    check_files,
+    plan_shards,
+    read_manifest,
+)
 from jaxret.parallel.progress import with_progress
 from jaxret.storage.file_state import FileState, file_state
 from jaxret.storage.mapped_array import map_array
 from jaxret.storage.working_copy import fetch_files, stored_file
 from jaxret.types import Ragged, SparseRows, word_dtype
 
-FEW_SHARDS = 64  # shards, for which there is room
+FEW_FILES = 64  # for which there is room
 
 
 class ShardSet:
@@ -43,6 +52,11 @@ class ShardSet:
     @property
     def ragged(self) -> bool:
         return self.manifest.layout == "ragged"
+
+    @property
+    def mapped_files(self) -> int:
+        """Return the number of files that stay open while all shards are mapped."""
+        return len(self.shards) * (2 if self.sparse else 1)
 
     @property
     def sparse(self) -> bool:
@@ -142,10 +156,10 @@ class ShardSet:
         """Raise ShardError if a file of vectors of some rows, which is mapped into memory, was written to: to read what
         was cut off ends the process. What was replaced by another file stays as it was in memory."""
         for shard, _ in self._by_shard(np.unique(rows)):
-            path = shard.vectors(self.folder)
-            now = file_state(path)
-            if now.inode == self._states.get(path, now).inode:
-                self._require_state(path, now)
+            for name, path in shard.files(self.folder, self.manifest.layout).items():
+                now = file_state(path)
+                if name in MAPPED_ARRAYS and now.inode == self._states.get(path, now).inode:
+                    self._require_state(path, now)
 
     def _require_unchanged(self, shard: Shard) -> None:
         """Raise ShardError if a file of a shard is not the one that was opened."""
@@ -184,13 +198,13 @@ def read_shards(folder: str | Path) -> ShardSet:
     return ShardSet(folder, read_manifest(path))
 
 
-def raise_file_limit(shards: int) -> None:
+def raise_file_limit(files: int) -> None:
     """Let this process open so many more files, as far as the system allows: a mapped file stays open, and many systems
     allow 1,024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if shards <= FEW_SHARDS or soft == resource.RLIM_INFINITY:
+    if files <= FEW_FILES or soft == resource.RLIM_INFINITY:
         return
-    limit = soft + shards if hard == resource.RLIM_INFINITY else min(soft + shards, hard)
+    limit = soft + files if hard == resource.RLIM_INFINITY else min(soft + files, hard)
     with contextlib.suppress(OSError, ValueError):  # macOS has another limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 

@@ -30,7 +30,8 @@ from jaxret.storage.working_copy import stored_file
 from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 
 ANNOUNCEMENT_FILE = "begun.json"
-ARRAYS = ("vectors", "words", "weights", "offsets")  # files of a shard, beside ids
+MAPPED_ARRAYS = ("vectors", "words", "weights")  # files of a shard that are mapped into memory
+ARRAYS = (*MAPPED_ARRAYS, "offsets")  # files of a shard, beside ids
 # V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
 LAYOUTS = ("fixed", "ragged", "sparse")
 # Little-endian, so that the bytes are the same on every machine.

@@ -66,8 +66,8 @@ def append_corpus(
         )
     if not shards.sparse and shards.dimension <= run.model.whole.dimension:
         run = run.with_dimension(shards.dimension)  # the size of the cut vectors
-    words = int(shards.fingerprint.get("encode", {}).get("words", 0))
-    options = replace(options, dtype=_require_same_vectors(run, shards, options.dtype), words=options.words or words)
+    dtype, words = _require_same_vectors(run, shards, options)
+    options = replace(options, dtype=dtype, words=words)
     source = inspect_corpus(run, corpus, options.on_error, options.store, log)
     with hold_folder(folder, "appending"):
         parts, sha256 = read_parts(folder), source.scan.sha256
@@ -92,8 +92,9 @@ def encoded_passage_length(folder: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
-    """Return the dtype of the shards. Raises unless they can be searched together with vectors of the run."""
+def _require_same_vectors(run: Run, shards: ShardSet, options: EncodeOptions) -> tuple[str, int]:
+    """Return the dtype of the shards, and how many words of a passage they have (0: all). Raises unless they can be
+    searched together with vectors of the run and of the options."""
     name, here = f"{shards.folder}/manifest.json", f"the model in {run.workdir}"
     remedy = "Append with the checkpoint and the lengths of the corpus, or encode all of it again under another name."
     fingerprint = shards.fingerprint
@@ -101,11 +102,15 @@ def _require_same_vectors(run: Run, shards: ShardSet, dtype: str) -> str:
         raise ShardError(f"{name} does not say what its vectors were made from; run encode again")
     require_same_contract(fingerprint["contract"], run.contract, name, here, remedy)
     require_equal({"checkpoint": fingerprint["checkpoint"]}, {"checkpoint": run.checkpoint}, name, here, remedy)
-    if dtype not in ("", shards.manifest.dtype):
+    if options.dtype not in ("", shards.manifest.dtype):
         raise ValueError(
-            f"{name}: the vectors are {shards.manifest.dtype}; appended ones must have this dtype, not {dtype}"
+            f"{name}: the vectors are {shards.manifest.dtype}; appended ones must have this dtype, not {options.dtype}"
         )
-    return shards.manifest.dtype
+    words = int(fingerprint.get("encode", {}).get("words", 0))
+    if options.words not in (None, words):
+        amount = f"{words} words of a passage" if words else "all words of a passage"
+        raise ValueError(f"{name}: the vectors have {amount}; words={options.words} would differ: leave it out")
+    return shards.manifest.dtype, words
 
 
 def _require_new(encoded_corpus: EncodedCorpus, source: CorpusSource) -> None:

@@ -149,13 +149,14 @@ def _blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Ba
     if backend.max_rows is not None:
         _, shard = next(iter(corpus))
         size = block_passages(corpus.total_rows, shard.shape[1], depth, backend)
-    if size not in corpus.blocks:
+    if corpus.blocks is None or size < corpus.block_size:  # smaller blocks serve smaller depths too
+        corpus.blocks = None  # before others take their memory
         blocks = _loaded(queries, corpus, depth, backend)
         if exceeds_devices(corpus, backend):
             yield from blocks
             return
-        corpus.blocks[size] = list(blocks)
-    yield from corpus.blocks[size]
+        corpus.blocks, corpus.block_size = list(blocks), size
+    yield from corpus.blocks
 
 
 def _loaded(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Backend) -> Iterator[LoadedBlock]:

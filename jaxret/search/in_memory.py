@@ -50,15 +50,16 @@ class PackedIds:
 class InMemoryCorpus:
     """A corpus for one backend, in memory as one shard; or, without `vectors`, on devices, with the shards on disk.
 
-    The ids are in memory. `blocks` is filled by the first search, for each number of passages to which the backend
-    limits blocks (0: no limit).
+    The ids are in memory. `blocks` is filled by the first search, and again by one whose blocks must be smaller:
+    `block_size` is the number of passages to which the backend limits them (0: no limit).
     """
 
     def __init__(self, corpus: StoredCorpus, vectors: np.ndarray | Ragged | None) -> None:
         self.total_rows, self.dimension, self.ragged = corpus.total_rows, corpus.dimension, corpus.ragged
         self.describe = corpus.describe
         self.vectors = vectors
-        self.blocks: dict[int, list[LoadedBlock]] = {}
+        self.blocks: list[LoadedBlock] | None = None
+        self.block_size = 0
         self.ids = PackedIds(corpus)
         self._corpus = corpus
 

@@ -38,7 +38,7 @@ def measure_latency(
         JSON: milliseconds as "p1", "p50", "p90", "p99", each a measured time (the nearest rank), and the conditions.
     """
     sample = spread_evenly(queries, latency)
-    searcher.warm_up([query.text for query in sample], k)
+    searcher.warm_up(sample, k)
     phases = {"encode_ms": lambda query: searcher.encode([query])[1], "search_ms": lambda vec: searcher.nearest(vec, k)}
     times = time_phases(sample, latency, phases, clock)
     return {

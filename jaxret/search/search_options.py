@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxret.configs.options import check_options, option
 from jaxret.runs.ray_cluster import RayWorkers
+from jaxret.storage.atomic import sha256_json
 
 BACKEND_NAMES = ("auto", "faiss-gpu", "faiss-cpu", "xla", "scipy")
 FLOAT32_BACKENDS = ("faiss-gpu", "faiss-cpu", "scipy")  # that have no other precision
@@ -138,7 +139,7 @@ class SearchOptions:
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
         parts = (
             "max-passage" * self.max_passage,
-            "filtered" if self.filters else "",
+            f"filtered-{sha256_json(sorted(set(self.filters)))[:8]}" if self.filters else "",
             self.candidates.replace(":", "-"),
             index,
         )

@@ -62,7 +62,8 @@ class SearchOutcome:
             run: the run that was searched by.
             k: passages for each query.
         """
-        size = self.encoded_corpus.dimension
+        size, manifest = self.encoded_corpus.dimension, self.encoded_corpus.shards[0].manifest
+        words = self.encoded_corpus.fingerprint.get("encode", {}).get("words", 0)
         return {
             "backend": self.result.backend,
             "scored_exactly": self.result.scored_pairs,  # (query, passage) pairs
@@ -72,6 +73,8 @@ class SearchOutcome:
             **({"filter": list(self.filters)} if self.filters else {}),
             **({"max_passage": True} if self.max_passage else {}),
             **({"dimension": size} if size != run.model.whole.dimension else {}),
+            "dtype": manifest.dtype,  # of the vectors on disk
+            **({"words": words} if manifest.layout == "sparse" else {}),  # of a passage, at most; 0: all
             "query_length": run.tokenizer.query_length,
             "passage_length": self.encoded_corpus.fingerprint["contract"].get("passage_length"),
         }
@@ -360,11 +363,11 @@ class Searcher:
         recall = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
         return replace(outcome, approximate=recall)
 
-    def warm_up(self, questions: Sequence[str], k: int) -> list[str]:
-        """Compile the programs for questions of these lengths, one at a time, and read the vectors. Return ids of
-        passages, those of the first question."""
+    def warm_up(self, queries: Sequence[Query], k: int) -> list[str]:
+        """Compile the programs for queries of these lengths, one at a time, and read the vectors. Return ids of
+        passages, those of the first query."""
         first_ids: list[str] = []
-        tokens = self.run.tokenizer.queries(questions)
+        tokens = self.run.tokenizer.queries(queries)
         of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
         late = self.run.model.late_interaction  # as many vectors as tokens: a program for each length, too
         for number, row in enumerate(of_length.values()):

@@ -112,5 +112,7 @@ def block_passages(total_rows: int, n_vectors: int, depth: int, backend: Backend
                 "choose faiss-cpu or xla"
             )
         rows = min(rows, total_rows * n_vectors)  # so that all depths which need no smaller block have the same
-        rows = min(rows, max(backend.max_rows, rows * backend.max_rows // (depth * n_vectors)))
+        limit = max(backend.max_rows, rows * backend.max_rows // (depth * n_vectors))
+        while rows > limit:  # by halves: a corpus in memory is loaded again for each size that is needed
+            rows //= 2
     return max(1, rows // n_vectors)

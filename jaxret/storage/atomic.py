@@ -73,6 +73,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | Non
     the file.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise StorageError(f"{path} is no ordinary file, and is not replaced by one")
     temporary = temporary_path(work / path.name if work else path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with storage_errors(path):
@@ -149,10 +151,12 @@ def require_parent(path: str | os.PathLike[str], name: str) -> None:
 
 
 def require_file_path(path: str | os.PathLike[str], name: str) -> None:
-    """Raise ValueError as `require_parent`, and for a folder where a file is to be written."""
+    """Raise ValueError as `require_parent`, and for a folder, a device or a pipe where a file is to be written."""
     require_parent(path, name)
     if os.path.isdir(path):
         raise ValueError(f"{name}={os.fspath(path)} is a folder; give the name of a file")
+    if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in its place
+        raise ValueError(f"{name}={os.fspath(path)} is a device or a pipe; give the name of a file")
 
 
 def require_folder_path(path: str | os.PathLike[str], name: str) -> None:

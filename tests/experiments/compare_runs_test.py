@@ -27,7 +27,7 @@ from jaxret.storage.atomic import read_json
 QUERIES = [f"q{i}" for i in range(10)]
 
 
-SEARCH = ("index", "candidates", "query_length", "passage_length")
+SEARCH = ("index", "candidates", "query_length", "passage_length", "dtype", "words", "dimension", "max_passage")
 
 
 def result(
@@ -69,6 +69,21 @@ def test_other_lengths_are_another_system(length: str, tmp_path: Path) -> None:
     ]
     _, systems = compare_runs(runs, resamples=100)
     assert [len(results) for results in systems.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("dtype", "float16"), ("words", 32), ("dimension", 64), ("max_passage", True)]
+)
+def test_what_was_searched_makes_the_system(name: str, value: Any, tmp_path: Path) -> None:
+    """Whatever the configs say: vectors may have been encoded with other options."""
+    stored: dict[str, Any] = {"dtype": "float32"}
+    runs = [
+        result(tmp_path / f"{seed}", seed, **stored, **({name: value} if seed == 2 and name != "dtype" else {}))
+        for seed in (1, 2, 3)
+    ]
+    if name == "dtype":
+        runs[1] = result(tmp_path / "other", 2, dtype=value)
+    assert sorted(len(results) for results in compare_runs(runs, resamples=100)[1].values()) == [1, 2]
 
 
 def test_runs_that_differ_only_in_seeds_are_one_system(tmp_path: Path) -> None:

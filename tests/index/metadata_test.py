@@ -230,11 +230,12 @@ def test_filtered_results_have_their_own_files(
             progress=False,
         )
     name = tmp_path.name
-    plain, filtered = (run.workdir.evaluation(f"{name}.test{end}") for end in ("", ".filtered"))
+    label = SearchOptions(filters=("colour:red",)).label
+    plain, filtered = (run.workdir.evaluation(f"{name}.test{end}") for end in ("", f".{label}"))
     assert read_json(filtered)["provenance"]["search"]["filter"] == ["colour:red"]
     assert "filter" not in read_json(plain)["provenance"]["search"]
     red = having(lambda m: m["colour"] == "red")
     assert f"exact search of {len(red)} of {len(KEPT)} passages, those with colour:red" in capsys.readouterr().out
-    lines = run.workdir.rankings(f"{name}.test.filtered").read_text().splitlines()
+    lines = run.workdir.rankings(f"{name}.test.{label}").read_text().splitlines()
     assert {line.split()[2] for line in lines} <= set(red)
     assert np.unique([line.split()[2] for line in lines]).size == 5

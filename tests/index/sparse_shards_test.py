@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,17 @@ def test_rows_are_selected_cut_and_padded() -> None:
     assert mask.tolist() == [[True], [False]]
     small = np.array([[1e-9, 1.0]], np.float32)
     assert SparseRows.from_dense(small).astype("float16").words.tolist() == [1], "0 in float16"
+
+
+@pytest.mark.parametrize("name", ["words", "weights"])
+def test_a_mapped_file_that_was_cut_is_an_error(tmp_path: Path, name: str) -> None:
+    """To read what was cut off ends the process."""
+    written(tmp_path, dense_rows())
+    shards = open_shards(tmp_path)
+    assert shards.mapped_files == 2 * len(shards.shards) == 6
+    shards.require_unwritten(np.array([1, 4]))
+    (path,) = tmp_path.glob(f"{name}-00001*")
+    os.truncate(path, 10)
+    shards.require_unwritten(np.array([1]))
+    with pytest.raises(ShardError, match=f"{name}-00001"):
+        shards.require_unwritten(np.array([1, 4]))

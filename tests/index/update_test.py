@@ -31,7 +31,7 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged
 from tests.index.runs import RunsByKind, write_parts
-from tests.pipeline import PASSAGE_LENGTH, contents, run_script
+from tests.pipeline import PASSAGE_LENGTH, contents, run_script, untrained_run, write_data, write_encoder
 
 KINDS: dict[str, dict[str, Any]] = {
     "one vector": {"head__token": "mean", "normalize": True},
@@ -46,6 +46,24 @@ CASES = [
     pytest.param("late", "xla", marks=pytest.mark.exhaustive),
 ]
 ROWS = 10  # of a shard
+
+
+def test_appended_passages_have_as_many_words(tmp_path: Path) -> None:
+    """Of a sparse corpus: else one passage would be stored whole, and another cut."""
+    data = write_data(tmp_path / "data")
+    run = untrained_run(tmp_path / "run", write_encoder(tmp_path / "encoder"), data, head__name="splade")
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"_id": "new", "text": "river stone garden"}\n')
+    for name, options in (("all", EncodeOptions()), ("few", EncodeOptions(words=4))):
+        folder = encode_corpus(run, Corpus.open(data), name, options, progress=False).folder
+        with pytest.raises(ValueError, match=r"words=2 would differ"):
+            append_corpus(run, Corpus.open(more), folder, EncodeOptions(words=2), progress=False)
+        with run.config.unlocked():
+            run.config.encode.words = 3  # changed since
+        append_corpus(run, Corpus.open(more), folder, progress=False)
+        run.config.encode.words = 0
+        parts = open_encoded(folder).shards
+        assert [shards.fingerprint["encode"].get("words", 0) for shards in parts] == [options.words or 0] * 2
 
 
 @pytest.fixture(scope="module")

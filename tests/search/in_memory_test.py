@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +94,22 @@ def test_ids_are_read_once_wherever_vectors_are(tmp_path: Path, monkeypatch: pyt
     assert held.ids(rows) == held.ids(rows.tolist()) == expected == ["p41", "p0", "p41", "p49", "p20"]
 
 
-def test_blocks_of_a_limited_backend_are_kept_by_their_size(tmp_path: Path) -> None:
-    """Not by the depth of a search, of which there are many."""
+def test_of_a_limited_backend_the_smallest_blocks_are_kept(tmp_path: Path) -> None:
+    """They serve every depth, of which there are many; their sizes are halves of each other."""
     held, queries = hold_in_memory(shards(tmp_path, "three")), np.ones((1, DIMENSION), np.float32)
-    for most, sizes in ((120, {50}), (90, {45, 44, 42})):  # of 150 vectors, of which 33 to 35 passages are looked for
+    for most, sizes in ((120, [50, 25]), (90, [25]), (45, [12])):  # passages, of 150 vectors
         backend = Counting(Xla.open("test"))
         backend.max_rows = most
         assert isinstance(held, InMemoryCorpus)
         kept = InMemoryCorpus(held._corpus, held.vectors)
-        for k in (1, 2, 3):
+        seen = []
+        for k in (1, 2, 12, 3, 11):
             search(queries, kept, k, backend)
-        assert set(kept.blocks) == sizes
-        assert backend.loaded == sum(len(blocks) for blocks in kept.blocks.values())
+            assert kept.blocks
+            assert len(kept.blocks) == math.ceil(50 / kept.block_size)
+            seen.append(kept.block_size)
+        assert list(dict.fromkeys(seen)) == sizes
+        assert backend.loaded == sum(math.ceil(50 / size) for size in sizes), "once each"
 
 
 def test_a_nan_vector_is_an_error_at_every_search(tmp_path: Path) -> None:

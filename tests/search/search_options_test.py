@@ -44,3 +44,13 @@ def test_names_are_those_of_the_implementations() -> None:
 def test_unknown_names_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SearchOptions(**values)
+
+
+def test_each_set_of_filters_has_its_own_label() -> None:
+    """Else the results of one replace those of another."""
+    red, blue = (SearchOptions(filters=(f"colour:{name}",)).label for name in ("red", "blue"))
+    assert red.startswith("filtered-")
+    assert red != blue
+    both = [SearchOptions(filters=filters).label for filters in (("a:1", "b:2"), ("b:2", "a:1"), ("a:1", "b:2", "a:1"))]
+    assert len(set(both)) == 1
+    assert SearchOptions().label == ""

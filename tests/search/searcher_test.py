@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytrec_eval
 
 from jaxret.data.formats import Corpus, Policy, read_corpus, read_judgements, read_queries, read_run, write_beir
 from jaxret.data.records import Judgement, Passage, Query, Rankings
+from jaxret.data.tokens.tokenizer import TASK
 from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
 from jaxret.experiments.evaluation_measures import measures_for
@@ -295,6 +297,19 @@ def test_latency_is_measured_per_question_with_a_default_time_limit(run: Run, ro
     assert measure_latency(searcher, queries, 3, None, clock(8.0))["questions"] == 3, "after 20 s no other begins"
     assert measure_latency(searcher, queries, 3, 12, clock(8.0))["questions"] == 12, "as many as requested"
     assert measure_latency(searcher, queries, 3, None, clock(1.0))["questions"] == 12, "100 at most"
+    assert searcher.embedder.programs == compiled
+
+
+def test_the_latency_is_of_compiled_programs(root: Path, tmp_path: Path) -> None:
+    """The lengths of a warm-up are those of the queries with their own instructions."""
+    mine = copied(root, tmp_path / "mine")
+    mine = replace(mine, tokenizer=replace(mine.tokenizer, query_prompt=f"{TASK} "))
+    searcher = Searcher(mine, corpus_folder(mine.workdir), many=True)
+    queries = [Query("1", "river", instruction="a b c d e f g"), Query("2", "stone")]
+    warm = searcher.warm_up(queries, 3)
+    assert len(warm) == 3
+    compiled = searcher.embedder.programs
+    measure_latency(searcher, queries, 3, 2)
     assert searcher.embedder.programs == compiled
 
 

@@ -19,6 +19,7 @@ from jaxret.storage.atomic import (
     atomic_write,
     read_json,
     read_with_digest,
+    require_file_path,
     require_writable_disk,
     sha256_file,
     sha256_json,
@@ -255,3 +256,13 @@ def test_edited_sealed_files_are_errors(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ValueError, match=r"x\.json: .*\(a JSON .*expected, .*list\)"):
         read_with_digest(path)
+
+
+def test_a_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"--out=.*device or a pipe"):
+        require_file_path(path, "--out")
+    with pytest.raises(StorageError, match="no ordinary file"), atomic_write(path) as file:
+        file.write("x")
+    assert path.is_fifo()

@@ -97,7 +97,7 @@ class Corpus:
         Ids are compared by 64-bit hashes; only if two agree does a second pass compare the ids themselves.
         """
         policy = policy or Policy()
-        digest = hashlib.sha256()
+        digest = self._new_digest()
         passages, stat = self._passages(policy, digest), self.stat()
         hashes = array("Q", (hash_id(passage.id) for _, passage in passages))
         duplicates = self.reject_repeated_ids(hashes, policy)
@@ -122,8 +122,22 @@ class Corpus:
         policy = policy or Policy()
         if scan is None:
             return _drop_duplicates(self._passages(policy, None, progress), policy, None)
-        digest = hashlib.sha256()
+        digest = self._new_digest()
         return self._verified(_drop_duplicates(self._passages(policy, digest, progress), policy, scan), scan, digest)
+
+    def _new_digest(self) -> hashlib._Hash:
+        """Return the digest of no bytes. A forced format that reads the file otherwise than its content implies is part
+        of the digest: the same bytes are other passages then."""
+        digest = hashlib.sha256()
+        if self.format_name and self.file.format.name != self._detected_format():
+            digest.update(f"{self.file.format.name}\0".encode())
+        return digest
+
+    def _detected_format(self) -> str:
+        try:
+            return detect_path(self.file.path, "", "passages").format.name
+        except DataError:  # its content does not say
+            return ""
 
     def read_located(self, policy: Policy | None = None) -> Iterator[tuple[Location, Passage]]:
         """Yield every passage with its location, those with a repeated id too; bad records are skipped by default."""

@@ -55,6 +55,10 @@ def parse_settings(text: str, kinds: Mapping[str, type]) -> dict[str, Any]:
         if not re.fullmatch(pattern, value) or not float(value):
             kind = "a whole number" if kinds[name] is int else "a number"
             raise ValueError(f"{text}: {name}=NUMBER is expected, {kind} above 0, not {part!r}")
+        if name == FACTOR and float(value) < 1:
+            raise ValueError(
+                f"{text}: {FACTOR} is {value}; it must be at least 1, as fewer candidates than k leave gaps"
+            )
         values[name] = kinds[name](value)
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -159,3 +160,16 @@ def test_an_open_corpus(root: Path) -> None:
     assert (corpus.file.path, corpus.name) == (root / "data" / "corpus.jsonl", "data")
     assert str(corpus) == str(root / "data")
     assert [passage.id for passage in corpus.read()] == [passage.id for _, passage in corpus.read_located()]
+
+
+def test_a_forced_format_is_part_of_the_digest(tmp_path: Path) -> None:
+    """The bytes are the same, and the passages are others: titles and texts change places."""
+    path = tmp_path / "e.tsv"
+    path.write_text("1\triver\ttown house\n2\twater\tsea and land\n")
+    detected, forced, same = (Corpus.open(f"{name}{path}") for name in ("", "dpr.passages:", "rocketqa.passages:"))
+    assert [passage.title for passage in detected.read()] == ["river", "water"]
+    assert [passage.text for passage in forced.read()] == ["river", "water"]
+    scans = [corpus.scan() for corpus in (detected, forced, same)]
+    assert scans[0].sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == scans[2].sha256
+    assert scans[1].sha256 != scans[0].sha256
+    assert len(list(forced.read(scan=scans[1]))) == 2

@@ -114,6 +114,8 @@ def test_wrong_settings_are_errors(run: Run) -> None:
             index_corpus(run.workdir, IndexOptions(factory), "data", progress=False)
     with pytest.raises(ValueError, match=r"heap_factor=NUMBER is expected"):
         parse_settings("heap_factor=much", SEARCH_SETTINGS)
+    with pytest.raises(ValueError, match=r"k_factor_rf is 0.5; .*at least 1"):
+        parse_settings("k_factor_rf=0.5", SEARCH_SETTINGS)
     with pytest.raises(ValueError, match=r"index_parameters=nprobe=4: Seismic has no setting 'nprobe'"):
         open_seismic_index(open_searcher(run).encoded_corpus, "seismic", "nprobe=4")
 
