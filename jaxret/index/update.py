@@ -32,6 +32,7 @@ from jaxret.runs.contract import require_same_contract
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run
+from jaxret.storage.working_copy import publish
 
 _MOST_IDS = 3  # ids that an error names
 
@@ -76,12 +77,14 @@ def append_corpus(
             count = int((~before.present).sum())
             log(f"{corpus} was appended before{f'; {count:,} of its passages were deleted since' if count else ''}")
             as_before = replace(options, shard_rows=0, shard_mb=0)  # encodes damaged shards
-            return encode_source(run, folder / before.name, source, as_before, progress)
-        encoded_corpus = open_encoded(folder)
-        _require_new(encoded_corpus, source)
-        new = CorpusPart(part_name(len(encoded_corpus.parts), sha256), sha256, source.scan.passages)
-        result = encode_source(run, folder / new.name, source, options, progress)
-        write_parts(folder, [*encoded_corpus.parts, new])
+            result = encode_source(run, folder / before.name, source, as_before, progress)
+        else:
+            encoded_corpus = open_encoded(folder)
+            _require_new(encoded_corpus, source)
+            new = CorpusPart(part_name(len(encoded_corpus.parts), sha256), sha256, source.scan.passages)
+            result = encode_source(run, folder / new.name, source, options, progress)
+            write_parts(folder, [*encoded_corpus.parts, new])
+    publish(folder)
     return result
 
 
@@ -170,6 +173,7 @@ def delete_ids(folder: Path, where_of: Mapping[str, object]) -> tuple[int, int]:
         rows_left = sum(int(part.present.sum()) for part in parts)
         if rows_left < encoded_corpus.total_rows:
             write_parts(folder, parts)
+        publish(folder)  # also what an earlier call could not
         emit("deletion", folder=folder, deleted=encoded_corpus.total_rows - rows_left, left=rows_left)
         return encoded_corpus.total_rows - rows_left, rows_left
 

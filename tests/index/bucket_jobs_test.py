@@ -148,6 +148,40 @@ def test_a_run_is_made_and_opened_from_python(gcs: Server, tmp_path: Path) -> No
     assert output.splitlines()[-1] == "Retriever('gs://bucket/runs/python', step 0) True"
 
 
+CHANGES_FROM_PYTHON = """
+import sys
+import jaxret
+from jaxret.storage.atomic import sha256_file
+from jaxret.storage.bucket_folder import BucketFolder
+from jaxret.storage.working_copy import folder_files
+address = "gs://bucket/runs/changed"
+retriever = jaxret.Retriever.from_model(sys.argv[1], address, token="mean")
+
+def published(name):
+    files = BucketFolder(address).files()
+    folder = retriever.run.workdir.embeddings(name)
+    paths = {path.relative_to(folder.parents[1]).as_posix(): path for _, path in folder_files(folder)}
+    return all(name in files and files[name].sha256 == sha256_file(path)
+               for name, path in paths.items() if path.name != "passages.npy")
+
+index = jaxret.Index.build(retriever, ["river stone", "town house"], "texts", progress=False)
+done = [published("texts")]
+index.append(["a new text"], progress=False)
+done.append(published("texts"))
+index.delete(["0"])
+done.append(published("texts"))
+jaxret.Index.build(retriever, "texts", "short", jaxret.EncodeOptions(dimension=4), progress=False)
+print([*done, published("short")])
+"""
+
+
+@pytest.mark.slow
+def test_changes_from_python_are_published_when_they_are_made(gcs: Server, tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "encoder")
+    output = finish(start("-c", gcs[1], CHANGES_FROM_PYTHON, str(encoder)))
+    assert output.splitlines()[-1] == str([True] * 4)
+
+
 @pytest.mark.slow
 def test_what_commands_write_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
     """A folder and a file: those that are written to a disk."""
