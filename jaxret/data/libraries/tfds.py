@@ -203,7 +203,7 @@ def write_tfds_table(
         code_path = None  # there is no file of checksums beside it
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)]  # noqa: RUF012
 
-        def _read_info(self) -> Any:
+        def _info(self) -> Any:  # a name of TFDS, as those below
             feature_types = tfds.features.FeaturesDict({key: feature(kind) for key, kind in features.items()})
             return tfds.core.DatasetInfo(builder=self, features=feature_types, disable_shuffling=True)
 
