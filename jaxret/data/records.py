@@ -26,6 +26,10 @@ class Query:
     answers: tuple[str, ...] = ()  # answer strings; () if the data set has none
     instruction: str = ""  # a text that describes the relevant passages; "" if the data set has none
 
+    def to_json(self) -> list[Any]:
+        """Return all fields, for digests; one without an instruction has no place for it, as in earlier releases."""
+        return [self.id, self.text, list(self.answers), *([self.instruction] if self.instruction else [])]
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:

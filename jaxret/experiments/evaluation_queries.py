@@ -52,9 +52,9 @@ class EvaluationQueries:
         return _dataset_and_split(self.dataset, self.split)
 
     def digests(self) -> dict[str, str]:
-        """Return SHA-256 digests of the queries with their answers and of the judgements, independent of their order
-        and format."""
-        values = {"queries": sha256_json(sorted([query.id, query.text, list(query.answers)] for query in self.queries))}
+        """Return SHA-256 digests of the queries, with answers and instructions, and of the judgements, independent of
+        their order and format."""
+        values = {"queries": sha256_json(sorted(query.to_json() for query in self.queries))}
         if self.judgements:
             records = sorted([one.query_id, one.passage_id, one.relevance] for one in self.judgements)
             values["qrels"] = sha256_json(records)

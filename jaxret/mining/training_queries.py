@@ -45,8 +45,7 @@ class TrainingQueries:
 
     def digest(self) -> str:
         return sha256_json_lists(
-            [one.query.id, one.query.text, list(one.query.answers), [passage.id for passage in one.positives]]
-            for one in self.queries
+            [*one.query.to_json(), [passage.id for passage in one.positives]] for one in self.queries
         )
 
 

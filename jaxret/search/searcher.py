@@ -241,7 +241,7 @@ class Searcher:
             raise ValueError(f"k is {k}; it must be at least 1")
         if self.generator:
             self.generator.spec.require(k)
-        self.group.require_same({"k": k, "the queries": sha256_json([(query.id, query.text) for query in queries])})
+        self.group.require_same({"k": k, "the queries": sha256_json([query.to_json() for query in queries])})
         cut, vectors = self.encode(queries, progress)
         result, ids = self.nearest(vectors, k, progress)
         rankings = {
