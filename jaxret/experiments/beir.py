@@ -16,7 +16,7 @@ from jaxret.data.formats import Corpus, stat_files
 from jaxret.data.formats.set_folders import SetFolders, list_sets, unjudged_members
 from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.text_table import aligned_table
-from jaxret.experiments.beir_job import BeirJob
+from jaxret.experiments.beir_job import BeirJob, split_column
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.reproduce.papers import paper_means
@@ -99,7 +99,7 @@ def require_evaluations(job: BeirJob, sets: SetFolders) -> None:
         for stem in (member, member.removeprefix(f"{name}-"))
     ]
     for column in job.columns:
-        folder = Path(column.rpartition("=")[2])
+        _, folder = split_column(column)
         names = [path.name for place in (folder / "eval", folder) for path in place.glob("*.json")]
         if not any(name.startswith(f"{stem}.") for name in names for stem in stems):
             raise _no_evaluation(folder, stems[0])
@@ -252,8 +252,7 @@ def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str 
     """
     systems: dict[str, dict[str, Any]] = {}
     for column in columns:
-        name, _, path = column.rpartition("=")
-        folder = Path(path)
+        name, folder = split_column(column)
         others: dict[str, Any] = {}
         for set_name, result in results.items():
             members = result.get("members") or {set_name: result}
@@ -266,7 +265,7 @@ def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str 
                 others[set_name] = combined_members(complete)
         if not others:
             raise _no_evaluation(folder, f"{next(iter(results))}.{split}")
-        systems[name or folder.absolute().name] = others
+        systems[name] = others
     return systems
 
 

@@ -108,6 +108,22 @@ def test_other_systems_are_columns(tmp_path: Path) -> None:
         read_columns([str(tmp_path)], results)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"columns": ("other/mlr",)},
+        {"columns": ("mlr=other/dual",)},
+        {"columns": ("one/dual", "other/dual")},
+        {"columns": ("BM25=words",), "bm25": True},
+    ],
+)
+def test_two_columns_of_one_name(settings: dict[str, Any]) -> None:
+    """One would replace the other in the table: the run's own numbers, too."""
+    with pytest.raises(ValueError, match=r"columns .*(mlr|dual|BM25); .*NAME=FOLDER"):
+        BeirJob("runs/mlr", "sets", **settings)
+    BeirJob("runs/mlr", "sets", columns=("other=other/mlr", "BM25=words"))
+
+
 @pytest.mark.slow
 def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by the same command, which does no set twice; and from the files of `jaxret bm25`, one command a forum."""
