@@ -44,7 +44,7 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
         FileNotFoundError: a folder of `columns` has no evaluation of any set.
         ValueError: a set of `sets` is missing, or is not judged; another system was evaluated with other judgements.
     """
-    sets, reasons = choose_sets(job)
+    sets = choose_sets(job)
     require_evaluations(job, sets)
     run = _Evaluator(job)
     results: dict[str, Any] = {}
@@ -53,9 +53,7 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
         results[name] = combined_members({member: run.evaluate(member, corpus) for member, corpus in corpora.items()})
         for member, corpus in corpora.items() if job.bm25 else ():
             run.evaluate_bm25(member, corpus)
-        write_json(job.result, run.describe(results, reasons))  # after each set, so that finished sets are visible
-    result = run.describe(results, reasons)
-    write_json(job.result, result)
+        result = run.write_result()  # after each set, so that finished sets are visible
     others = (*job.columns, *([f"BM25={run.bm25_folder}"] if job.bm25 else ()))
     columns = {Workdir(job.workdir).name: results} | read_columns(others, results, job.split)
     print(beir_table(columns))
@@ -64,8 +62,8 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
     return result
 
 
-def choose_sets(job: BeirJob) -> tuple[SetFolders, dict[str, str]]:
-    """Return the sets to evaluate on, and why others of the folder are left out.
+def choose_sets(job: BeirJob) -> SetFolders:
+    """Return the sets to evaluate on, and print why others of the folder are left out.
 
     Raises:
         DataError: the folder has no set.
@@ -75,18 +73,24 @@ def choose_sets(job: BeirJob) -> tuple[SetFolders, dict[str, str]]:
     if absent := [name for name in job.sets if name not in sets]:
         raise ValueError(f"{job.folder} has no set {', '.join(absent)}; it has {', '.join(sets)}")
     selection = {name: members for name, members in sets.items() if not job.sets or name in job.sets}
-    reasons: dict[str, str] = {}
-    for name, members in selection.items():
-        if unjudged_names := unjudged_members(members, job.split):
-            reasons[name] = f"no judgements of {job.split}" + (
-                f" in {unjudged_names[0]}" if unjudged_names != [name] else ""
-            )
+    reasons = unjudged_sets(selection, job.split)
     if reasons and (job.sets or len(reasons) == len(selection)):
         name, reason = next(iter(reasons.items()))
         raise ValueError(f"{job.folder}: {name} has {reason}; give another --split, or leave it out")
     for name, reason in reasons.items():
         print(f"left out: {name} has {reason}")
-    return {name: members for name, members in selection.items() if name not in reasons}, reasons
+    return {name: members for name, members in selection.items() if name not in reasons}
+
+
+def unjudged_sets(sets: SetFolders, split: str) -> dict[str, str]:
+    """Return the reason for each set that cannot be evaluated on: members have no judgements of the split."""
+    reasons: dict[str, str] = {}
+    for name, members in sets.items():
+        if unjudged_names := unjudged_members(members, split):
+            reasons[name] = f"no judgements of {split}" + (
+                f" in {unjudged_names[0]}" if unjudged_names != [name] else ""
+            )
+    return reasons
 
 
 def require_evaluations(job: BeirJob, sets: SetFolders) -> None:
@@ -134,6 +138,10 @@ class _Evaluator:
         lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
         return ".".join(filter(None, (step, *lengths)))
 
+    def _stem(self, name: str) -> str:
+        """Return the name of the files of a set's evaluation."""
+        return ".".join(filter(None, (f"{name}.{self.job.split}", self.label(True))))
+
     def evaluate(self, name: str, corpus: Corpus) -> dict[str, Any]:
         """Evaluate on a set, the folder of a corpus, unless it is done; return its measures, queries and file."""
         encoded_name, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
@@ -146,7 +154,7 @@ class _Evaluator:
             on_error="skip" if self.job.on_error == "skip" else "error",
             name=f"{name}.{self.job.split}",
         )
-        stem = ".".join(filter(None, (options.name, label)))
+        stem = self._stem(name)
         path = self.workdir.evaluation(stem)
 
         def measure() -> list[Path]:
@@ -155,10 +163,7 @@ class _Evaluator:
             search_files(self.searcher, corpus.source, corpus.source, options, SearchOptions(), encoded_name)
             return [path, self.workdir.rankings(stem)]
 
-        encode = self.searcher.config.encode
-        inputs = {"checkpoint": self.searcher.checkpoint, "dtype": encode.dtype, "words": encode.words}
-        inputs |= self._inputs(corpus)
-        self.ledger.run_step(name, inputs, measure)
+        self.ledger.run_step(name, self._inputs(Path(corpus.source), self.job.on_error), measure)
         return read_set(path)
 
     def evaluate_bm25(self, name: str, corpus: Corpus) -> None:
@@ -174,15 +179,39 @@ class _Evaluator:
             search_bm25(str(self.bm25_folder), corpus, sources, settings, options)
             return [workdir.evaluation(stem), workdir.rankings(stem)]
 
-        self.ledger.run_step(f"{name} by BM25", {"settings": asdict(settings), **self._inputs(corpus)}, measure)
+        self.ledger.run_step(
+            f"{name} by BM25", {"settings": asdict(settings), **_data_inputs(corpus.source, self.job.on_error)}, measure
+        )
 
-    def _inputs(self, corpus: Corpus) -> dict[str, Any]:
-        """Return what a result depends on beside the system, as JSON."""
-        folder = Path(corpus.source)
-        files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
-        return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": self.job.on_error}
+    def _inputs(self, folder: Path, on_error: str) -> dict[str, Any]:
+        """Return what the run's result on a set depends on, as JSON."""
+        encode = self.searcher.config.encode
+        system = {"checkpoint": self.searcher.checkpoint, "dtype": encode.dtype, "words": encode.words}
+        return system | _data_inputs(folder, on_error)
 
-    def describe(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
+    def _is_evaluated(self, member: str, folder: Path) -> bool:
+        """Return whether an evaluation is complete. One with "error" had no bad record: it is that of every policy."""
+        return any(self.ledger.has(member, self._inputs(folder, on_error)) for on_error in {"error", self.job.on_error})
+
+    def write_result(self) -> dict[str, Any]:
+        """Write the results of all complete sets of the folder, also those of other jobs, and return them.
+
+        A job that evaluates on a part of the sets keeps the results of the others.
+        """
+        sets = list_sets(Path(self.job.folder))
+        reasons = unjudged_sets(sets, self.job.split)
+        results = {
+            name: combined_members(
+                {member: read_set(self.workdir.evaluation(self._stem(member))) for member in members}
+            )
+            for name, members in sets.items()
+            if name not in reasons and all(self._is_evaluated(*member) for member in members.items())
+        }
+        result = self._describe(results, reasons)
+        write_json(self.job.result, result)
+        return result
+
+    def _describe(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
         means = {name: mean for name in paper_means() for mean in [mean_of(name, results)] if mean}
         return {
             "sets": dict(results),
@@ -197,6 +226,13 @@ class _Evaluator:
             "folder": shown_path(Path(self.job.folder).absolute()),
             "split": self.job.split,
         }
+
+
+def _data_inputs(source: str | Path, on_error: str) -> dict[str, Any]:
+    """Return what a result on a set depends on beside the system, as JSON."""
+    folder = Path(source)
+    files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
+    return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": on_error}
 
 
 def read_set(path: Path) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from jaxret.data.dataset_check import check_data
 from jaxret.data.errors import DataError
 from jaxret.data.formats import Corpus
 from jaxret.data.formats.set_folders import list_sets
+from jaxret.experiments import beir as beir_module
 from jaxret.experiments.beir import (
     beir_table,
     choose_sets,
@@ -25,11 +28,13 @@ from jaxret.experiments.beir import (
     mean_of,
     missing_sets,
     read_columns,
+    unjudged_sets,
 )
 from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_bm25 import search_bm25
+from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.storage.atomic import read_json, write_json
 from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
@@ -124,6 +129,38 @@ def test_two_columns_of_one_name(settings: dict[str, Any]) -> None:
     BeirJob("runs/mlr", "sets", columns=("other=other/mlr", "BM25=words"))
 
 
+def test_a_part_of_the_sets_keeps_the_results_of_the_others(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encode, lengths = SimpleNamespace(dtype="float32", words=0), SimpleNamespace(query_length=8, passage_length=8)
+    run = SimpleNamespace(checkpoint={"step": 1}, config=SimpleNamespace(encode=encode), tokenizer=lengths)
+    job = BeirJob(str(tmp_path / "run"), str(sets))
+    workdir = Workdir(job.workdir)
+
+    def search(run: Any, queries: str, qrels: str, options: EvaluationOptions, *rest: Any) -> None:
+        write_json(workdir.evaluation(options.name), {"queries_expected": 2, "mean": {"nDCG@10": 0.5, "R@100": 0.5}})
+        write_json(workdir.rankings(options.name), {})
+
+    for system in ("encoder", "searcher"):
+        monkeypatch.setattr(beir_module._Evaluator, system, run)
+    monkeypatch.setattr(beir_module, "encode_corpus", lambda *_: None)
+    monkeypatch.setattr(beir_module, "search_files", search)
+    evaluate_beir(replace(job, sets=("cqadupstack", "fiqa")))
+    capsys.readouterr()
+    evaluate_beir(replace(job, sets=("scifact",), on_error="skip"))  # the others had no bad record
+    assert list(read_json(job.result)["sets"]) == ["cqadupstack", "fiqa", "scifact"]
+    assert "fiqa  " not in capsys.readouterr().out  # the table has the chosen sets
+    workdir.evaluation("fiqa.test").unlink()
+    workdir.evaluation("cqadupstack-english.test").write_text("{}")  # another result than the ledger's
+    evaluate_beir(replace(job, sets=("arguana",)))
+    assert list(read_json(job.result)["sets"]) == ["arguana"]  # of "skip" there may have been bad records
+    evaluate_beir(replace(job, sets=("scifact",)))
+    assert list(read_json(job.result)["sets"]) == ["arguana", "scifact"]
+    run.checkpoint = {"step": 2}
+    evaluate_beir(replace(job, sets=("arguana",)))
+    assert list(read_json(job.result)["sets"]) == ["arguana"]
+
+
 @pytest.mark.slow
 def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by the same command, which does no set twice; and from the files of `jaxret bm25`, one command a forum."""
@@ -161,9 +198,11 @@ def test_wrong_folders_and_sets(sets: Path, tmp_path: Path, capsys: pytest.Captu
         choose_sets(BeirJob("run", str(sets), split="other"))
     shutil.copytree(sets, tmp_path / "some")
     (tmp_path / "some" / "cqadupstack" / "english" / "qrels" / "test.tsv").unlink()
-    chosen, skipped = choose_sets(BeirJob("run", str(tmp_path / "some")))
+    chosen = choose_sets(BeirJob("run", str(tmp_path / "some")))
     assert list(chosen) == list(SMALL)
-    assert skipped == {"cqadupstack": "no judgements of test in cqadupstack-english"}
+    assert unjudged_sets(list_sets(tmp_path / "some"), "test") == {
+        "cqadupstack": "no judgements of test in cqadupstack-english"
+    }
     assert "left out: cqadupstack has no judgements of test" in capsys.readouterr().out
 
 

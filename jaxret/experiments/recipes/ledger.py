@@ -51,6 +51,14 @@ class Ledger:
         write_json(path, with_digest({"fingerprint": fingerprint, "inputs": inputs, "files": files}))
         return files
 
+    def has(self, name: str, inputs: Any) -> bool:
+        """Return whether a step is complete with these inputs."""
+        try:
+            record = read_with_digest(self.folder / "done" / f"{name}.json")
+            return record["fingerprint"] == sha256_json(inputs) and self._are_unchanged(record["files"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return False
+
     def forget(self, name: str) -> None:
         """Delete the entry of a step, so that it runs again."""
         (self.folder / "done" / f"{name}.json").unlink(missing_ok=True)
