@@ -25,6 +25,7 @@ from jaxret.index.encode import corpus_name
 from jaxret.mining.mining_job import require_meaning
 from jaxret.mining.pools import is_run_folder
 from jaxret.mining.training_queries import read_training_queries as training_questions
+from jaxret.models.peft_files import adapter_files
 from jaxret.runs.contract import make_contract, require_same_contract
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkpoints, stored_config
@@ -151,7 +152,8 @@ def _check_mining(stage: Stage) -> None:
 
 
 def _check_files(stage: Stage) -> None:
-    """Raise DataError for a missing file, and for a teacher's run without scores."""
+    """Raise DataError for a missing file, and for a teacher's run without scores; FileNotFoundError for missing
+    adapters."""
     config = stage.config
     train = example_source(config, "train")
     if stage.mining:
@@ -162,6 +164,8 @@ def _check_files(stage: Stage) -> None:
     if config.data.dev:
         example_source(config, "dev").files()
     validation_corpus(config)
+    if config.lora.adapters:
+        adapter_files(config.lora.adapters)
 
 
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:

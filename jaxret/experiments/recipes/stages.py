@@ -15,6 +15,7 @@ from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import BM25_NAME
 from jaxret.mining.training_queries import training_query_files
 from jaxret.models.encoders.pretrained import model_files
+from jaxret.models.peft_files import adapter_files
 from jaxret.runs.identity import RUN_KEYS
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.working_copy import shown_path
@@ -234,7 +235,8 @@ def _with_mining(stage: Stage, settings: dict[str, Any], where: str, earlier: Se
 def referenced_files(config: ConfigDict, stages: Collection[str] = ()) -> list[Path]:
     """Return the files on this machine that training reads besides its data, such as the encoder's.
 
-    stages: values of RUN_KEYS whose checkpoints are left out: names of stages.
+    stages: values of RUN_KEYS whose checkpoints are left out: names of stages. Raises FileNotFoundError for missing
+    adapters.
     """
     data, paths = config.data, []
     for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):
@@ -243,6 +245,8 @@ def referenced_files(config: ConfigDict, stages: Collection[str] = ()) -> list[P
     if corpus := validation_corpus(config):
         paths += corpus.files
     paths += model_files(config.encoder.checkpoint)
+    if config.lora.adapters:
+        paths += adapter_files(config.lora.adapters)
     for run in (config.train.start_from, config.train.teacher):
         if run and run not in stages:
             paths += sorted(Workdir(run).checkpoints.glob("*/_CHECKPOINT_METADATA"))
