@@ -238,16 +238,15 @@ def winning(scores: np.ndarray) -> np.ndarray:
 
 
 def mine(work: Work, step: Mine, seed: int, folder: Path) -> None:
-    from jaxret.data.formats import Corpus
+    from jaxret.data.formats import Corpus, TrainingSource
     from jaxret.mining.mining_job import MiningJob, mine_negatives
     from jaxret.mining.mining_settings import MiningSettings
 
     pool = work.resolve_paths({"pool": step.pool}, seed)["pool"]
     settings = MiningSettings(depth=50, keep=20, seed=seed if step.seeded else 0)
     folder.mkdir(parents=True, exist_ok=True)
-    job = MiningJob(
-        work.questions, (pool,), str(folder / "mined.jsonl"), corpus=Corpus.open(work.questions), settings=settings
-    )
+    data, corpus = TrainingSource.open(work.questions, "train"), Corpus.open(work.questions)
+    job = MiningJob(data, (pool,), str(folder / "mined.jsonl"), corpus=corpus, settings=settings)
     mine_negatives(job, progress=False)
 
 

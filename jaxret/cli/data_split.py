@@ -18,10 +18,12 @@ _ON_ERROR = shared_flags.on_error()
 
 
 def main() -> None:
-    from jaxret.data.formats import Policy
+    from jaxret.data.formats import JudgementSource, Policy
     from jaxret.data.split_judgements import write_judgement_sets
 
     policy = Policy(_ON_ERROR.value)
-    write_judgement_sets(_TRAIN.value, _QRELS.value, (_TRAIN_SPLIT.value, _SPLIT.value), _OUT.value, policy)
+    train = JudgementSource.open(_TRAIN.value, _TRAIN_SPLIT.value)
+    qrels = JudgementSource.open(_QRELS.value, _SPLIT.value)
+    write_judgement_sets(train, qrels, _OUT.value, policy)
     if policy.report():
         print(policy.report())

@@ -45,19 +45,19 @@ _ON_ERROR = shared_flags.on_error()
 
 def main() -> None:
     from jaxret.mining.mining_job import MiningJob, mine_negatives, require_run_pool
+    from jaxret.mining.training_queries import open_concatenated, open_training_queries
     from jaxret.parallel.processes import require_platform
 
     settings, engine = _SETTINGS(), _ENGINE()
     require_platform("cpu" if engine.engine else _PLATFORM.value, "--platform")  # an engine's workers have accelerators
     job = MiningJob(
-        data=_DATA.value,
-        split=_SPLIT.value,
+        data=open_training_queries(_DATA.value, _SPLIT.value, not settings.positives_from_retrieval),
         pools=tuple(_POOL.value),
         out=_OUT.value,
         corpus=shared_flags.open_corpus(_CORPUS),
         encoded_name=_ENCODED.value,
         teacher=_TEACHER.value,
-        concat=tuple(_CONCAT.value),
+        concat=tuple(map(open_concatenated, _CONCAT.value)),
         settings=settings,
         on_error=_ON_ERROR.value,
         subset=(_SUBSET.value, settings.seed),

@@ -12,6 +12,8 @@ import numpy as np
 
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
+    JudgementSource,
+    QuerySource,
     describe_source,
     detect_file,
     hash_id,
@@ -24,7 +26,7 @@ from jaxret.data.formats import (
 from jaxret.data.formats.corpus import Corpus
 from jaxret.data.formats.detect import parse_source, role_by_name, source_path
 from jaxret.data.formats.format import content_id
-from jaxret.data.formats.readers import detect_run, read_run
+from jaxret.data.formats.rankings import detect_run, read_run
 from jaxret.data.formats.set_folders import is_folder_of_sets, list_sets
 from jaxret.data.formats.source_layout import (
     examples_path,
@@ -272,7 +274,8 @@ def _split(
     if file and gives("examples"):
         examples = read_examples(check.source, split, check.policy, targets=False)
         _examples(check, examples, f"examples of {split} ({file.name})")
-    queries, records = read_judged_queries(check.source, check.source, split, check.policy, judged=False)
+    sources = QuerySource.open(check.source, split), JudgementSource.open(check.source, split)
+    queries, records = read_judged_queries(*sources, check.policy, judged=False)
     texts[split] = {query.id: question_key(query.text) for query in queries}
     judgements_by_split[split] = [judgement for _, judgement in records]
     _log_judgements(check, judgements_by_split[split], f"judgements of {split}")

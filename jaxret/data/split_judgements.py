@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxret.data.errors import Policy
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.readers import detect_judgements, read_judgements
+from jaxret.data.formats.sources import JudgementSource
 from jaxret.data.records import Judgement
 from jaxret.parallel.events import emit
 from jaxret.storage.atomic import atomic_write
@@ -44,14 +44,13 @@ def split_by_training(judgements: Iterable[Judgement], training_passages: set[st
 
 
 def write_judgement_sets(
-    train: str, qrels: str, splits: tuple[str, str], out: str, policy: Policy | None = None
+    train: JudgementSource, qrels: JudgementSource, out: str, policy: Policy | None = None
 ) -> JudgementSets:
     """Write `qrels.set0.tsv` and `qrels.set1.tsv` into a folder, and print how many queries each has.
 
     Args:
-        train: folder or file with training queries and their relevant passages: judgements, or training records.
-        qrels: folder or file with the judgements to split.
-        splits: of `train` and of `qrels`, where they are folders.
+        train: relevant passages of training queries: judgements, or training records.
+        qrels: the judgements to split.
         out: folder to write.
 
     Raises:
@@ -62,13 +61,12 @@ def write_judgement_sets(
     require_folder_kind(Path(out), JUDGEMENTS)
     paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
     # Not all files of the folders: the outputs of an earlier call may be there, and are replaced.
-    files = [detect_judgements(source, split).path for source, split in zip((train, qrels), splits)]
     for path in paths:
-        require_other_output(path, [("the judgements", file) for file in files])
-    training_passages = {one.passage_id for one in read_judgements(train, splits[0], policy) if one.relevance > 0}
+        require_other_output(path, [("the judgements", source.file.path) for source in (train, qrels)])
+    training_passages = {one.passage_id for one in train.read(policy) if one.relevance > 0}
     if not training_passages:
         raise ValueError(f"{train} has no relevant passage; give training data with judgements")
-    sets = split_by_training(read_judgements(qrels, splits[1], policy), training_passages)
+    sets = split_by_training(qrels.read(policy), training_passages)
     for name, entries in zip(SETS, sets):
         if not entries:
             which = "no passage with a" if name == "set1" else "only passages with a"

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxret.data.formats import (
+    JudgementSource,
     Policy,
+    QuerySource,
     describe_source,
-    detect_queries,
     is_named,
     read_judged_queries,
     read_queries,
@@ -108,7 +109,8 @@ def load_evaluation_queries(queries: str, qrels: str, split: str, policy: Policy
     if not qrels:
         query_list = read_queries(queries, policy, split)
     else:
-        query_list, records = read_judged_queries(queries, qrels, split, policy)
+        sources = QuerySource.open(queries, split), JudgementSource.open(qrels, split)
+        query_list, records = read_judged_queries(*sources, policy)
         valid_ids = {query.id for query in query_list}
         judgements = [judgement for _, judgement in reject_unknown_ids(records, valid_ids, None, policy)]
         judged_ids = {judgement.query_id for judgement in judgements}
@@ -132,7 +134,7 @@ def split_name(queries: str, qrels: str, split: str) -> str:
     """
     if qrels:
         return ".".join(_words(source_path(qrels))) if source_path(qrels).is_file() else split
-    if not source_path(queries).is_dir() or split not in _words(detect_queries(queries, split)[0].path):
+    if not source_path(queries).is_dir() or split not in _words(QuerySource.open(queries, split).data_files[0].path):
         return ""
     return split
 

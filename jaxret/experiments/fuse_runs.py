@@ -11,7 +11,7 @@ from typing import Any
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import read_judgements, read_run, write_run
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.readers import run_files
+from jaxret.data.formats.rankings import run_files
 from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.experiments.rerank_run import RerankJob, rerank_run
 from jaxret.experiments.score_examples import score_examples
@@ -16,8 +16,8 @@ def rerank(request: RerankRequest) -> None:
     require_platform(request.platform, "--platform")
     reranker = _open(request)
     if corpus is None:
-        split = request.split or "train"
-        score_examples(reranker, request.train, request.out, split, request.negatives_run, request.on_error)
+        data = TrainingSource.open(request.train, request.split or "train", request.negatives_run)
+        score_examples(reranker, data, request.out, request.on_error)
         return
     job = RerankJob(
         run=request.run,

@@ -19,7 +19,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.readers import run_files
+from jaxret.data.formats.rankings import run_files
 from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxret.data.formats import Policy, read_examples
+from jaxret.data.formats import Policy, TrainingSource
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.readers import targets_first_only
 from jaxret.data.formats.writing import write_records
 from jaxret.data.records import Example, Query
 from jaxret.experiments.teachers import TeacherModel, TeacherScorer
@@ -27,10 +26,8 @@ PAIRS_PER_BLOCK = 1 << 18  # scored at a time, and sorted by length: of 100 mill
 
 def score_examples(
     teacher: TeacherModel,
-    source: str,
+    data: TrainingSource,
     out: str | Path,
-    split: str = "train",
-    negatives_run: str = "",
     on_error: str = "error",
     progress: bool = True,
 ) -> int:
@@ -40,10 +37,8 @@ def score_examples(
     It is written while pairs are scored.
 
     Args:
-        source: training data: folder or file.
+        data: the examples.
         out: file to write.
-        split: split to read, where the source is a folder.
-        negatives_run: rankings whose passages are the negatives of a folder, see data.negatives_run.
         on_error: "error" or "skip", for bad records.
 
     Raises:
@@ -51,20 +46,22 @@ def score_examples(
         ValueError: two queries have one id, or the output is a file of the training data.
     """
     require_writable(Path(out).absolute().parent)
-    require_other_output(out, [("the training data", source), ("the run of negatives", negatives_run)], [split])
+    sources = [("the training data", data.source), ("the run of negatives", data.negatives_run)]
+    require_other_output(out, sources, [data.split])
     policy = Policy(on_error)
-    examples = read_examples(source, split, policy, negatives_run=negatives_run or None, targets=False)
+    examples = data.read(policy, targets=False)
     queries: dict[str, Query] = {}
     for example in examples:
-        require_same_text(queries.setdefault(example.query.id, example.query), example.query, source)
+        require_same_text(queries.setdefault(example.query.id, example.query), example.query, data.source)
     passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
     pairs = sum(len(example.positives) + len(example.negatives) for example in examples)
-    print_line(f"scoring {pairs:,} pairs of {len(queries):,} queries of {source}")
+    print_line(f"scoring {pairs:,} pairs of {len(queries):,} queries of {data}")
     scorer = teacher.scorer_of(queries, passages, progress)
-    first_alone = not negatives_run and targets_first_only(source, split)
     with Progress("score", pairs, "pair", shown=progress) as bar:
         results = attach_scores(examples, scorer, bar.update)
-        write_records(Path(out), (make_tevatron_record(example, every_positive=not first_alone) for example in results))
+        write_records(
+            Path(out), (make_tevatron_record(example, every_positive=not data.first_target_only) for example in results)
+        )
     for line in scorer.cut:
         print(line)
     print(f"training data with scores: {out}")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxret.data.formats import Policy, parse_source, read_corpus, read_judged_queries, source_path
-from jaxret.data.formats.readers import detect_judgements
+from jaxret.data.formats.sources import JudgementSource, QuerySource
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.diversity import Diversity, diversity
@@ -92,7 +92,8 @@ def read_judged_texts(data: str | Path, split: str) -> JudgedTexts:
     """
     policy = Policy()
     source = _texts_and_judgements(data, split)
-    query_list, records = read_judged_queries(source, source, split, policy)
+    sources = QuerySource.open(source, split), JudgementSource.open(source, split)
+    query_list, records = read_judged_queries(*sources, policy)
     queries = {query.id: query for query in query_list}
     pairs = [one for _, one in reject_unknown_ids(records, queries, None, policy) if one.relevance > 0]
     if not pairs:
@@ -115,7 +116,7 @@ def pooling_weights(run: Run) -> dict[str, float] | None:
 
 def _texts_and_judgements(data: str | Path, split: str) -> str:
     """Return the file of judgements if it is one of training records with texts, else `data`."""
-    file = detect_judgements(data, split)
+    file = JudgementSource.open(data, split).file
     if file.format.examples is None:
         return str(data)
     format_name = parse_source(data)[0]

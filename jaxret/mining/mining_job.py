@@ -18,15 +18,10 @@ from typing import Any
 
 from jaxret.configs.synonyms import suggest_name
 from jaxret.data.errors import Policy
-from jaxret.data.formats import (
-    Corpus,
-    describe_source,
-    source_exists,
-    source_path,
-)
+from jaxret.data.formats import Corpus, QuerySource, TrainingSource, source_exists
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.readers import require_run_scores, targets_first_only
+from jaxret.data.formats.rankings import require_run_scores
 from jaxret.data.lines import PathLike, write_text
 from jaxret.data.records import Example, PassageLookup
 from jaxret.data.tokens.subset import choose_ids
@@ -67,14 +62,13 @@ TEXT_BLOCK = 256  # queries whose passages' texts are in memory: 256 x 200 passa
 class MiningJob:
     """The inputs and the output of `jaxret mine`."""
 
-    data: str  # folder or file with the training queries
+    data: TrainingSource | QuerySource  # the training queries, without positives only if those are retrieved
     pools: tuple[str, ...]  # "bm25", folders of runs, files of rankings
     out: str  # training file to write
-    split: str = "train"  # of data, if it is a folder
     corpus: Corpus | None = None  # has the passages; needed unless a run of pools has encoded them
     encoded_name: str = ""  # name of a run's encoded corpus, "" for its only one
     teacher: str = ""  # file of rankings with a teacher's scores
-    concat: tuple[str, ...] = ()  # training files whose records follow the mined ones
+    concat: tuple[TrainingSource, ...] = ()  # training files whose records follow the mined ones
     settings: MiningSettings = field(default_factory=MiningSettings)
     on_error: str = "error"  # or "skip": policy for bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
@@ -107,7 +101,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     require_writable(path.parent)
     questions = _read_queries(job, policy)
     check_answers((one.query for one in questions.queries), job.settings.match)
-    log(f"{job.data}: {len(questions.queries):,} queries ({describe_queries(job)})")
+    log(f"{job.data}: {len(questions.queries):,} queries ({job.data.describe()})")
     if job.settings.positives_from_retrieval:
         log("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
     with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:
@@ -115,7 +109,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
         teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
         for source in (*pools, *([teacher] if teacher else [])):
             if isinstance(source, RankingFilePool):
-                source.require_queries([one.query for one in questions.queries], job.data)
+                source.require_queries([one.query for one in questions.queries], job.data.source)
         chooser = NegativeSelector(job.settings, teacher, bool(job.concat))
         write_examples(
             job, path, questions, select_examples(questions, pools, texts, chooser, progress), chooser, policy
@@ -137,7 +131,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
 
 
 def _read_queries(job: MiningJob, policy: Policy) -> TrainingQueries:
-    questions = read_training_queries(job.data, job.split, policy, job.judged)
+    questions = read_training_queries(job.data, policy)
     if not job.subset[0]:
         return questions
     ids = choose_ids((one.query.id for one in questions.queries), *job.subset)
@@ -175,9 +169,6 @@ def require_settings(job: MiningJob) -> None:
             )
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
-    for file in job.concat:
-        if not source_path(file).is_file():
-            raise ValueError(f"--concat={file} is not a file; give one of training records")
     ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
         require_run_scores(job.teacher, "the scores of a teacher")
@@ -188,8 +179,8 @@ def require_settings(job: MiningJob) -> None:
     for pool in runs if not job.corpus else ():
         encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
         sources += [(f"the corpus that {pool} encoded", file) for file in text_files(encoded_corpus)]
-    sources += [*(("a file that follows", file) for file in job.concat), ("the training data", job.data)]
-    require_other_output(job.out, sources, [job.split])
+    sources += [("a file that follows", data.source) for data in job.concat]
+    require_other_output(job.out, [*sources, ("the training data", job.data.source)], [job.data.split])
 
 
 def require_run_pool(job: MiningJob) -> None:
@@ -215,11 +206,6 @@ def _no_bound(share: float, pool: str) -> ValueError:
         f"share is {share}, but scores of {pool} have no bound, as those of BM25 and of runs "
         "without normalize: a part of one means nothing; give a teacher's, or use the margin"
     )
-
-
-def describe_queries(job: MiningJob) -> str:
-    role = "examples" if job.judged else "queries"
-    return describe_source(job.data, role, job.split)
 
 
 def open_pools(
@@ -318,10 +304,10 @@ def write_examples(
     """
     parts = [(examples, questions.every_positive and job.judged)]
     query_texts = {one.query.id: one.query.text for one in questions.queries}
-    for source in job.concat:
-        follow = read_concatenated(source, job.settings.keep, policy)
+    for data in job.concat:
+        follow = read_concatenated(data, job.settings.keep, policy)
         scored_examples = (chooser.score_concatenated(example, query_texts) for example in follow)
-        parts.append((scored_examples, not targets_first_only(source, None)))
+        parts.append((scored_examples, not data.first_target_only))
     every_positive = all(every for _, every in parts)
     rows = chain.from_iterable(split_by_target(part, every, every_positive) for part, every in parts)
     texts: dict[str, int] = {}
@@ -361,14 +347,19 @@ def write_parents(
     tally: MiningTally,
     audit: MiningAudit,
 ) -> None:
-    queries = {"source": job.data, "split": job.split, "subset": job.subset[0], "subset_seed": job.subset[1]}
+    queries = {
+        "source": job.data.source,
+        "split": job.data.split,
+        "subset": job.subset[0],
+        "subset_seed": job.subset[1],
+    }
     content: dict[str, Any] = {
         "file": {"name": path.name, "sha256": sha256_file(path)},
         "queries": queries | {"count": len(questions.queries), "sha256": questions.digest()},
         "corpus": dict(origin),
         "pools": [pool.parent() for pool in pools],
         "teacher": job.teacher,
-        "concat": [{"source": source, "sha256": sha256_file(source_path(source))} for source in job.concat],
+        "concat": [{"source": data.source, "sha256": sha256_file(data.file.path)} for data in job.concat if data.file],
         "settings": asdict(job.settings),
         "left_out": dict(tally.left_out),
         "audit": audit.to_json(),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats.corpus import Corpus
-from jaxret.data.formats.readers import detect_run, read_run_lines, run_files
+from jaxret.data.formats.rankings import detect_run, read_run_lines, run_files
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.index.corpus_folder import corpus_folder

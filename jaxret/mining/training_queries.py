@@ -7,20 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import (
-    detect_file,
-    detect_queries,
-    example_files,
-    is_named,
-    list_files,
-    read_examples,
-    read_queries,
-    source_path,
-)
+from jaxret.data.formats import QuerySource, TrainingSource, detect_file, source_path
 from jaxret.data.formats.containers import read_records
-from jaxret.data.formats.readers import examples_by_target, targets_first_only
+from jaxret.data.formats.format import DataFile
 from jaxret.data.formats.shared_passages import SharedPassages
-from jaxret.data.formats.source_layout import examples_path, has_judgements, is_folder
+from jaxret.data.formats.sources import examples_by_target
 from jaxret.data.formats.tevatron import parse_tevatron_example
 from jaxret.data.records import Example, Passage, Query
 from jaxret.storage.atomic import sha256_json_lists
@@ -49,39 +40,50 @@ class TrainingQueries:
         )
 
 
-def read_training_queries(source: str, split: str, policy: Policy, positives: bool = True) -> TrainingQueries:
-    """Return the training queries of a folder's split or of a file.
+def open_training_queries(source: str, split: str, positives: bool = True) -> TrainingSource | QuerySource:
+    """Open the training queries of a folder's split or of a file.
 
     Args:
         source: folder or file.
         split: of a folder.
-        positives: require positives. False also reads queries without one, e.g. a file of questions.
+        positives: require positives. False also opens queries without one, e.g. a file of questions.
+
+    Raises:
+        DataError: a file is missing, or has none.
+    """
+    if positives:
+        return TrainingSource.open(source, split)
+    return TrainingSource.find(source, split) or QuerySource.open(source, split)
+
+
+def open_concatenated(source: str) -> TrainingSource:
+    """Open a training file whose records follow the mined ones. Raises ValueError for what is not a file."""
+    if not source_path(source).is_file():
+        raise ValueError(f"--concat={source} is not a file; give one of training records")
+    return TrainingSource.open(source)
+
+
+def read_training_queries(data: TrainingSource | QuerySource, policy: Policy) -> TrainingQueries:
+    """Return the training queries of opened data.
+
     Raises:
         DataError: a bad record.
         ValueError: there is no query.
     """
-    if positives or _has_examples(source, split):
+    if isinstance(data, TrainingSource):
         by_id: dict[str, TrainingQuery] = {}
         passages: dict[Passage, Passage] = {}  # one object for a passage, however many queries have it
-        for example in _examples(source, split, policy):
+        for example in read_query_examples(data, policy):
             before = by_id.get(example.query.id, TrainingQuery(example.query))
-            require_same_text(before.query, example.query, source)
+            require_same_text(before.query, example.query, data.source)
             both = dict.fromkeys((*before.positives, *example.positives))
             by_id[example.query.id] = TrainingQuery(before.query, tuple(passages.setdefault(one, one) for one in both))
-        queries, every = tuple(by_id.values()), not targets_first_only(source, split)
+        queries, every = tuple(by_id.values()), not data.first_target_only
     else:
-        queries, every = tuple(map(TrainingQuery, read_queries(source, policy, split))), False
+        queries, every = tuple(map(TrainingQuery, data.read(policy))), False
     if not queries:
-        raise ValueError(f"{source} has no training query; give a folder or file with some")
+        raise ValueError(f"{data} has no training query; give a folder or file with some")
     return TrainingQueries(queries, every)
-
-
-def training_query_files(source: str, split: str, positives: bool = True) -> list[Path]:
-    """Return the files that `read_training_queries` reads with these arguments."""
-    if positives or _has_examples(source, split):
-        path = source_path(source)
-        return [path] if path.is_file() and not is_named(path) else example_files(source, split)
-    return [file for detection in detect_queries(source, split) for file in list_files(detection.path)]
 
 
 def require_same_text(one: Query, other: Query, source: str) -> None:
@@ -92,38 +94,30 @@ def require_same_text(one: Query, other: Query, source: str) -> None:
         )
 
 
-def _examples(source: str, split: str, policy: Policy) -> Iterable[Example]:
-    """Return the examples. Those of a mined file, which have many negatives, are read one at a time."""
-    path = source_path(source)
-    if path.is_file() and (detection := detect_file(source, "examples")).format.name in _WITH_TEXTS:
-        return stream_mined_examples(detection.path, policy)
-    return read_examples(source, split, policy, targets=False)
-
-
-def _has_examples(source: str, split: str) -> bool:
-    path = source_path(source)
-    if is_folder(path):
-        return examples_path(path, split) is not None or has_judgements(path, split)
-    return detect_file(source).format.gives("examples")
+def read_query_examples(data: TrainingSource, policy: Policy) -> Iterable[Example]:
+    """Return the examples, one for each query or record. Those of a mined file, which have many negatives, are read one
+    at a time."""
+    if data.file and data.file.format.name in _WITH_TEXTS:
+        return _stream(data.file, policy)
+    return data.read(policy, targets=False)
 
 
 def stream_mined_examples(path: Path, policy: Policy) -> Iterator[Example]:
     """Yield the examples of a file that `jaxret mine` wrote; no passage stays in memory."""
-    for where, record in read_records(detect_file(path, "examples"), policy):
+    return _stream(detect_file(path, "examples"), policy)
+
+
+def _stream(file: DataFile, policy: Policy) -> Iterator[Example]:
+    for where, record in read_records(file, policy):
         try:
             yield parse_tevatron_example(record, where, SharedPassages(policy))
         except DataError as error:
             policy.reject(error)
 
 
-def read_concatenated(source: str, keep: int, policy: Policy) -> Iterator[Example]:
+def read_concatenated(data: TrainingSource, keep: int, policy: Policy) -> Iterator[Example]:
     """Yield the examples of a training file with their first `keep` negatives."""
-    detection = detect_file(source, "examples")
-    if detection.format.name in _WITH_TEXTS:
-        examples: Iterable[Example] = stream_mined_examples(detection.path, policy)
-    else:
-        examples = read_examples(source, None, policy, targets=False)
-    for example in examples:
+    for example in read_query_examples(data, policy):
         yield replace(example, negatives=example.negatives[:keep], negative_scores=example.negative_scores[:keep])
 
 

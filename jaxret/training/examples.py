@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Policy, describe_source, read_judgements
+from jaxret.data.formats import Policy, read_judgements
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import BatchPlan, Examples, TrainingSet
 from jaxret.data.tokens.store import store_root
@@ -21,7 +21,7 @@ from jaxret.data.tokens.tokenized import (
     load_tokenized_corpus,
 )
 from jaxret.data.tokens.tokenizer import TextTokenizer
-from jaxret.training.config_corpora import validation_corpus
+from jaxret.training.config_sources import dev_data, training_data, validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.validation import CORPUS_MEASURES, DevCollection
 
@@ -59,8 +59,8 @@ def load_examples(
     imagine = config.data.pseudo_queries if training else ""
     data, report = load_or_tokenize_examples(source, tokenizer, store_root(config.data.store), progress, log)
     data = replace(data, imagine_queries=imagine == "query")
-    description = describe_source(source.path, "examples", source.split, source.negatives_run or None)
-    log(f"{which}: {len(data):,} examples from {source.path} ({description})")
+    records = training_data(config) if training else dev_data(config)
+    log(f"{which}: {len(data):,} examples from {records} ({records.describe()})")
     if training and config.data.subset:
         data = take_random_queries(data, config.data.subset, config.seed.data)
         log(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")

@@ -12,7 +12,7 @@ import pytest
 
 from jaxret.cli.verbs import VERBS
 from jaxret.data.chunks import ChunkOptions
-from jaxret.data.formats import Corpus, write_run
+from jaxret.data.formats import Corpus, JudgementSource, TrainingSource, write_run
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
 from jaxret.experiments.chunk_data import chunk_data
@@ -24,6 +24,7 @@ from jaxret.experiments.teachers import RetrieverTeacher
 from jaxret.mining.generate_queries import generate_queries
 from jaxret.mining.keywords import write_keywords
 from jaxret.mining.mining_job import MiningJob, mine_negatives
+from jaxret.mining.training_queries import open_concatenated
 from jaxret.runs.reranker import Reranker
 from jaxret.storage.atomic import with_digest, write_json
 from tests.pipeline import REPOSITORY, contents, write_data
@@ -58,9 +59,17 @@ def _rerank(out: str) -> None:
 
 
 def _mine(out: str) -> None:
-    pools = "one.trec", "bm25"
-    corpus = Corpus.open("texts.jsonl")
-    mine_negatives(MiningJob("data", pools, out, "train", corpus, teacher="two.trec", concat=("more.jsonl",)), False)
+    data, pools, corpus = TrainingSource.open("data", "train"), ("one.trec", "bm25"), Corpus.open("texts.jsonl")
+    follow = open_concatenated("more.jsonl")
+    mine_negatives(MiningJob(data, pools, out, corpus, teacher="two.trec", concat=(follow,)), False)
+
+
+def _split(qrels: str, folder: str) -> None:
+    write_judgement_sets(JudgementSource.open("data", "train"), JudgementSource.open(qrels, "test"), folder)
+
+
+def _score(out: str) -> None:
+    score_examples(TEACHER, TrainingSource.open("data", "train", "one.trec"), out)
 
 
 def _systems(out: str) -> None:
@@ -75,7 +84,7 @@ CASES = (
     Case("data convert", lambda out: convert_data("ids/triples.tsv", out, "tevatron.examples"), ("ids/corpus.tsv",)),
     Case(
         "data split",
-        lambda out: write_judgement_sets("data", "qrels.set1.tsv", ("train", "test"), str(Path(out).parent)),
+        lambda out: _split("qrels.set1.tsv", str(Path(out).parent)),
         ("qrels.set1.tsv",),
     ),
     Case("fuse", _fuse(), ("one.trec", "two.trec", "link.trec")),
@@ -89,7 +98,7 @@ CASES = (
     Case("report", lambda out: write_report(["run"], out), ("run/config.json", "run/eval/data.json")),
     Case("compare", lambda out: write_report(["other=run"], out, flag="--report"), ("run/config.json",)),
     Case("rerank", _rerank, ("one.trec", "texts.jsonl", "qrels.tsv", *FOLDER)),
-    Case("rerank", lambda out: score_examples(TEACHER, "data", out, negatives_run="one.trec"), ("one.trec", *FOLDER)),
+    Case("rerank", _score, ("one.trec", *FOLDER)),
 )
 # Verbs whose output cannot be a file of a source.
 OTHERS = {
@@ -165,4 +174,4 @@ def test_other_files_of_a_folder_are_replaced(root: Path) -> None:
     """Run a command again: what it wrote into the folder of its source is not a source."""
     for _ in range(2):
         assert write_keywords(Corpus.open("data"), "data/pseudo.jsonl", progress=False)[0]
-        write_judgement_sets("data", "qrels.tsv", ("train", "test"), "data")
+        _split("qrels.tsv", "data")

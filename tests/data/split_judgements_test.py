@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import read_judgements
+from jaxret.data.formats import JudgementSource, read_judgements
 from jaxret.data.records import Judgement
 from jaxret.data.split_judgements import split_by_training, write_judgement_sets
 from tests.pipeline import environment
@@ -85,15 +85,15 @@ def test_an_interrupted_split_leaves_no_set_of_an_earlier_one(
     replacement: int, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ended at the first or the second file that gets its name."""
-    source, replace = str(data / "data"), os.replace
+    replace, test = os.replace, JudgementSource.open(data / "data", "test")
     (data / "data" / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nt1\tp1\t1\n")
     files = [data / "sets" / f"qrels.set{number}.tsv" for number in (0, 1)]
     states = []
     for split in ("dev", "train"):
-        write_judgement_sets(source, source, (split, "test"), str(data / "sets"))
+        write_judgement_sets(JudgementSource.open(data / "data", split), test, str(data / "sets"))
         states.append([file.read_text() for file in files])
     assert states[0][0] != states[1][0]
-    write_judgement_sets(source, source, ("dev", "test"), str(data / "sets"))
+    write_judgement_sets(JudgementSource.open(data / "data", "dev"), test, str(data / "sets"))
     calls: list[Path] = []
 
     def interrupt(old: Path, new: Path) -> None:
@@ -104,6 +104,6 @@ def test_an_interrupted_split_leaves_no_set_of_an_earlier_one(
 
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write_judgement_sets(source, source, ("train", "test"), str(data / "sets"))
+        write_judgement_sets(JudgementSource.open(data / "data", "train"), test, str(data / "sets"))
     left = [file.read_text() if file.exists() else None for file in files]
     assert any(all(text in (None, one) for text, one in zip(left, state, strict=True)) for state in states)

@@ -13,19 +13,34 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError, Policy
-from jaxret.data.formats import Corpus, read_corpus, read_examples, read_judgements, read_queries, read_run, write_run
+from jaxret.data.formats import (
+    Corpus,
+    QuerySource,
+    TrainingSource,
+    read_corpus,
+    read_examples,
+    read_judgements,
+    read_queries,
+    read_run,
+    write_run,
+)
 from jaxret.data.formats.dpr import write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_retrieval_results
 from jaxret.data.formats.example_writers import make_tevatron_record, write_tevatron_examples
 from jaxret.data.records import Example, Passage, Query
 from jaxret.experiments.teachers import check_teacher, open_teacher
 from jaxret.index.encode import encode_corpus
-from jaxret.mining import mining_job, training_queries
+from jaxret.mining import mining_job
 from jaxret.mining.mining_audit import audit_mined_file
 from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import RankingFilePool, RunPool
-from jaxret.mining.training_queries import read_training_queries, stream_mined_examples
+from jaxret.mining.training_queries import (
+    open_concatenated,
+    open_training_queries,
+    read_training_queries,
+    stream_mined_examples,
+)
 from jaxret.runs.mismatch import ContractError
 from jaxret.storage.atomic import read_with_digest, sha256_file
 from tests.pipeline import untrained_run, write_data, write_encoder
@@ -49,8 +64,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(root: Path, out: Path, *pools: str, settings: MiningSettings = TOP) -> MiningJob:
-    data = str(root / "data")
-    return MiningJob(data, pools or (str(root / "run.trec"),), str(out), corpus=Corpus.open(data), settings=settings)
+    positives, corpus = not settings.positives_from_retrieval, Corpus.open(root / "data")
+    data = open_training_queries(str(root / "data"), "train", positives)
+    return MiningJob(data, pools or (str(root / "run.trec"),), str(out), corpus=corpus, settings=settings)
 
 
 def plainly(root: Path, settings: MiningSettings) -> dict[str, list[str]]:
@@ -82,7 +98,8 @@ def test_mining_from_a_run_file_equals_a_simple_loop(
     assert {e.query.id: [p.id for p in e.negatives] for e in examples} == plainly(root, TOP)
     assert plainly(root, TOP) != plainly(root, replace(TOP, depth=4)), "control"
     assert [e.query.id for e in examples] == [
-        one.query.id for one in read_training_queries(str(root / "data"), "train", Policy()).queries
+        one.query.id
+        for one in read_training_queries(open_training_queries(str(root / "data"), "train"), Policy()).queries
     ]
     assert done.tally.negatives == sum(len(e.negatives) for e in examples)
     monkeypatch.undo()
@@ -133,8 +150,8 @@ def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
     assert names == ["nq.stage1.parents.json", "nq.stage2.parents.json", "a.parents.json", "b.parents.json"]
     (tmp_path / "a.jsonl").touch()
     out = tmp_path / "a.jsonl"
-    with pytest.raises(ValueError, match=r"file .*follows \(tevatron.examples:.*a.jsonl\)"):
-        mine_negatives(replace(job(root, out), concat=(f"tevatron.examples:{out}",)), progress=False)
+    with pytest.raises(ValueError, match=r"file of tevatron.examples:.*a.jsonl .*follows"):
+        mine_negatives(replace(job(root, out), concat=(open_concatenated(f"tevatron.examples:{out}"),)), progress=False)
 
 
 def test_bm25_scores_positives_that_it_did_not_retrieve(root: Path, tmp_path: Path) -> None:
@@ -164,10 +181,12 @@ def test_a_margin_with_unbounded_scores_prints_a_notice(root: Path, tmp_path: Pa
 
 def test_negatives_of_the_data_are_ignored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine_negatives(job(root, tmp_path / "a.jsonl"), progress=False)
-    monkeypatch.setattr(training_queries, "read_examples", None)  # it would hold them all
-    again, first = (read_training_queries(str(tmp_path / "a.jsonl"), "train", Policy()) for _ in range(2))
+    monkeypatch.setattr(TrainingSource, "read", None)  # it would hold them all
+    again, first = (
+        read_training_queries(open_training_queries(str(tmp_path / "a.jsonl"), "train"), Policy()) for _ in range(2)
+    )
     monkeypatch.undo()
-    whole = read_training_queries(str(root / "data"), "train", Policy())
+    whole = read_training_queries(open_training_queries(str(root / "data"), "train"), Policy())
     assert again.queries == first.queries == whole.queries
     assert len({id(p) for one in again.queries for p in one.positives}) == len(
         {p.id for one in again.queries for p in one.positives}
@@ -214,12 +233,14 @@ def test_appended_records_have_scores_of_the_teacher_or_none(
     """BM25's scores say nothing beside a run's."""
     mine_negatives(job(root, tmp_path / "bm25.jsonl", "bm25"), progress=False)
     assert any(e.score_count for e in stream_mined_examples(tmp_path / "bm25.jsonl", Policy()))
-    both = replace(job(root, tmp_path / "a.jsonl"), concat=(str(tmp_path / "bm25.jsonl"),))
+    both = replace(job(root, tmp_path / "a.jsonl"), concat=(TrainingSource.open(tmp_path / "bm25.jsonl"),))
     mine_negatives(both, progress=False)
     text = "scores of two pools, or files, are not comparable: none are in the file"
     assert text in capsys.readouterr().out
     assert not any(e.score_count for e in stream_mined_examples(tmp_path / "a.jsonl", Policy()))
-    queries = [one.query for one in read_training_queries(str(root / "data"), "train", Policy()).queries]
+    queries = [
+        one.query for one in read_training_queries(open_training_queries(str(root / "data"), "train"), Policy()).queries
+    ]
     ids = [p.id for p in read_corpus(root / "data")]
     scores = {query.id: [(key, 100.0 - n) for n, key in enumerate(ids)] for query in queries[1:]}
     write_run(tmp_path / "teacher.trec", scores, "test")
@@ -277,7 +298,7 @@ def test_input_files_are_not_overwritten(read: str, root: Path, tmp_path: Path) 
         (tmp_path / name).write_text(f"{line}\nbroken\n")
     (tmp_path / "link").symlink_to(tmp_path / read)
     here = MiningJob(
-        data=str(tmp_path / "train.json"),
+        data=TrainingSource.open(tmp_path / "train.json"),
         pools=(str(tmp_path / "run.trec"),),
         out=str(tmp_path / "link"),
         corpus=Corpus.open(tmp_path / "data"),
@@ -297,7 +318,7 @@ def test_the_corpus_of_a_pool_is_not_overwritten(root: Path, tmp_path: Path) -> 
     run = untrained_run(tmp_path / "run", tmp_path / "encoder", tmp_path / "data")
     corpus = tmp_path / "data" / "corpus.jsonl"
     whole = corpus.read_bytes()
-    job_of_run = MiningJob(str(root / "data"), (str(run.workdir.path),), str(corpus))
+    job_of_run = MiningJob(TrainingSource.open(root / "data", "train"), (str(run.workdir.path),), str(corpus))
     with pytest.raises(FileNotFoundError, match="run has no encoded corpus"):
         mine_negatives(job_of_run, progress=False)
     encode_corpus(run, Corpus.open(tmp_path / "data"), progress=False)
@@ -315,7 +336,7 @@ def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) 
     first = list(stream_mined_examples(tmp_path / "first.jsonl", Policy()))
     settings = replace(TOP, depth=4, answers=True, positives_from_retrieval=True)
     concat = f"tevatron.examples:{tmp_path / 'first.jsonl'}"
-    concatenated = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(concat,))
+    concatenated = replace(job(root, tmp_path / "a.jsonl", settings=settings), concat=(open_concatenated(concat),))
     mine_negatives(concatenated, progress=False)
     (followed_by,) = read_with_digest(parents_path(tmp_path / "a.jsonl"))["concat"]
     assert followed_by == {"source": concat, "sha256": sha256_file(tmp_path / "first.jsonl")}
@@ -342,7 +363,10 @@ def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path)
     write_dpr_queries(tmp_path / "train.qa.csv", queries)
     settings = MiningSettings(depth=20, positives_from_retrieval=True)
     questions_alone = MiningJob(
-        str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=Corpus.open(root / "data")
+        QuerySource.open(tmp_path / "train.qa.csv"),
+        ("bm25",),
+        str(tmp_path / "a.jsonl"),
+        corpus=Corpus.open(root / "data"),
     )
     mine_negatives(replace(questions_alone, settings=settings), progress=False)
     examples = read_examples(tmp_path / "a.jsonl")
@@ -356,7 +380,7 @@ def test_an_answer_that_is_no_regular_expression_is_refused_before_a_corpus_is_r
     corpus.write_text('{"_id": "1", "text": "the river"}\n{"_id": "2"\n')
     settings = MiningSettings(depth=20, positives_from_retrieval=True, match="regex")
     bad_answer = MiningJob(
-        str(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=Corpus.open(corpus)
+        QuerySource.open(tmp_path / "train.qa.csv"), ("bm25",), str(tmp_path / "a.jsonl"), corpus=Corpus.open(corpus)
     )
     with pytest.raises(ValueError, match=r"'\(a' .*regular expression"):
         mine_negatives(replace(bad_answer, settings=settings), progress=False)
@@ -370,13 +394,17 @@ def test_questions_with_equal_row_numbers_get_different_ids(root: Path, tmp_path
     for name, some in (("a", originals[:3]), ("b", originals[10:13])):
         write_dpr_examples(tmp_path / f"{name}.json", some)
     both = replace(
-        job(root, tmp_path / "both.jsonl", "bm25"), data=str(tmp_path / "a.json"), concat=(str(tmp_path / "b.json"),)
+        job(root, tmp_path / "both.jsonl", "bm25"),
+        data=TrainingSource.open(tmp_path / "a.json"),
+        concat=(TrainingSource.open(tmp_path / "b.json"),),
     )
     mine_negatives(both, progress=False)
     mined = read_examples(tmp_path / "both.jsonl")
     assert {e.query.text for e in mined} == {e.query.text for e in (*originals[:3], *originals[10:13])}
     assert len({e.query.id for e in mined}) == len({e.query.text for e in mined})
-    again = replace(both, data=str(tmp_path / "both.jsonl"), concat=(), out=str(tmp_path / "again.jsonl"))
+    again = replace(
+        both, data=TrainingSource.open(tmp_path / "both.jsonl"), concat=(), out=str(tmp_path / "again.jsonl")
+    )
     mine_negatives(again, progress=False)
     assert [e.positives for e in read_examples(tmp_path / "again.jsonl")] == [e.positives for e in mined]
 
@@ -390,7 +418,10 @@ def test_positives_are_written_with_the_corpus_text(
         replace(one, positives=tuple(replace(p, text=p.text + " .") for p in one.positives)) for one in originals[:2]
     ]
     write_dpr_examples(tmp_path / "train.json", [*edited, *originals[2:]])
-    mine_negatives(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "train.json")), progress=False)
+    mine_negatives(
+        replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "train.json")),
+        progress=False,
+    )
     assert [e.positives for e in read_examples(tmp_path / "a.jsonl")] == [e.positives for e in originals]
     assert "2 queries have a positive that is other text in the corpus, which is taken" in capsys.readouterr().out
 
@@ -401,7 +432,8 @@ def test_two_questions_with_one_id_are_refused(root: Path, tmp_path: Path) -> No
     write_tevatron_examples(tmp_path / "twice.jsonl", [first, twice])
     with pytest.raises(ValueError, match=f"query '{first.query.id}'"):
         mine_negatives(
-            replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "twice.jsonl")), progress=False
+            replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "twice.jsonl")),
+            progress=False,
         )
 
 
@@ -412,7 +444,9 @@ def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> N
     results = [(one.query, [(one.positives[0], 2.0, True)]) for one in originals]
     write_retrieval_results(tmp_path / "same.json", results)
     write_retrieval_results(tmp_path / "turned.json", reversed(results))
-    here = replace(job(root, tmp_path / "a.jsonl", str(tmp_path / "same.json")), data=str(tmp_path / "train.json"))
+    here = replace(
+        job(root, tmp_path / "a.jsonl", str(tmp_path / "same.json")), data=TrainingSource.open(tmp_path / "train.json")
+    )
     mine_negatives(here, progress=False)
     with pytest.raises(ValueError, match=r"query 0 .*'.*', .*'.*'"):
         mine_negatives(replace(here, pools=(str(tmp_path / "turned.json"),)), progress=False)
@@ -424,7 +458,10 @@ def test_results_of_other_questions_are_refused(root: Path, tmp_path: Path) -> N
 def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
     originals = read_examples(root / "data", "train", targets=False)
     write_dpr_examples(tmp_path / "train.json", originals)
-    mine_negatives(replace(job(root, tmp_path / "a.jsonl", "bm25"), data=str(tmp_path / "train.json")), progress=False)
+    mine_negatives(
+        replace(job(root, tmp_path / "a.jsonl", "bm25"), data=TrainingSource.open(tmp_path / "train.json")),
+        progress=False,
+    )
     examples = read_examples(tmp_path / "a.jsonl")
     assert [e.positives for e in examples] == [e.positives for e in originals]
 
@@ -435,7 +472,7 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
         (lambda j: replace(j, pools=()), "there is no pool to mine"),
         (lambda j: replace(j, pools=("bm26",)), "pool 'bm26' is neither bm25 nor the folder of a run nor a file"),
         (
-            lambda j: replace(j, pools=(j.data,), corpus=None),
+            lambda j: replace(j, pools=(j.data.source,), corpus=None),
             "data' is neither bm25 nor the folder of a run nor a file",
         ),
         (lambda j: replace(j, corpus=None), r"give the corpus \(--corpus\)"),
@@ -444,7 +481,7 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
             lambda j: replace(j, pools=("bm25", *j.pools), settings=MiningSettings(positives_from_retrieval=True)),
             r"takes .*positives .*pool",
         ),
-        (lambda j: replace(j, concat=(j.data,)), r"file; .*training records"),
+        (lambda j: replace(j, concat=(open_concatenated(j.data.source),)), r"file; .*training records"),
         (lambda j: replace(j, subset=(41, 0)), r"data.subset .*41, .*40 training"),
     ],
 )
@@ -476,7 +513,7 @@ def test_a_run_file_whose_queries_are_scattered(tmp_path: Path) -> None:
 
 
 def test_the_audit_counts_what_is_in_the_file(root: Path, tmp_path: Path) -> None:
-    queries = read_training_queries(str(root / "data"), "train", Policy()).queries
+    queries = read_training_queries(open_training_queries(str(root / "data"), "train"), Policy()).queries
     one, other = queries[1], queries[2]
     positive = one.positives[0]
     words = positive.text.split()
@@ -514,7 +551,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     write_encoder(tmp_path / "encoder")
     run = untrained_run(tmp_path / "run", tmp_path / "encoder", root / "data", head__token="mean", normalize=True)
     encode_corpus(run, Corpus.open(root / "data"), progress=False)
-    training_queries = read_training_queries(str(root / "data"), "train", Policy()).queries
+    training_queries = read_training_queries(open_training_queries(str(root / "data"), "train"), Policy()).queries
     positives = [[p.id for p in one.positives] for one in training_queries]
     pool = RunPool(str(tmp_path / "run"), "", {key for ids in positives for key in ids})
     every = pool.rank([one.query for one in training_queries], positives, 1000)
@@ -531,7 +568,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
         assert all(s < 0.999 * min(e.positive_scores) for e in examples for s in e.negative_scores)
         return {e.query.id: [p.id for p in e.negatives] for e in examples}
 
-    own = negatives("own.jsonl", MiningJob(str(root / "data"), (str(tmp_path / "run"),), ""))
+    own = negatives("own.jsonl", MiningJob(TrainingSource.open(root / "data", "train"), (str(tmp_path / "run"),), ""))
     assert own == negatives("file.jsonl", job(root, tmp_path / "x", str(tmp_path / "own.trec")))
     assert any(own.values())
     assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
@@ -541,13 +578,17 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     elsewhere = [replace(examples[0], positives=(Passage("elsewhere", "no passage of the corpus"),)), *examples[1:]]
     write_tevatron_examples(tmp_path / "some.jsonl", elsewhere)
     mine_negatives(
-        MiningJob(str(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")), progress=False
+        MiningJob(TrainingSource.open(tmp_path / "some.jsonl"), (str(tmp_path / "run"),), str(tmp_path / "b.jsonl")),
+        progress=False,
     )
     assert [e.positives for e in read_examples(tmp_path / "b.jsonl")] == [e.positives for e in elsewhere]
     lines = (root / "data" / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "turned.jsonl").write_text("\n".join(lines[::-1]) + "\n")
     turned = MiningJob(
-        str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "a"), corpus=Corpus.open(tmp_path / "turned.jsonl")
+        TrainingSource.open(root / "data", "train"),
+        (str(tmp_path / "run"),),
+        str(tmp_path / "a"),
+        corpus=Corpus.open(tmp_path / "turned.jsonl"),
     )
     with pytest.raises(ContractError, match=r"turned.jsonl .*encoded .*SHA-256"):
         mine_negatives(turned, progress=False)
@@ -566,6 +607,11 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     monkeypatch.setattr(mining_job, "RunPool", Raw)
     with pytest.raises(ValueError, match=r"scores .*run .*bound"):
         mine_negatives(
-            MiningJob(str(root / "data"), (str(tmp_path / "run"),), str(tmp_path / "z"), settings=settings),
+            MiningJob(
+                TrainingSource.open(root / "data", "train"),
+                (str(tmp_path / "run"),),
+                str(tmp_path / "z"),
+                settings=settings,
+            ),
             progress=False,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import Corpus, read_queries
+from jaxret.data.formats import Corpus, TrainingSource, read_queries
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -88,7 +88,12 @@ def test_hosts_that_die_and_come_leave_the_same_results(cluster: Any, one: Path,
 def test_workers_mine_what_one_process_does(cluster: Any, one: Path, tmp_path: Path) -> None:
     settings = MiningSettings(depth=9, keep=3, answers=False)
     host = add_host(cluster, 6)
-    job = MiningJob(str(one / "data"), (str(one / "run"),), str(tmp_path / "alone.jsonl"), settings=settings)
+    job = MiningJob(
+        TrainingSource.open(one / "data", "train"),
+        (str(one / "run"),),
+        str(tmp_path / "alone.jsonl"),
+        settings=settings,
+    )
     mine_negatives(job, progress=False)
     with ray_workers(EngineOptions("ray", workers=2)) as two:
         mine_negatives(replace(job, out=str(tmp_path / "ours.jsonl"), workers=two), progress=False)

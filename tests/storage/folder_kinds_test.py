@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, JudgementSource
 from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
@@ -85,7 +85,9 @@ MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it mak
     "data convert": ("", lambda root, it: convert_data(root / "data", it, "dpr")),
     "data split": (
         JUDGEMENTS,
-        lambda root, it: write_judgement_sets(str(root / "data"), str(root / "data"), ("train", "test"), str(it)),
+        lambda root, it: write_judgement_sets(
+            JudgementSource.open(root / "data", "train"), JudgementSource.open(root / "data", "test"), str(it)
+        ),
     ),
     "bm25": (
         BM25_RESULTS,

@@ -27,17 +27,9 @@ from jaxret.data.formats.detect import (
 )
 from jaxret.data.formats.dpr import write_dpr_corpus, write_dpr_examples, write_dpr_queries
 from jaxret.data.formats.dpr_results import write_retrieval_results
-from jaxret.data.formats.readers import (
-    describe_source,
-    detect_queries,
-    example_files,
-    read_examples,
-    read_judged_queries,
-    read_judgements,
-    read_queries,
-    read_run,
-    run_files,
-)
+from jaxret.data.formats.rankings import read_run, run_files
+from jaxret.data.formats.readers import describe_source, read_examples, read_judgements, read_queries
+from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource, read_judged_queries
 from jaxret.data.formats.trec import write_run
 from jaxret.data.libraries.named import is_named
 from jaxret.data.libraries.open_sets import list_files
@@ -47,12 +39,13 @@ __all__ = [
     "Corpus",
     "CorpusScan",
     "DataError",
+    "JudgementSource",
     "Policy",
+    "QuerySource",
+    "TrainingSource",
     "absolute_source",
     "describe_source",
     "detect_file",
-    "detect_queries",
-    "example_files",
     "hash_id",
     "is_named",
     "list_files",

@@ -15,14 +15,8 @@ from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.formats.detect import detect_file, source_path
 from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.outputs import require_other_output
-from jaxret.data.formats.readers import (
-    describe_source,
-    detect_run,
-    read_examples,
-    read_judgements,
-    read_queries,
-    read_run,
-)
+from jaxret.data.formats.rankings import detect_run, read_run
+from jaxret.data.formats.readers import describe_source, read_examples, read_judgements, read_queries
 from jaxret.data.formats.source_layout import is_folder
 from jaxret.data.formats.writers import WRITERS, Losses
 from jaxret.data.lines import PathLike

@@ -43,7 +43,7 @@ class Corpus:
     """A corpus whose file and format are detected once, when it is opened. Printed, it is the source.
 
     The interfaces `cli/` and `api/` open the path that a user gives; functions below them take a `Corpus`. A path that
-    a file gives is opened by the module that reads this file: `training/config_corpora.py` for the keys of a config,
+    a file gives is opened by the module that reads this file: `training/config_sources.py` for the keys of a config,
     `index/source.py` for the corpus.json of an encoded corpus. A module that takes a data set of any kind (training
     records, a folder of data sets) opens the corpus that it finds there; tests/data/formats/corpus_test.py lists these.
 

@@ -10,17 +10,9 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats.corpus import read_corpus
 from jaxret.data.formats.detect import detect_file, role_by_name, source_path
 from jaxret.data.formats.format import DataFile
-from jaxret.data.formats.readers import (
-    describe_source,
-    detect_examples,
-    detect_queries,
-    joined_examples,
-    read_examples,
-    read_judgements,
-    read_queries,
-    targets_first_only,
-)
+from jaxret.data.formats.readers import describe_source, read_judgements, read_queries
 from jaxret.data.formats.source_layout import examples_path, has_judgements, is_folder, list_splits, query_paths
+from jaxret.data.formats.sources import QuerySource, TrainingSource, joined_examples
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Passage, Query
 
@@ -51,18 +43,19 @@ def _of_file(source: PathLike, split: str, policy: Policy) -> FullDataSet:
     file = detect_file(source)
     if not file.format.gives("examples"):
         return _of_corpus(source, file, policy)
-    examples = read_examples(source, split, policy, targets=False)
+    data = TrainingSource.open(source, split)
+    examples = data.read(policy, targets=False)
     passages = {passage.id: passage for example in examples for passage in (*example.positives, *example.negatives)}
     queries = {example.query.id: example.query for example in examples}
     return FullDataSet(
-        source=describe_source(source, "examples", split),
+        source=data.describe(),
         splits=(split,),
         splits_with_examples=frozenset([split]),
         passages=passages.values,
         queries=lambda _: [*queries.values()],
         judgements=lambda _: judgements_of_examples(examples),
         examples=lambda _: examples,
-        every_positive=not targets_first_only(source, split),
+        every_positive=not data.first_target_only,
     )
 
 
@@ -88,12 +81,12 @@ def _of_folder(source: PathLike, path: Path, policy: Policy) -> FullDataSet:
     training_splits = frozenset(split for split in splits if examples_path(path, split))
 
     def examples(split: str) -> list[Example]:
-        if split in training_splits and all(one.format.without_query_ids for one in detect_queries(source, split)):
-            file, queries = detect_examples(source, split), read_queries(source, policy, split)
-            assert file is not None
-            if (records := joined_examples(file, source, queries, split, policy)) is not None:
+        data = TrainingSource.open(source, split)
+        if data.file and (queries := QuerySource.open(source, split)).without_ids:
+            records = joined_examples(data.file, queries, queries.read(policy), policy)
+            if records is not None:
                 return [example for _, example in records]
-        return read_examples(source, split, policy, targets=False)
+        return data.read(policy, targets=False)
 
     def judgements(split: str) -> list[Judgement]:
         if has_judgements(path, split):
@@ -109,7 +102,7 @@ def _of_folder(source: PathLike, path: Path, policy: Policy) -> FullDataSet:
         judgements=judgements,
         examples=examples,
         queries_by_split=len(query_paths(path)) > 1,
-        every_positive=not any(targets_first_only(source, split) for split in training_splits),
+        every_positive=not any(TrainingSource.open(source, split).first_target_only for split in training_splits),
     )
 
 

@@ -13,9 +13,8 @@ from jaxret.data.formats import (
     Corpus,
     CorpusScan,
     Policy,
-    detect_queries,
-    example_files,
-    list_files,
+    QuerySource,
+    TrainingSource,
     parse_source,
     read_examples,
     read_queries,
@@ -24,7 +23,7 @@ from jaxret.data.formats import (
     source_name,
     source_path,
 )
-from jaxret.data.formats.readers import read_ranked_lines, require_run_scores
+from jaxret.data.formats.rankings import read_ranked_lines, require_run_scores
 from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
@@ -66,7 +65,7 @@ class ExampleSource:
             path = source_path(self.pseudo_queries)
             if not source_exists(path):
                 raise missing_file_error(path)
-            files += [file for source in detect_queries(self.pseudo_queries) for file in list_files(source.path)]
+            files += QuerySource.open(self.pseudo_queries).files
         if self.teacher_run:
             require_run_scores(self.teacher_run, "a teacher's scores")
             files += run_files(self.teacher_run)
@@ -74,7 +73,7 @@ class ExampleSource:
 
     def files(self) -> list[Path]:
         """Return all source files. Raises DataError as `extra_files` does."""
-        return [*example_files(self.path, self.split, self.negatives_run or None), *self.extra_files()]
+        return [*TrainingSource.open(self.path, self.split, self.negatives_run).files, *self.extra_files()]
 
     def origin(self, tokenizer: TextTokenizer) -> StoreOrigin:
         """Return the origin of the store of these examples. Raises DataError as `extra_files` does."""

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from jaxret.data.errors import Policy
 from jaxret.data.formats import source_path
 from jaxret.data.formats.corpus import Corpus
-from jaxret.data.formats.readers import has_teacher_scores
 from jaxret.data.formats.source_layout import has_passages, is_folder, is_named
 from jaxret.evaluation.answers import check_answers
 from jaxret.experiments.evaluate_search import require_answers
@@ -32,7 +31,7 @@ from jaxret.runs.run import USES, choose_checkpoint, load_tokenizer, open_checkp
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.training.config_check import check_config
-from jaxret.training.config_corpora import training_corpus, validation_corpus
+from jaxret.training.config_sources import training_corpus, training_data, validation_corpus
 from jaxret.training.examples import example_source
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.prepare import prepare_job
@@ -146,8 +145,7 @@ def _check_mining(stage: Stage) -> None:
     assert stage.mining is not None
     require_meaning(stage.pools, stage.mining)
     if stage.mining.match == "regex":
-        data = stage.config.data
-        questions = training_questions(data.train, data.train_split, Policy(on_error_of(data)), positives=False)
+        questions = training_questions(stage.queries, Policy(on_error_of(stage.config.data)))
         check_answers((one.query for one in questions.queries), "regex")
 
 
@@ -157,7 +155,7 @@ def _check_files(stage: Stage) -> None:
     config = stage.config
     train = example_source(config, "train")
     if stage.mining:
-        stage.query_files()
+        _ = stage.queries.files  # raises for one that is missing
         train.extra_files()
     elif train.path:
         train.files()
@@ -200,7 +198,7 @@ def _check_in_batch_teacher(
 
 def _check_scores(stage: Stage) -> None:
     data, reader = stage.config.data, distillation_keys(stage.config)[0]
-    if not has_teacher_scores(data.train, data.train_split, data.negatives_run or None, Policy(on_error_of(data))):
+    if not training_data(stage.config).has_teacher_scores(Policy(on_error_of(data))):
         raise ValueError(
             f"{reader} is set, but {data.train} has no teacher's scores (of a target and a negative of a query): give "
             "the stage a teacher, or set data.teacher_run"

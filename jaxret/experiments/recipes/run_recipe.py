@@ -17,8 +17,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config
-from jaxret.data.formats import detect_queries, example_files, list_files
-from jaxret.data.formats.readers import detect_judgements
+from jaxret.data.formats import list_files
+from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource
 from jaxret.data.lines import find_file
 from jaxret.evaluation.evaluation_report import (
     emit_table,
@@ -42,6 +42,7 @@ from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError
 from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path
 from jaxret.mining.pools import BM25_NAME
+from jaxret.mining.training_queries import open_concatenated
 from jaxret.runs.from_sentence_transformers import UNSET
 from jaxret.runs.identity import RUN_KEYS, without_seeds
 from jaxret.runs.lock import hold_folder
@@ -52,6 +53,7 @@ from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json, write_
 from jaxret.storage.folder_kinds import RECIPE, require_folder_kind
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.storage.working_copy import shown_path
+from jaxret.training.config_sources import training_data
 from jaxret.training.loop import train
 
 
@@ -192,7 +194,7 @@ class _Recipe:
         data = stage.config.data
         return {
             "settings": asdict(stage.mining) if stage.mining else {},
-            "data": self._digest(stage.query_files()),
+            "data": self._digest(stage.queries.files),
             "split": data.train_split,
             "subset": [data.subset, stage.config.seed.data],
             "corpus": self._corpus_digest,
@@ -207,14 +209,15 @@ class _Recipe:
         assert stage.mining is not None
         out, data = stage.mined_path(self.folder), stage.config.data
         job = MiningJob(
-            data=data.train,
-            split=data.train_split,
+            data=stage.queries,
             pools=tuple(pool if pool == BM25_NAME else str(self.folder / pool) for pool in stage.pools),
             out=str(out),
             corpus=self._corpus,
             encoded_name=self._encoded_name,
             concat=tuple(
-                data.train if name == TRAINING_DATA else str(self.stages[name].mined_path(self.folder))
+                open_concatenated(
+                    data.train if name == TRAINING_DATA else str(self.stages[name].mined_path(self.folder))
+                )
                 for name in stage.concat
             ),
             settings=stage.mining,
@@ -233,9 +236,7 @@ class _Recipe:
         else:
             teacher_digests = self._external_teacher(teacher)
         data_digests: Any = self._training_file_digests(f"{stage.name}.mine")
-        data_digests = data_digests or self._digest(
-            example_files(data.train, data.train_split, data.negatives_run or None)
-        )
+        data_digests = data_digests or self._digest(training_data(stage.scoring_config(self.folder)).files)
         return {
             "teacher": teacher_digests,
             "data": data_digests,
@@ -252,26 +253,30 @@ class _Recipe:
         out.parent.mkdir(exist_ok=True)
         name = str(self.folder / stage.teacher) if stage.teacher in self.stages else stage.teacher
         teacher = open_teacher(name, self._encoded_name)
-        options = (data.train_split, data.negatives_run, on_error_of(data))
-        score_examples(teacher, data.train, out, *options, self.progress)
+        examples = training_data(stage.scoring_config(self.folder))
+        score_examples(teacher, examples, out, on_error_of(data), self.progress)
         return [out]
 
     # Training, encoding, search
 
     def _training_inputs(self, stage: Stage, config: ConfigDict) -> dict[str, Any]:
-        data = config.data
-        dev = example_files(data.dev, data.dev_split) if data.dev else []
         step_digests = (self._training_file_digests(f"{stage.name}.{step}") for step in ("score", "mine"))
         train: Any = next(filter(None, step_digests), None)
-        train = train or self._digest(example_files(data.train, data.train_split, data.negatives_run or None))
+        train = train or self._digest(training_data(config).files)
         return {
             "config": {key: value for key, value in flatten(config_json(config)).items() if key != "data.train"},
             "train": train,
-            "dev": self._digest(dev),
+            "dev": self._dev_digests(config),
             "runs": {key: self._outputs.get(f"{stage.run_of(key)}.train", {}) for key in RUN_KEYS},
             "referenced": self._digest(referenced_files(config, self.stages)),
             "explicit_keys": sorted(UNSET.keys() & stage.explicit_keys),
         }
+
+    def _dev_digests(self, config: ConfigDict) -> list[list[str]]:
+        """Return the digests of data.dev. Those of data.dev_negatives_run are among the files that are referenced."""
+        if not config.data.dev:
+            return []
+        return self._digest(TrainingSource.open(config.data.dev, config.data.dev_split).files)
 
     def _train(self, stage: Stage, config: ConfigDict) -> list[Path]:
         workdir = Workdir(self.folder / stage.name)
@@ -295,8 +300,8 @@ class _Recipe:
         keys, data = flatten(config_json(stage.config)), stage.config.data
         inputs: dict[str, Any] = {
             "config": {key: value for key, value in without_seeds(keys).items() if key not in RUN_KEYS},
-            "data": self._digest(stage.query_files()),
-            "dev": self._digest(example_files(data.dev, data.dev_split)) if data.dev else [],
+            "data": self._digest(stage.queries.files),
+            "dev": self._dev_digests(stage.config),
             "runs": {key: self._lineage.get(run := stage.run_of(key), run) for key in RUN_KEYS},
             "referenced": self._digest(referenced_files(stage.config, self.stages)),
         }
@@ -307,7 +312,7 @@ class _Recipe:
             earlier = [[self._lineage.get(name, name) for name in names] for names in (stage.pools, stage.concat)]
             inputs["mine"] = [settings, self._corpus_digest, *earlier]
         elif data.negatives_run:
-            inputs["negatives"] = self._digest(example_files(data.train, data.train_split, data.negatives_run))
+            inputs["negatives"] = self._digest(training_data(stage.config).files)
         self._lineage[stage.name] = sha256_json(inputs)
         write_json(Workdir(self.folder / stage.name).lineage, {"sha256": self._lineage[stage.name]})
 
@@ -334,9 +339,9 @@ class _Recipe:
 
     def _search_inputs(self, stage: Stage) -> dict[str, Any]:
         setup = self.evaluation
-        files = [source.path for source in detect_queries(setup.queries, setup.split)]
+        files = [file.path for file in QuerySource.open(setup.queries, setup.split).data_files]
         files += [answers for path in files if (answers := find_file(path.parent, "answers.jsonl"))]
-        files += [detect_judgements(setup.qrels, setup.split).path] if setup.qrels else []
+        files += [JudgementSource.open(setup.qrels, setup.split).file.path] if setup.qrels else []
         return {
             "queries": self._digest(file for path in files for file in list_files(path)),
             "encoded": self._outputs[f"{stage.name}.encode"],

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config, load_config, load_stages
-from jaxret.data.formats import source_path
+from jaxret.data.formats import QuerySource, TrainingSource, source_path
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import BM25_NAME
-from jaxret.mining.training_queries import training_query_files
+from jaxret.mining.training_queries import open_training_queries
 from jaxret.models.encoders.pretrained import model_files
 from jaxret.models.peft_files import adapter_files
 from jaxret.runs.identity import RUN_KEYS
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.working_copy import shown_path
-from jaxret.training.config_corpora import validation_corpus
+from jaxret.training.config_sources import validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 
 _KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
@@ -52,10 +53,11 @@ class Stage:
         """Return the earlier stage or the run that a key of RUN_KEYS names; "" for none."""
         return self.config.train[key.removeprefix("train.")]
 
-    def query_files(self) -> list[Path]:
-        """Return the files with the training queries. Raises DataError for a missing file."""
+    @cached_property
+    def queries(self) -> TrainingSource | QuerySource:
+        """The training queries. Raises DataError for a missing file."""
         judged = self.mining is None or not self.mining.positives_from_retrieval
-        return training_query_files(self.config.data.train, self.config.data.train_split, judged)
+        return open_training_queries(self.config.data.train, self.config.data.train_split, judged)
 
     def mined_path(self, folder: Path) -> Path:
         """Return the path of the mined training data in the recipe's folder."""

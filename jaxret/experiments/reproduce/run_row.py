@@ -23,6 +23,7 @@ from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
 from jaxret.experiments.vector_diversity import diversity_path, read_diversity
 from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
 from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.training_queries import open_training_queries
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.storage.atomic import read_json
@@ -103,9 +104,9 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
     flags, values = _flags(command), dict[str, Any](case.source.mining)
     settings = MiningSettings(**values)
-    return MiningJob(
-        flags["data"], (flags["pool"],), flags["out"], corpus=Corpus.open(flags["corpus"]), settings=settings
-    )
+    data = open_training_queries(flags["data"], "train", not settings.positives_from_retrieval)
+    corpus = Corpus.open(flags["corpus"])
+    return MiningJob(data, (flags["pool"],), flags["out"], corpus=corpus, settings=settings)
 
 
 def _is_mined(out: Path) -> bool:

@@ -20,7 +20,7 @@ from jaxret.models.pretraining import (
 from jaxret.models.retriever import COMPUTE_DTYPES, check_compute
 from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, require_stored_contract
-from jaxret.training.config_corpora import training_corpus
+from jaxret.training.config_sources import training_corpus
 from jaxret.training.objective import Objective
 from jaxret.training.optimizers import check_parameters
 from jaxret.training.prepare import require_same_data

@@ -15,7 +15,7 @@ from jaxret.data.tokens.tokenizer import TOKENIZER_FILES, TextTokenizer
 from jaxret.models.encoders.architectures import make_encoder
 from jaxret.models.encoders.bert import ARCHITECTURE, BertConfig
 from jaxret.models.encoders.pretrained import find_model, save_pretrained
-from jaxret.training.config_corpora import training_corpus
+from jaxret.training.config_sources import training_corpus
 from jaxret.training.pretraining.spans import document_text
 from jaxret.training.pretraining.wordpiece import save_tokenizer, train_wordpiece
 from jaxret.types import Log, Params, Tokens

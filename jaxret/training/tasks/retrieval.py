@@ -21,7 +21,7 @@ from jaxret.runs.contract import make_contract
 from jaxret.runs.run import load_tokenizer, make_embedder
 from jaxret.runs.run_warnings import RunWarning
 from jaxret.training.config_check import check_retrieval, weak_temperatures
-from jaxret.training.config_corpora import TRAINING_PASSAGES
+from jaxret.training.config_sources import TRAINING_PASSAGES
 from jaxret.training.examples import make_batch_plan
 from jaxret.training.losses.grad_cache import encode_in_chunks
 from jaxret.training.losses.group_losses import FalseNegativeSettings

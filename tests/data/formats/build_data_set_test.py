@@ -14,9 +14,9 @@ import pytest
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
+    TrainingSource,
     absolute_source,
     describe_source,
-    example_files,
     list_files,
     read_corpus,
     read_examples,
@@ -187,7 +187,7 @@ def test_nothing_is_written_after_a_bad_record(folder: Path) -> None:
 
 
 def test_a_set_is_detected_by_its_files(built: Path) -> None:
-    files = example_files(built, "train")
+    files = TrainingSource.open(built, "train").files
     assert {file.parent.parent.name for file in files} == {"examples", "passages", "other_passages"}
     record = next(file for file in files if "array_record" in file.name)
     before = StoreOrigin("made", tuple(files), {}).state()

@@ -1,4 +1,4 @@
-"""A corpus is opened where its path is given, and its format is detected once, however many functions it passes."""
+"""A source is opened where its path is given, and its format is detected once, however many functions it passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import Corpus, detect, file_sample
+from jaxret.data.formats import Corpus, TrainingSource, detect, file_sample, read_examples, write_dpr_examples
+from jaxret.data.formats.example_writers import write_tevatron_examples
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.experiments.search_files import search_files
@@ -22,6 +23,7 @@ from jaxret.mining.generate_queries import generate_queries
 from jaxret.mining.generation_options import GenerationOptions
 from jaxret.mining.mining_job import MiningJob, mine_negatives
 from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.training_queries import open_concatenated
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.runs.run import Run
 from jaxret.search.bm25_settings import BM25Settings
@@ -33,7 +35,8 @@ OPENING = ("Corpus.open", "read_corpus")
 # Files below the interfaces that open a corpus, and why no caller can.
 DOORS = {
     "data/formats/corpus.py": "read_corpus is a pass over a corpus that nobody opened",
-    "data/formats/readers.py": "examples and judgements whose texts are in the corpus of their data set",
+    "data/formats/readers.py": "describes a source of any role",
+    "data/formats/sources.py": "examples and judgements whose texts are in the corpus of their data set",
     "data/formats/dataset.py": "a data set as a whole",
     "data/formats/convert.py": "a source of any role is converted",
     "data/dataset_check.py": "a source of any role is checked",
@@ -49,7 +52,7 @@ DOORS = {
     "index/encode.py": "the path of a corpus, or the name of an encoded one",
     "index/run_encode.py": "the corpus is looked for after the request is checked",
     "index/ray_encode.py": "each worker is another process",
-    "training/config_corpora.py": "keys of a config",
+    "training/config_sources.py": "keys of a config",
 }
 
 
@@ -103,7 +106,7 @@ def bm25(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
 
 def mine(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
     settings = MiningSettings(depth=9, keep=2)
-    job = MiningJob(str(root / "data"), ("bm25",), str(out), corpus=corpus, settings=settings)
+    job = MiningJob(TrainingSource.open(root / "data", "train"), ("bm25",), str(out), corpus=corpus, settings=settings)
     mine_negatives(job, progress=False)
 
 
@@ -128,6 +131,45 @@ def test_a_search_detects_the_format_once(root: Path, run: Run, openings: Counte
     evaluation, data = EvaluationOptions(k=5, latency=0, dpr_results=True), str(root / "data")
     search_files(run, data, data, evaluation, encoded_name="whole", progress=False)
     assert openings["passages.jsonl"] == 1, openings
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Name of a file -> how often its beginning was read to detect its format."""
+    counts: Counter[str] = Counter()
+    begin = file_sample._begin
+
+    def counted(path: Path, limit: int) -> Any:
+        counts[path.name] += 1
+        return begin(path, limit)
+
+    monkeypatch.setattr(file_sample, "_begin", counted)
+    return counts
+
+
+def test_mining_detects_its_training_files_once(
+    root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    """The file with the queries, and one whose records follow."""
+    examples = read_examples(root / "data", "train", targets=False)
+    write_dpr_examples(tmp_path / "train.json", examples)
+    write_tevatron_examples(tmp_path / "follow.jsonl", examples[:3])
+    data, follow = TrainingSource.open(tmp_path / "train.json"), open_concatenated(str(tmp_path / "follow.jsonl"))
+    settings = MiningSettings(depth=9, keep=2)
+    corpus, out = Corpus.open(root / "data"), str(tmp_path / "mined.jsonl")
+    mine_negatives(MiningJob(data, ("bm25",), out, corpus=corpus, concat=(follow,), settings=settings), progress=False)
+    for counts in (openings, samples):
+        assert (counts["train.json"], counts["follow.jsonl"]) == (1, 1), counts
+
+
+def test_mining_of_a_folder_detects_each_file_once(
+    root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    data, corpus = TrainingSource.open(root / "data", "train"), Corpus.open(root / "passages.jsonl")
+    job = MiningJob(data, ("bm25",), str(tmp_path / "mined.jsonl"), corpus=corpus, settings=MiningSettings(depth=9))
+    mine_negatives(job, progress=False)
+    for counts in (openings, samples):
+        assert [counts[name] for name in ("train.tsv", "queries.jsonl", "corpus.jsonl")] == [1, 1, 1], counts
 
 
 def test_encoding_and_a_query_read_the_start_of_the_file_once_each(

@@ -19,10 +19,10 @@ from jaxret.data.compression import zstandard_module
 from jaxret.data.errors import DataError, Policy
 from jaxret.data.formats import (
     Corpus,
+    TrainingSource,
     beir,
     describe_source,
     detect_file,
-    example_files,
     parquet,
     parse_source,
     read_corpus,
@@ -414,8 +414,8 @@ def test_a_folder_of_ms_marco(folder: Path) -> None:
     judged = [Example(third, (text[3], text[4]), (text[5],)), Example(third, (text[4], text[3]), (text[5],))]
     assert read_examples(folder, "dev") == judged
     names = ["qidpidtriples.train.tsv", "queries.train.tsv", "collection.tsv"]
-    assert [path.name for path in example_files(folder, "train")] == names
-    assert [path.name for path in example_files(folder, "dev")] == [
+    assert [path.name for path in TrainingSource.open(folder, "train").files] == names
+    assert [path.name for path in TrainingSource.open(folder, "dev").files] == [
         "qrels.dev.tsv",
         "queries.dev.tsv",
         "collection.tsv",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.errors import DataError, Policy
+from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.formats import (
+    JudgementSource,
+    QuerySource,
     read_examples,
     read_judged_queries,
     read_queries,
@@ -37,6 +39,10 @@ def write_folder(folder: Path, questions: list[Query], records: list[int]) -> Pa
     return folder
 
 
+def read_judged(source: Path, split: str | None) -> tuple[list[Query], list[tuple[Location, Judgement]]]:
+    return read_judged_queries(QuerySource.open(source, split), JudgementSource.open(source, split), Policy())
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 2, 3, 0], [3, 1, 0, 2]])
 @pytest.mark.parametrize("records", [[0, 1, 2, 3], [2, 0]])
 def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list[int], tmp_path: Path) -> None:
@@ -52,7 +58,7 @@ def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list
     for example in read_examples(folder, "dev", negatives_run=tmp_path / "run.trec"):
         assert f"text {example.query.text[-1]}" == example.positives[0].text
     convert_data(folder, tmp_path / "beir", "beir")
-    queries, judged = read_judged_queries(tmp_path / "beir", tmp_path / "beir", "dev", Policy())
+    queries, judged = read_judged(tmp_path / "beir", "dev")
     texts = {query.id: query.text for query in queries}
     assert {texts[j.query_id][-1] + j.passage_id[1:] for _, j in judged} == {f"{i}{i}" for i in records}
 
@@ -60,7 +66,7 @@ def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list
 def test_joining_ignores_case_and_blanks_and_pairs_repeated_questions_in_order(tmp_path: Path) -> None:
     same = Query("0", "What is  number 0")
     folder = write_folder(tmp_path / "dpr", [QUESTIONS[1], same, QUESTIONS[0]], [0, 0, 1, 0])
-    _, judged = read_judged_queries(folder, folder, "dev", Policy())
+    _, judged = read_judged(folder, "dev")
     pairs = [(j.query_id, j.passage_id) for _, j in judged]
     assert pairs == [("1", "p0"), ("2", "p0"), ("0", "p1")]  # the third record of it repeats what the second says
 
@@ -68,7 +74,7 @@ def test_joining_ignores_case_and_blanks_and_pairs_repeated_questions_in_order(t
 def test_a_file_joined_with_itself_keeps_its_records(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "dpr", QUESTIONS, [2, 0, 2])
     path = folder / "dev.json"
-    _, judged = read_judged_queries(path, path, None, Policy())
+    _, judged = read_judged(path, None)
     assert [j for _, j in judged] == [Judgement("0", "p2", 1), Judgement("1", "p0", 1), Judgement("2", "p2", 1)]
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from jaxret.data.errors import DataError
 from jaxret.data.formats import (
+    TrainingSource,
     describe_source,
-    example_files,
     list_files,
     read_corpus,
     read_examples,
@@ -69,7 +69,7 @@ def test_ir_datasets(irds: Any, tmp_path: Path, no_network: list[Any]) -> None:
     assert read_judgements(source, "whatever") == JUDGED
     expected = [Example(QUERIES[0], (DOCS[1],), (DOCS[3],)), Example(QUERIES[1], (DOCS[2],))]
     assert read_examples(source, "train") == expected
-    assert {file.name for file in example_files(source, "train")} == {"docs.tsv", "queries.tsv", "qrels"}
+    assert {file.name for file in TrainingSource.open(source, "train").files} == {"docs.tsv", "queries.tsv", "qrels"}
     assert describe_source(source, "passages").startswith(
         "documents of ir_datasets, table docs of mine/dev/small (ir_datasets"
     )
@@ -145,7 +145,7 @@ def test_a_saved_set(hf: Any, tmp_path: Path) -> None:
     source = f"hf:{tmp_path}/saved"
     assert read_examples(source, "train") == read_examples(tmp_path / "train.jsonl")
     assert len(read_examples(f"{source}/dev", "train")) == 1
-    assert all(file.is_relative_to(tmp_path / "saved") for file in example_files(source, "train"))
+    assert all(file.is_relative_to(tmp_path / "saved") for file in TrainingSource.open(source, "train").files)
     with pytest.raises(DataError, match=r"examples .*default/train, default/dev"):
         read_judgements(source, "test")
 

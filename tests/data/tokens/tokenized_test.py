@@ -15,7 +15,7 @@ from jaxret.data.formats import (
     Corpus,
     DataError,
     Policy,
-    example_files,
+    TrainingSource,
     read_corpus,
     read_examples,
     write_dpr_examples,
@@ -189,8 +189,8 @@ def test_every_file_that_is_read_is_checked_for_changes(root: Path, monkeypatch:
         opened.clear()
         arguments: dict[str, Any] = {"negatives_run": None if run is None else root / run}
         read_examples(root / path, "train", **arguments)
-        assert opened == set(example_files(root / path, "train", **arguments))
-    assert len(example_files(root / "data", "train")) == 4  # qrels, queries, corpus, answers
+        assert opened == set(TrainingSource.open(root / path, "train", **arguments).files)
+    assert len(TrainingSource.open(root / "data", "train").files) == 4  # qrels, queries, corpus, answers
 
 
 def test_missing_files(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxret.data.errors import DataError
-from jaxret.data.formats import Corpus, read_corpus, read_examples, read_queries, read_run, write_run
+from jaxret.data.formats import Corpus, TrainingSource, read_corpus, read_examples, read_queries, read_run, write_run
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.batches import TrainingSet
@@ -320,7 +320,8 @@ def test_a_request_is_a_job(root: Path, workdir: Path, tmp_path: Path) -> None:
         run, Corpus.open(data), data, tmp_path / "a.trec", 5, False, qrels=data, split="dev", latency=0
     )
     rerank_run(reranker, evaluated, progress=False)
-    score_examples(reranker, data, tmp_path / "a.jsonl", negatives_run=negatives, progress=False)
+    training = TrainingSource.open(data, "train", negatives)
+    score_examples(reranker, training, tmp_path / "a.jsonl", progress=False)
     sources = {"queries": data, "corpus": data, "qrels": data, "split": "dev"}
     rerank(
         RerankRequest(str(tmp_path / "b.trec"), str(workdir), run=run, **sources, k=5, tail=False, latency=0)  # type: ignore[arg-type]
@@ -346,9 +347,8 @@ def test_written_scores_train_a_retriever(
     out = tmp_path / "scored.jsonl"
     reranker = open_reranker(workdir)
     source = str(root / "data")
-    pairs = score_examples(
-        open_teacher(str(workdir), ""), source, out, negatives_run=str(root / "train.trec"), progress=False
-    )
+    data = TrainingSource.open(source, "train", root / "train.trec")
+    pairs = score_examples(open_teacher(str(workdir), ""), data, out, progress=False)
     examples = read_examples(out)
     assert pairs == len({(e.query.text, p.id) for e in examples for p in (*e.positives, *e.negatives)})
     originals = read_examples(source, "train", negatives_run=root / "train.trec")
@@ -393,7 +393,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
     assert any(len(example.positives) > 1 for example in examples)
     for source, run, targets in (("dpr.json", "", 1), (str(root / "data"), str(root / "train.trec"), 2)):
         out = tmp_path / "out.jsonl"
-        pairs = score_examples(Lengths(), str(tmp_path / source), out, negatives_run=run, progress=False)
+        pairs = score_examples(Lengths(), TrainingSource.open(tmp_path / source, "train", run), out, progress=False)
         assert len(blocks) > 2
         assert sum(blocks) == pairs
         assert max(blocks) < 9 + max(len(e.positives) + len(e.negatives) for e in examples)
@@ -404,7 +404,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
             assert e.positive_scores == tuple(len(p.text) for p in e.positives)
             assert e.negative_scores == tuple(len(p.text) for p in e.negatives)
     with pytest.raises(ValueError, match=r"out.jsonl .*training .*\(.*\)"):
-        score_examples(Lengths(), str(out), out, progress=False)
+        score_examples(Lengths(), TrainingSource.open(out), out, progress=False)
 
     class Broken(Lengths):
         def __call__(self, pairs: Any, on_progress: OnProgress = ignore_progress) -> np.ndarray:
@@ -414,7 +414,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
 
     whole = out.read_bytes()
     with pytest.raises(ValueError, match=r"teacher's .*'.*' .*'.*'"):
-        score_examples(Broken(), str(tmp_path / "dpr.json"), out, progress=False)
+        score_examples(Broken(), TrainingSource.open(tmp_path / "dpr.json"), out, progress=False)
     assert out.read_bytes() == whole
 
 

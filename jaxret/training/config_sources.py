@@ -1,10 +1,10 @@
-"""The corpora that keys of a config name. Here alone the paths in these keys are opened."""
+"""The corpora and the training data that keys of a config name. Here alone the paths in these keys are opened."""
 
 from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, TrainingSource
 
 TRAINING_PASSAGES = "train"  # the validation.corpus that is read anyway
 
@@ -20,3 +20,13 @@ def training_corpus(config: ConfigDict) -> Corpus:
     """Return the corpus of data.train: the documents of pre-training, or the corpus of a folder with training data.
     Raises DataError if there is none."""
     return Corpus.open(config.data.train)
+
+
+def training_data(config: ConfigDict) -> TrainingSource:
+    """Return the examples of data.train. Raises DataError if there are none."""
+    return TrainingSource.open(config.data.train, config.data.train_split, config.data.negatives_run)
+
+
+def dev_data(config: ConfigDict) -> TrainingSource:
+    """Return the examples of data.dev. Raises DataError if there are none."""
+    return TrainingSource.open(config.data.dev, config.data.dev_split, config.data.dev_negatives_run)

@@ -11,7 +11,7 @@ from jaxret.configs import load_config
 from jaxret.data.formats import Corpus, DataError
 from jaxret.experiments.recipes.check_recipe import EvaluationRequest, EvaluationSetup, complete_evaluation
 from jaxret.experiments.recipes.stages import referenced_files
-from jaxret.training.config_corpora import validation_corpus
+from jaxret.training.config_sources import validation_corpus
 from tests.pipeline import write_data
 
 

@@ -1,0 +1,329 @@
+"""Queries, judgements and training data whose files and formats are detected once, when they are opened.
+
+They are opened where a `Corpus` is: in `cli/` and `api/`, or where a config is read. Printed, each is the source as the
+user named it. tests/data/formats/corpus_test.py lists the other files that open one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from jaxret.data.errors import Location, Policy
+from jaxret.data.formats import beir, trec
+from jaxret.data.formats.corpus import Corpus
+from jaxret.data.formats.detect import detect_path, parse_source
+from jaxret.data.formats.examples_by_ids import join_texts
+from jaxret.data.formats.format import DataFile
+from jaxret.data.formats.questions import join_by_question
+from jaxret.data.formats.rankings import read_ranked_lines, run_files
+from jaxret.data.formats.source_layout import (
+    examples_path,
+    has_judgements,
+    is_folder,
+    judgements_path,
+    query_paths,
+    text_folder,
+)
+from jaxret.data.formats.texts import duplicate_id_error
+from jaxret.data.libraries.open_sets import list_files
+from jaxret.data.lines import PathLike, find_file
+from jaxret.data.records import Example, Judgement, Query
+
+
+@dataclass(frozen=True)
+class QuerySource:
+    """The queries of a folder, file or named set; of a folder that has a file for each split, those of a split, or
+    all."""
+
+    source: str  # As the user named it
+    split: str | None  # Of a folder
+    is_folder: bool  # Whether the source is a folder, or a named set of several tables
+    data_files: tuple[DataFile, ...]  # The files or tables with queries
+
+    @classmethod
+    def open(cls, source: PathLike, split: str | None = None) -> QuerySource:
+        """Detect the files and their formats. Raises DataError for a file that is missing, or has no queries."""
+        format_name, path = parse_source(source)
+        in_folder = is_folder(path)
+        paths = query_paths(path, split) if in_folder else [path]
+        data_files = tuple(detect_path(one, format_name, "queries") for one in paths)
+        return cls(str(source), split, in_folder, data_files)
+
+    def __str__(self) -> str:
+        return self.source
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files that are read. Raises DataError if a library does not say which these are."""
+        return [file for one in self.data_files for file in list_files(one.path)]
+
+    @property
+    def without_ids(self) -> bool:
+        """Whether a query's id is the number of its row in every file."""
+        return all(one.format.without_query_ids for one in self.data_files)
+
+    def describe(self) -> str:
+        """Return the format in words."""
+        return str(self.data_files[0])
+
+    def read(self, policy: Policy | None = None) -> list[Query]:
+        """Read the queries. Where they have no ids, a query's is the number of its row, record or line, from "0"."""
+        policy = policy or Policy()
+        queries: dict[str, Query] = {}
+        first: dict[str, Path] = {}
+        for file in self.data_files:
+            for query in _read_file_queries(file, policy):
+                if query.id in queries:
+                    error = duplicate_id_error(
+                        query.id, "query id", Location(file.path), Location(file.path, first[query.id].name)
+                    )
+                    policy.reject(error)
+                    continue
+                queries[query.id], first[query.id] = query, file.path
+        return list(queries.values())
+
+
+@dataclass(frozen=True)
+class JudgementSource:
+    """The judgements of a split of a folder or named set, or of a file; of training records, their positives."""
+
+    source: str  # As the user named it
+    split: str | None  # Of a folder
+    is_folder: bool  # Whether the source is a folder, or a named set of several tables
+    file: DataFile  # The file or table with judgements
+
+    @classmethod
+    def open(cls, source: PathLike, split: str | None = None) -> JudgementSource:
+        """Detect the file and its format. Raises DataError for a file that is missing, or has no judgements."""
+        format_name, path = parse_source(source)
+        in_folder = is_folder(path)
+        path = judgements_path(path, split) if in_folder else path
+        return cls(str(source), split, in_folder, detect_path(path, format_name, "judgements"))
+
+    def __str__(self) -> str:
+        return self.source
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files that are read. Raises DataError if a library does not say which these are."""
+        return list(list_files(self.file.path))
+
+    def describe(self) -> str:
+        """Return the format in words."""
+        return str(self.file)
+
+    def read(self, policy: Policy | None = None) -> list[Judgement]:
+        """Read the judgements. Raises DataError for a bad record."""
+        return [one for _, one in self.read_located(policy or Policy())]
+
+    def read_located(self, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+        """Yield the judgements with their places."""
+        file = self.file
+        if file.format.judgements is not None:
+            yield from file.format.judgements(file, policy)
+            return
+        if file.format.id_examples is not None:
+            for location, one in file.format.id_examples(file, policy):
+                for key in one.positives:
+                    yield location, Judgement(one.query_id, key, 1)
+            return
+        assert file.format.examples is not None
+        for location, example in file.format.examples(file, policy):
+            for passage in example.positives:
+                yield location, Judgement(example.query.id, passage.id, 1)
+
+
+@dataclass(frozen=True)
+class TrainingSource:
+    """The training examples of a split of a folder or named set, or of a file.
+
+    A folder's are in its file of training records for the split. If it has none, or with `negatives_run`, they are
+    made of its judgements: positives are the relevant passages of a query; negatives those judged not relevant or, with
+    `negatives_run`, the passages it retrieved that are not judged relevant, in rank order. Records that name ids find
+    the texts in their folder.
+    """
+
+    source: str  # As the user named it
+    split: str | None  # Of a folder
+    negatives_run: str  # A run to take negatives from; "": none
+    file: DataFile | None  # The file or table of training records; None: examples are made of judgements
+
+    @classmethod
+    def open(cls, source: PathLike, split: str | None = None, negatives_run: PathLike | None = None) -> TrainingSource:
+        """Detect the file of training records and its format.
+
+        Raises:
+            DataError: a file is missing or has no examples, or a run is given for records that name their own
+                negatives.
+        """
+        format_name, path = parse_source(source)
+        records: Path | None = path
+        if is_folder(path):
+            records = None if negatives_run else examples_path(path, split)
+        file = detect_path(records, format_name, "examples") if records else None
+        if file and negatives_run:
+            problem = "this file names its own negatives, and a run was given for them too"
+            raise Location(path).error("two sources", problem, "use a run with a folder that has judgements")
+        return cls(str(source), split, str(negatives_run or ""), file)
+
+    @classmethod
+    def find(cls, source: PathLike, split: str) -> TrainingSource | None:
+        """Return the training data of a source, or None if it has queries without positives."""
+        format_name, path = parse_source(source)
+        if is_folder(path):
+            has_some = examples_path(path, split) is not None or has_judgements(path, split)
+            return cls.open(source, split) if has_some else None
+        file = detect_path(path, format_name)
+        return cls(str(source), split, "", replace(file, role="examples")) if file.format.gives("examples") else None
+
+    def __str__(self) -> str:
+        return self.source
+
+    @cached_property
+    def queries(self) -> QuerySource:
+        """The queries beside judgements, or beside records that name ids. Raises DataError if there are none."""
+        return QuerySource.open(self._text_source, self.split)
+
+    @cached_property
+    def judgements(self) -> JudgementSource:
+        """The judgements that examples are made of. Raises DataError if there are none."""
+        return JudgementSource.open(self.source, self.split)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The passages of judgements, or of records that name ids. Raises DataError if there are none."""
+        return Corpus.open(self._text_source)
+
+    @property
+    def _text_source(self) -> PathLike:
+        return text_folder(self.file.path) if self.file else self.source
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files that are read, or that libraries read for it. Raises DataError for one that is missing."""
+        run = run_files(self.negatives_run) if self.negatives_run else []
+        files: list[Path | None] = [self.file.path if self.file else None]
+        if self.file is None or self.file.format.examples is None:
+            files += [self.judgements.file.path] if self.file is None else []
+            queries = [one.path for one in self.queries.data_files]
+            files += [*queries, self.corpus.file.path]
+            files += [
+                find_file(path.parent, "answers.jsonl") for path in queries if path.name.startswith("queries.jsonl")
+            ]
+        return [*(file for place in files if place for file in list_files(place)), *run]
+
+    @property
+    def first_target_only(self) -> bool:
+        """Whether of each training record the first positive alone is a target, as in DPR's."""
+        return self.file is not None and not self.file.format.every_positive
+
+    def describe(self) -> str:
+        """Return the format in words. Raises DataError if there are neither records nor judgements."""
+        return str(self.file or f"{self.judgements.file}; {self.corpus.file}")
+
+    def read(self, policy: Policy | None = None, targets: bool = True) -> list[Example]:
+        """Read the examples, which share their passages (equal id, same object).
+
+        `targets`: one example for each positive, its target, which the query's other positives follow (but one for
+        each record of DPR). False: one for each query or record, as the file has them.
+        """
+        policy = policy or Policy()
+        if self.file is None:
+            examples = self._read_judged(policy)
+        elif self.file.format.examples is not None:
+            examples = [example for _, example in self.file.format.examples(self.file, policy)]
+        else:
+            assert self.file.format.id_examples is not None
+            records = list(self.file.format.id_examples(self.file, policy))
+            has_queries = all(one.query for _, one in records)
+            queries = {} if has_queries else {query.id: query for query in self.queries.read(policy)}
+            examples = join_texts(records, queries, self.corpus.read(policy), policy)
+        if targets and not self.first_target_only:
+            return [one for example in examples for one in examples_by_target(example)]
+        return examples
+
+    def _read_judged(self, policy: Policy) -> list[Example]:
+        queries, judgements = read_judged_queries(self.queries, self.judgements, policy)
+        run = read_ranked_lines(self.negatives_run, policy) if self.negatives_run else None
+        return beir.examples_of_judgements(queries, judgements, self.corpus.read(policy), run, policy)
+
+    def has_teacher_scores(self, policy: Policy) -> bool:
+        """Return whether the records have a teacher's scores of a target and a negative; read up to the first."""
+        if self.file is None or self.file.format.examples is None:  # judgements, or ids
+            return False
+        examples = (example for _, example in self.file.format.examples(self.file, policy))
+        if self.file.format.every_positive:
+            examples = (one for example in examples for one in examples_by_target(example))
+        return any(example.is_distillable for example in examples)
+
+
+def _read_file_queries(file: DataFile, policy: Policy) -> Iterable[Query]:
+    if file.format.queries is not None:
+        return file.format.queries(file, policy)
+    assert file.format.examples is not None
+    return {example.query.id: example.query for _, example in file.format.examples(file, policy)}.values()
+
+
+def read_judged_queries(
+    queries: QuerySource, judgements: JudgementSource, policy: Policy, judged: bool = True
+) -> tuple[list[Query], list[tuple[Location, Judgement]]]:
+    """Read queries, and judgements with their locations; these may be of other queries too.
+
+    Judgements name queries by ids. Training records without ids, as DPR's, that are in another file than the queries
+    are joined with them by the text of the question (`join_by_question`).
+
+    Args:
+        queries: any queries.
+        judgements: of the same source, or of another one.
+        policy: what to do with bad records.
+        judged: whether these are the judgements of these queries; in a folder, training records without ids beside
+            queries with ids may be of other queries.
+    """
+    query_list = queries.read(policy)
+    records = None
+    if judged or queries.without_ids:
+        records = joined_examples(judgements.file, queries, query_list, policy)
+    if records is None:
+        return query_list, list(judgements.read_located(policy))
+    relevant = (
+        (location, Judgement(example.query.id, passage.id, 1))
+        for location, example in records
+        for passage in example.positives
+    )
+    return query_list, list(trec.reject_contradictions(relevant, policy))
+
+
+def joined_examples(
+    file: DataFile, source: QuerySource, queries: Iterable[Query], policy: Policy
+) -> Iterator[tuple[Location, Example]] | None:
+    """Return the records of a file with the queries of a source; None if they are by ids, or of the same file.
+
+    Args:
+        file: of judgements or training records.
+        source: of the queries.
+        queries: what was read of it.
+        policy: what to do with a record whose question the source does not have.
+    """
+    if not file.format.without_query_ids or file.format.examples is None:
+        return None
+    paths = [one.path for one in source.data_files]
+    if [str(path.absolute()) for path in paths] == [str(file.path.absolute())]:
+        return None
+    return join_by_question(file.format.examples(file, policy), queries, paths, policy)
+
+
+def examples_by_target(example: Example) -> Iterator[Example]:
+    """Yield the example for each of its positives, which comes first then."""
+
+    def first(values: tuple, position: int) -> tuple:
+        return (values[position], *values[:position], *values[position + 1 :]) if values else ()
+
+    for position in range(len(example.positives)):
+        yield replace(
+            example,
+            positives=first(example.positives, position),
+            positive_scores=first(example.positive_scores, position),
+        )
