@@ -27,6 +27,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.query_generator import QueryGenerator, open_query_generator
 from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, with_digest, write_json
+from jaxret.storage.bucket_leases import LAST, open_leases
 from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 
@@ -86,7 +87,7 @@ def generate_queries(
     require_folder_kind(Path(out), GENERATED)
     for file in OUTPUT_CORPORA:
         require_other_output(Path(out) / file, [("the corpus", corpus.source)])
-    with Leases(Path(out), options.lease) as leases:
+    with open_leases(Path(out), options.lease) as leases:
         job = GenerationJob(Path(model), corpus, scan, decoding, options, leases, progress)
         job.begin()
         job.fill()
@@ -167,6 +168,7 @@ class GenerationJob:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
                 before = self.parts_written
                 self.generate(parts, missing_numbers, bar)
+                self.leases.refresh()
                 if self.parts_written == before and any(not path.exists() for path in parts):  # other jobs have them
                     if not has_waited and self.progress:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
@@ -183,6 +185,8 @@ class GenerationJob:
         passages = self.corpus.read(Policy(self.options.on_error), self.scan)
         for number, path in enumerate(parts):
             block = list(islice(passages, self.options.part_rows))
+            if number in missing_numbers:
+                self.leases.refresh()
             if number not in missing_numbers or path.exists():
                 continue
             lease = self.leases.claim(f"part-{number}")
@@ -229,7 +233,7 @@ class GenerationJob:
         """Write the outputs from the parts; one job at a time does so, each with the same bytes."""
         queries = GeneratedQueries(self.corpus, self.scan, self.options.on_error, self.queries)
         while True:
-            lease = self.leases.claim("outputs")
+            lease = self.leases.claim(LAST)
             if lease:
                 files: list[Path] = []
                 write = partial(self._write_outputs, queries, lease.work, files)
@@ -240,6 +244,8 @@ class GenerationJob:
                 if published:
                     break
             time.sleep(PAUSE)
+            self.leases.refresh()
+        self.leases.clear()
         return GenerationResult(
             passages=self.scan.passages,
             with_queries=queries.with_queries,

@@ -60,7 +60,8 @@ class BucketLeases(Leases):
     def __init__(self, copy: WorkingCopy, folder: Path, bound: float = BOUND) -> None:
         super().__init__(folder, bound)
         self._copy, self._bucket = copy, copy.folder.bucket
-        self._names = folder.absolute().relative_to(copy.path).as_posix()
+        names = folder.absolute().relative_to(copy.path).as_posix()
+        self._names = "" if names == "." else names  # of files in the folder begin with it
         self._versions: dict[str, bytes] = {}  # of the leases that this job holds
         self._sights: dict[str, tuple[bytes, float]] = {}  # of others: version, and monotonic time of its first sight
         self._bucket_names: set[str] = set()  # names of leases in the bucket, when this job looked last
@@ -73,7 +74,11 @@ class BucketLeases(Leases):
         super().__exit__(*exception)
 
     def _key(self, name: str) -> str:
-        return f"leases/{self._names}/{name}.json"
+        return f"{self._prefix}/{name}.json"
+
+    @property
+    def _prefix(self) -> str:
+        return f"leases/{self._names}".rstrip("/")
 
     def refresh(self) -> None:
         """Fetch the files that other jobs have finished and list the leases, unless this was done just now."""
@@ -81,9 +86,8 @@ class BucketLeases(Leases):
             if time.monotonic() < self._refreshed_at + _PAUSE:
                 return
             self._copy.refresh(self._names)
-            prefix = f"leases/{self._names}"
-            keys = self._bucket.list(prefix)
-            self._bucket_names = {key.removeprefix(f"{prefix}/").removesuffix(".json") for key in keys}
+            keys = self._bucket.list(self._prefix)
+            self._bucket_names = {key.removeprefix(f"{self._prefix}/").removesuffix(".json") for key in keys}
             self._refreshed_at = time.monotonic()
 
     def names(self) -> list[str]:
@@ -152,12 +156,12 @@ class BucketLeases(Leases):
         return describe_owner(owner) if owner else "nobody any more"
 
     def others_exist(self) -> bool:
-        keys = [key for key in self._bucket.list(f"leases/{self._names}") if key not in map(self._key, self._versions)]
+        keys = [key for key in self._bucket.list(self._prefix) if key not in map(self._key, self._versions)]
         return any(current and _owner_of(current) for current in self._bucket.get_several(keys))
 
     def clear(self) -> None:
         """Remove all leases, those of this job too: one that is released later is not written again."""
-        self._bucket.delete(self._bucket.list(f"leases/{self._names}"))
+        self._bucket.delete(self._bucket.list(self._prefix))
         self._copy.folder.sweep_groups(self._names)
         super().clear()
 
@@ -168,7 +172,7 @@ class BucketLeases(Leases):
             if lease.name == LAST:
                 self._copy.publish_folder(self._names)
                 return True
-            return self._copy.publish_group(self._names, f"{self._names}/{lease.name}")
+            return self._copy.publish_group(self._names, f"{self._names}/{lease.name}".lstrip("/"))
 
     def _remove_groups_without_files(self) -> None:
         """Withdraw what this job has withdrawn in its copy, as after an error."""

@@ -23,6 +23,7 @@ from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.query_generator import PromptTokenizer, open_query_generator
 from tests.pipeline import REPOSITORY, WORDS, command, contents, environment, run_script, words, write_generator
+from tests.storage.buckets import finish, gcs_server, start
 
 PROMPT = "music {passage} river"
 SAMPLES = DecodingOptions(queries=3, query_length=6, top_k=0)
@@ -76,6 +77,20 @@ def test_files_of_all_kinds(model: Path, corpus: Path, tmp_path: Path) -> None:
 
     again = generate_queries(model, Corpus.open(corpus), out, SAMPLES, SETTINGS, progress=False)
     assert (again.parts_written, again.programs) == (0, 0), "nothing is generated again"
+
+
+@pytest.mark.slow
+def test_jobs_share_the_parts_of_a_folder_in_a_bucket(model: Path, corpus: Path, tmp_path: Path) -> None:
+    out = "gs://bucket/generated"
+    with gcs_server() as (server, clients):
+        generate = ("-m", clients, "jaxret", "generate", f"--model={model}", f"--corpus={corpus}", *FLAGS)
+        jobs = [start(*generate, f"--out={folder}") for folder in (out, out, tmp_path / "disk")]
+        assert all("of 22 passages" in output for output in map(finish, jobs))
+        names = [name for _, name in server.requests]
+        assert {f"generated/leases/part-{number}.json" for number in range(6)} <= set(names)
+        assert not any("/leases/" in name or "/groups/" in name for _, name in server.objects), "all is in files.json"
+        finish(start("-m", clients, "jaxret", "copy", out, str(tmp_path / "copy")))
+    assert contents(tmp_path / "copy") == contents(tmp_path / "disk")
 
 
 @pytest.mark.slow
