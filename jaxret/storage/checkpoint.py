@@ -35,6 +35,7 @@ from jaxret.storage.working_copy import WorkingCopy, copy_of, publish
 from jaxret.types import Tree
 
 CRITERION = "criterion"  # key in a checkpoint's metrics: name of the metric that ranks it
+MEASURED_ON = "measured_on"  # another: digest of what this metric was measured on
 REMEDY = "delete the folder and continue from another checkpoint"
 _UNFINISHED = ".unfinished"  # folder of the saves that have no number yet
 _DAMAGED = "damaged-"  # prefix of a checkpoint that was set aside
@@ -130,9 +131,9 @@ def _digest_of_leaves(leaves: Mapping[str, str]) -> str:
 class Checkpoints:
     """The checkpoints of one run, in `<workdir>/checkpoints/<step>/`.
 
-    Checkpoints are ranked by the criterion of the newest one; those with another criterion are not compared, as values
-    of different metrics are not comparable. Without a metric only the last checkpoint is preserved, and it is also the
-    best.
+    Checkpoints are ranked by the criterion of the newest one; those with another criterion, or whose values were
+    measured on something else, are not compared, as such values are not comparable. Without a metric only the last
+    checkpoint is preserved, and it is also the best.
 
     Args:
         directory: folder of the checkpoints.
@@ -199,12 +200,12 @@ class Checkpoints:
                 return
         raise CheckpointError(f"{self.directory}: another job writes checkpoints of this run; wait for it, or stop it")
 
-    def _criterion(self, metrics: Mapping[str, Any]) -> str:
-        """Return the name of the metric that ranks a checkpoint."""
-        return str(metrics.get(CRITERION, self._metric))
+    def _criterion(self, metrics: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the name of the metric that ranks a checkpoint, and the digest of what it was measured on."""
+        return str(metrics.get(CRITERION, self._metric)), str(metrics.get(MEASURED_ON, ""))
 
     def _rank(self, metrics: Mapping[str, Any]) -> float:
-        criterion = self._criterion(metrics)
+        criterion, _ = self._criterion(metrics)
         value = float(metrics[criterion])
         return -value if criterion in self._less_is_better else value
 
@@ -282,12 +283,14 @@ class Checkpoints:
         progress: Tree,
         metrics: Mapping[str, float] | None = None,
         criterion: str | None = None,
+        measured_on: str = "",
     ) -> None:
         """Start an asynchronous save; the arrays are copied to the host before it returns.
 
         Args:
             progress: optimizer state and step.
             criterion: metric that ranks this checkpoint; None: `best_metric`.
+            measured_on: digest of what this metric was measured on; only checkpoints with the same are compared.
 
         Raises:
             CheckpointError: the previous save failed.
@@ -297,6 +300,8 @@ class Checkpoints:
         values: dict[str, Any] | None = {name: float(value) for name, value in metrics.items()} if metrics else None
         if values and criterion:
             values[CRITERION] = criterion
+        if values and measured_on:
+            values[MEASURED_ON] = measured_on
         leaves = leaf_digests(items)
         custom = {"digests": leaves, "seal": _seal(step, values, leaves)}
         names = () if self._copy else (name for tree in items for name in _sample(tree, items[tree]))

@@ -101,11 +101,12 @@ class Recorder:
         NotFiniteError for a broken state."""
         self.inspector.require_healthy(state)
         require_finite_parameters(state, f"step {step}")
-        metrics = criterion = None
+        metrics, criterion, measured_on = None, None, ""
         if self.validator and validate:
             metrics = self.metrics = self.validator(state.weights)
             criterion = self.criterion.at(step)
+            measured_on = self.validator.measured_on(criterion)
             self.metrics_log.write(step, metrics, "validation/")
             values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             self.log(f"step {step}: {values} ({datetime.now():%Y-%m-%d %H:%M:%S})")
-        self.checkpoints.save(step, *checkpoint_trees(state, self.inspector.rule), metrics, criterion)
+        self.checkpoints.save(step, *checkpoint_trees(state, self.inspector.rule), metrics, criterion, measured_on)

@@ -28,7 +28,18 @@ ExamplesT = TypeVar("ExamplesT", bound=Examples)
 ReadExamplesT = TypeVar("ReadExamplesT", bound=Examples, contravariant=True)
 MadeBatchT = TypeVar("MadeBatchT", bound=TrainingBatch, covariant=True)
 
-Validator = Callable[[Params], dict[str, float]]  # parameters -> metrics
+
+@runtime_checkable
+class Validator(Protocol):
+    """Measures parameters on the dev set."""
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """Return the metrics."""
+        ...
+
+    def measured_on(self, metric: str) -> str:
+        """Return a digest of what a metric is measured on that may change on resuming; "" if nothing may."""
+        ...
 
 
 @runtime_checkable

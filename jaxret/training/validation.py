@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from jaxret.evaluation.metrics import evaluate, parse_measure
 from jaxret.parallel.mesh import Program, shard_whole_batch
 from jaxret.parallel.progress import with_progress
 from jaxret.runs.run import LESS_IS_BETTER
+from jaxret.storage.atomic import sha256_json
 from jaxret.training.ranking import Ranker
 from jaxret.types import Ragged
 
@@ -48,6 +51,14 @@ class DevCollection:
     judgements: tuple[Judgement, ...]
     measures: tuple[str, ...]  # of retrieval, by name
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of passages and judgements, by which values of two collections are told apart."""
+        passages = hashlib.sha256(np.ascontiguousarray(self.passages.flat).data)
+        passages.update(np.ascontiguousarray(self.passages.offsets).data)
+        judgements = [[one.query_id, one.passage_id, one.relevance] for one in self.judgements]
+        return sha256_json([passages.hexdigest(), judgements])
+
     @property
     def depth(self) -> int:
         """How many passages of each query the measures read."""
@@ -70,6 +81,12 @@ class RetrievalValidation:
     def __call__(self, params: Any) -> dict[str, float]:
         """Return {"nll", "average_rank", "in_batch_accuracy", "RR@10", ...}; average_rank is within a batch, from 0."""
         return {**self._in_batch(params), **self._retrieve(params)}
+
+    def measured_on(self, metric: str) -> str:
+        """Return a digest of the collection; of the batch size, for a metric inside a batch."""
+        if metric in CORPUS_MEASURES:
+            return self.collection.digest[:16]
+        return sha256_json({"batch_size": self.plan.batch_size})[:16]
 
     def _batches(self) -> Iterator[np.ndarray]:
         size = self.plan.batch_size

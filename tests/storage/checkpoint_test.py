@@ -130,6 +130,15 @@ def test_values_of_two_metrics_are_never_compared(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["6"]
 
 
+def test_values_measured_on_different_passages_are_never_compared(tmp_path: Path) -> None:
+    for step, (nll, measured_on, best) in enumerate([(0.1, "few", 1), (0.7, "many", 2), (0.6, "many", 3)], 1):
+        with Checkpoints(tmp_path, "nll", ("nll",)) as checkpoints:
+            checkpoints.save(step, placed(HOST), placed(PROGRESS), {"nll": nll}, "nll", measured_on)
+            checkpoints.wait()
+            assert checkpoints.best() == best
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3"]
+
+
 def test_a_flipped_byte_is_never_restored_silently(tmp_path: Path) -> None:
     """In the largest file, a byte at a time: each time an error. Orbax alone would give other values."""
     saved(tmp_path)

@@ -444,6 +444,21 @@ def test_the_last_checkpoint_counts_as_the_best(tmp_path: Path, root: Path) -> N
     assert [path.name for path in (tmp_path / "last" / "checkpoints").iterdir() if path.name.isdigit()] == ["3"]
 
 
+@pytest.mark.slow
+def test_values_before_and_after_a_change_of_validation_are_not_compared(root: Path, tmp_path: Path) -> None:
+    """A query alone in its batch has an NLL near 0, which no later value with other passages reaches."""
+    for steps, size in ((1, 1), (3, 8)):
+        keys = {"validation__metric": "nll", "validation__batch_size": size, "data__negatives": 0}
+        config = config_of(root, train__checkpoint_every=1, train__steps=steps, **keys)
+        train(config, tmp_path, progress=False)
+        with open_checkpoints(Workdir(tmp_path), config) as checkpoints:
+            best = checkpoints.best()
+            assert best is not None
+            assert (best > 1) is (steps > 1)
+    first, *others = [line["validation/nll"] for line in lines(tmp_path) if "validation/nll" in line]
+    assert first < min(others), "control: the first value is the lowest"
+
+
 @pytest.mark.exhaustive
 def test_the_selecting_metric_changes_during_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By NLL for half an epoch, then by average rank, across an interruption; what was best before is forgotten."""

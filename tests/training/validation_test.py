@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,21 @@ def test_the_pool_has_no_duplicates() -> None:
     assert places.tolist() == [0, 1]
     alone, _ = make_passage_pool(dev, None, 20, seed=0)
     assert [row.tolist() for row in alone] == [[7], [8, 5]]
+
+
+def test_values_are_told_apart_by_what_they_are_measured_on(validation: RetrievalValidation) -> None:
+    """The batch size decides on metrics inside a batch, passages and judgements on retrieval."""
+    collection, plan = validation.collection, replace(validation.plan, batch_size=3)
+    first, *others = collection.judgements
+    changed = {
+        "batch size": replace(validation, plan=plan),
+        "passages": replace(validation, collection=replace(collection, passages=collection.passages.part(0, 40))),
+        "grade": replace(validation, collection=replace(collection, judgements=(replace(first, relevance=2), *others))),
+    }
+    for name, other in changed.items():
+        for metric in ("nll", "average_rank", "RR@10", "Success@5"):
+            same = (name == "batch size") == (metric in CORPUS_MEASURES)
+            assert (other.measured_on(metric) == validation.measured_on(metric)) is same, (name, metric)
 
 
 def test_equal_scores_are_ordered_by_row(validation: RetrievalValidation) -> None:
