@@ -39,6 +39,7 @@ _TUNE = flags.DEFINE_list(
 )
 _TUNE_QRELS = flags.DEFINE_string("tune_qrels", "", "judgements of the queries of --tune")
 _TUNE_SPLIT = flags.DEFINE_string("tune_split", "dev", "split of --tune_qrels, if it is a folder")
+_SELF_MATCHES = shared_flags.self_matches()
 
 
 def main(*runs: str) -> None:
@@ -63,5 +64,6 @@ def main(*runs: str) -> None:
             tune_runs=_TUNE.value,
             tune_qrels=_TUNE_QRELS.value,
             tune_split=_TUNE_SPLIT.value,
+            self_matches=_SELF_MATCHES.value,
         )
     )

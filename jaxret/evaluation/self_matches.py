@@ -18,6 +18,11 @@ def has_passages_as_queries(dataset: str) -> bool:
     return not set(DATA_SETS).isdisjoint(re.split(r"[^a-z0-9]+", dataset.lower()))
 
 
+def removes_self_matches(setting: str, dataset: str) -> bool:
+    """Return whether a setting ("auto", "keep" or "remove") removes self-matches in the data set of this name."""
+    return setting == "remove" or (setting == "auto" and has_passages_as_queries(dataset))
+
+
 def self_matching_queries(rankings: Rankings) -> list[str]:
     """Return the ids of queries that retrieved the passage with their own id."""
     return [query for query, ranking in rankings.items() if any(passage == query for passage, _ in ranking)]

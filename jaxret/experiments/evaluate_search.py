@@ -12,7 +12,7 @@ from jaxret.data.records import Passage, PassageLookup, Query, Rankings
 from jaxret.evaluation.answers import AnswerMatcher, answer_accuracy, check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.evaluation.self_matches import has_passages_as_queries, self_matching_queries, without_self_matches
+from jaxret.evaluation.self_matches import removes_self_matches, self_matching_queries, without_self_matches
 from jaxret.experiments.evaluation_measures import MEASURES, MeasureNames, choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationQueries, read_evaluation_queries
@@ -85,8 +85,7 @@ def plan_evaluation(
     dataset = read_evaluation_queries(queries, qrels, options.split, policy)
     check_answers(dataset.queries, options.match)
     require_answers(queries, dataset.queries, measures, options.dpr_results)
-    remove = options.self_matches == "remove"
-    remove |= options.self_matches == "auto" and has_passages_as_queries(dataset.dataset)
+    remove = removes_self_matches(options.self_matches, dataset.dataset)
     name = ".".join(filter(None, (options.name or dataset.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
     for path in (run_file, results):

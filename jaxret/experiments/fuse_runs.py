@@ -16,11 +16,12 @@ from jaxret.data.records import Judgement, Query, Rankings
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
+from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
 from jaxret.index.source import encoded_sources
-from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem
+from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, ScoringSystem, SystemWithoutSelfMatches
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.working_copy import require_writable, shown_message
 
@@ -48,6 +49,12 @@ class FuseJob:
     tune_runs: Sequence[str] = ()
     tune_qrels: str = ""  # judgements of these queries
     tune_split: str = "dev"  # split of these judgements, where they are a folder
+    self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
+
+    @property
+    def removes_self_matches(self) -> bool:
+        """Return whether passages with the id of their query are left out; "auto" does it by the name of `queries`."""
+        return removes_self_matches(self.self_matches, dataset_name(self.queries) if self.queries else "")
 
 
 def fuse_runs(job: FuseJob) -> Evaluation | None:
@@ -65,7 +72,7 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check(job)
     evaluation_queries = _read_queries(job) if job.queries else None
-    runs = [_read_rankings(run) for run in job.runs]
+    runs = [_read_rankings(run, job.removes_self_matches) for run in job.runs]
     _report_missing(job.runs, runs)
     weights, tuning_record = _weights(job)
     rankings = fuse(runs, job.method, weights, job.k)
@@ -95,11 +102,14 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = _read_queries(job)
-    systems = open_systems(job.runs, job.encoded_name)
+    parts = open_systems(job.runs, job.encoded_name)
+    systems: list[ScoringSystem] = [each.system for each in parts]
+    if job.removes_self_matches:
+        systems = [SystemWithoutSelfMatches(system) for system in systems]
     if job.tune_runs:
-        weights, tuning_record = _tuned_on_queries(job, [each.system for each in systems])
+        weights, tuning_record = _tuned_on_queries(job, systems)
         fusion = ExactFusion(job.method, weights)
-    rankings = fusion([each.system for each in systems], evaluation_queries.queries, job.k)
+    rankings = fusion(systems, evaluation_queries.queries, job.k)
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
     print(
         f"run: {job.out} ({len(rankings):,} queries, exact fusion of {len(systems)} systems, {job.method}, weights "
@@ -109,8 +119,8 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         emit_evaluation(job.out, "", None)
         return None
     provenance = {
-        "systems": {shown_message(str(each.folder)): each.digest for each in systems},
-        "corpus": systems[0].corpus_identity,
+        "systems": {shown_message(str(each.folder)): each.digest for each in parts},
+        "corpus": parts[0].corpus_identity,
         "exact": True,
     }
     provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
@@ -158,10 +168,10 @@ def tune_systems(
     )
 
 
-def _read_rankings(path: str) -> Rankings:
-    """Read a run. Raises DataError if it has no rankings."""
+def _read_rankings(path: str, remove: bool) -> Rankings:
+    """Read a run, without self-matches if these are removed. Raises DataError if it has no rankings."""
     if rankings := read_run(path):
-        return rankings
+        return without_self_matches(rankings, max(map(len, rankings.values()))) if remove else rankings
     raise Location(run_files(path)[0]).error("empty run", "it has no rankings", "give a run with rankings")
 
 
@@ -208,7 +218,9 @@ def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
         return tuple(job.weights) or (1.0,) * len(job.runs), {}
     judgements = list(read_judgements(job.tune_qrels, job.tune_split))
     measure = parse_measure(job.measures[0]).name
-    weights, value = tune_weights([_read_rankings(run) for run in job.tune_runs], judgements, measure, job.method)
+    weights, value = tune_weights(
+        [_read_rankings(run, job.removes_self_matches) for run in job.tune_runs], judgements, measure, job.method
+    )
     print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
     digests = [sha256_file(path) for run in job.tune_runs for path in run_files(run)]
     return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
@@ -236,6 +248,7 @@ def _evaluate(
     emit_table({**systems, "fused": result})
     path = evaluation_path(job.out)
     dataset = {"name": dataset_name(job.queries), "split": job.split, **queries.digests()}
+    dataset["self_matches"] = "removed" if job.removes_self_matches else "kept"
     write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset})
     print(f"evaluation: {path}")
     emit_evaluation(job.out, path, result)

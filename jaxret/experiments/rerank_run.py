@@ -24,7 +24,7 @@ from jaxret.data.records import Passage, Query, Rankings
 from jaxret.evaluation.answers import check_answers
 from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, evaluation_text, write_evaluation
 from jaxret.evaluation.metrics import Evaluation, evaluate
-from jaxret.evaluation.self_matches import has_passages_as_queries, without_self_matches
+from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
 from jaxret.experiments.evaluate_search import answer_accuracies, require_answers
 from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
 from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
@@ -137,12 +137,12 @@ def _require_separate_output(job: RerankJob) -> None:
 
 def _read_inputs(job: RerankJob) -> _Inputs:
     policy = Policy(job.on_error)
-    rankings, remove = read_run(job.run, policy), job.self_matches == "remove"
+    rankings = read_run(job.run, policy)
     longest = max(map(len, rankings.values()), default=0)
     if not longest:
         raise Location(run_files(job.run)[0]).error("empty run", "it has no rankings", "give a run with rankings")
-    if remove or (job.self_matches == "auto" and has_passages_as_queries(dataset_name(job.queries))):
-        rankings, remove = without_self_matches(rankings, longest), True
+    if remove := removes_self_matches(job.self_matches, dataset_name(job.queries)):
+        rankings = without_self_matches(rankings, longest)
     k = longest if job.tail else min(job.depth, longest)
     measures = choose_measures(job.measures, k, job.run if k == longest else "")
     queries = _read_run_queries(job, rankings, policy)

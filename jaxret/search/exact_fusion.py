@@ -90,6 +90,27 @@ class DenseSystem:
         return np.array(scores, np.float64)
 
 
+class SystemWithoutSelfMatches:
+    """A system that does not rank the passage with the query's id: its scale and its candidates have none."""
+
+    def __init__(self, system: ScoringSystem) -> None:
+        self.system = system
+
+    def __len__(self) -> int:
+        return len(self.system)
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        return self.system.ids(rows)
+
+    def top(self, query: Query, k: int) -> TopRows:
+        rows, scores = self.system.top(query, k + 1)
+        others = np.array([key != query.id for key in self.ids(rows)], bool)
+        return TopRows(rows[others][:k], scores[others][:k])
+
+    def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
+        return self.system.scores_of(query, rows)
+
+
 class CachedSystem:
     """A system that caches its scores: fusions with other weights need the same scores."""
 

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import DataError, read_corpus, read_queries, read_run, write_run
+from jaxret.data.formats import Corpus, DataError, read_corpus, read_queries, read_run, write_beir, write_run
+from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.fusion import fuse
+from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
+from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.runs.run import open_run
 from jaxret.search.bm25 import BM25
+from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
 from tests.pipeline import environment, untrained_run, write_data, write_encoder
@@ -67,6 +71,39 @@ def test_a_mistyped_source_is_an_error_before_the_fusion(
     with pytest.raises(DataError, match="none"):
         fuse_runs(FuseJob(("one.trec", "two.trec"), "both.trec", **sources))
     assert not (runs / "both.trec").exists()
+
+
+def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of ArguAna are passages: of files and of systems, also where weights are tuned; other data keep them."""
+    monkeypatch.chdir(runs)
+    passages = [Passage(f"q{i}", f"{word} paper") for i, word in enumerate(("river", "stone", "music"))]
+    queries = [Query(one.id, one.text) for one in passages]
+    judgements = [Judgement("q0", "q1", 1), Judgement("q1", "q2", 1), Judgement("q2", "q0", 1)]
+    for folder in ("arguana", "other"):
+        write_beir(folder, passages, queries, {"test": judgements})
+    for name in ("words", "again"):
+        search_bm25(
+            name, Corpus.open("arguana"), ("arguana", ""), BM25Settings(), EvaluationOptions(self_matches="keep")
+        )
+    files = tuple(str(next(Path(name, "runs").glob("*.trec"))) for name in ("words", "again"))
+    for sources, tune in ((files, {"tune_runs": files}), (("words", "again"), {"tune_runs": ("arguana",)})):
+        for data, options, removed in (
+            ("arguana", {}, True),
+            ("arguana", {**tune, "tune_qrels": "arguana", "tune_split": "test"}, True),
+            ("other", {}, False),
+            ("arguana", {"self_matches": "keep"}, False),
+            ("other", {"self_matches": "remove"}, True),
+        ):
+            job = FuseJob(sources, "both.trec", queries=data, qrels=data, measures=("RR@10",), **options)
+            evaluation = fuse_runs(job)
+            assert evaluation
+            rankings = read_run("both.trec")
+            assert any(key == query for query, ranking in rankings.items() for key, _ in ranking) is not removed
+            assert (evaluation.mean["RR@10"] > 0.5) is removed
+            provenance = read_json(runs / "both.eval.json")["provenance"]
+            assert provenance["dataset"]["self_matches"] == ("removed" if removed else "kept")
+            if "tune_qrels" in options:
+                assert provenance["fused"]["tuned_on"]["value"] > 0.5
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,7 @@ from jaxret.evaluation.fusion import best_weights, weights_to_try
 from jaxret.evaluation.metrics import evaluate
 from jaxret.experiments.fuse_runs import tune_systems
 from jaxret.search.bm25 import BM25
-from jaxret.search.exact_fusion import SCALES, BM25System, ExactFusion, ScoringSystem, TopRows
+from jaxret.search.exact_fusion import SCALES, BM25System, ExactFusion, ScoringSystem, SystemWithoutSelfMatches, TopRows
 
 WORDS = ["river", "stone", "music", "light", "forest", "market", "winter", "garden"]
 QUERIES = [Query("one", "river"), Query("two", "garden stone music"), Query("none", "submarine")]
@@ -86,6 +86,25 @@ def test_control_fusing_only_first_candidates_differs(systems: tuple[BM25System,
     assert best - {f"p{row}" for row in union}
     fused = ExactFusion("sum", (1.0, 1.0), depth=7)(systems, [query], 20)
     assert {key for key, _ in fused[query.id]} == best
+
+
+def test_own_passages_of_queries_are_not_ranked(systems: tuple[BM25System, Vectors]) -> None:
+    """The scale has none either: the fusion is that of a corpus without the passage."""
+    (query, *_) = QUERIES
+    own = int(systems[1].top(query, 1).rows[0])
+    queries = [Query(f"p{own}", query.text)]
+    kept = ExactFusion("min_max", (0.2, 0.8), depth=7)(systems, queries, 5)[f"p{own}"]
+    assert own in [int(key[1:]) for key, _ in kept], "control"
+    pair: list[ScoringSystem] = [*systems]
+    without = [SystemWithoutSelfMatches(system) for system in pair]
+    fused = ExactFusion("min_max", (0.2, 0.8), depth=7)(without, queries, 5)
+    others = np.delete(np.arange(200), own)
+    sums = np.zeros(199)
+    for system, weight in zip(pair, (0.2, 0.8), strict=True):
+        scores = system.scores_of(queries[0], others)
+        sums += weight * SCALES["min_max"](np.sort(scores)[::-1][:7])(scores)
+    best = np.argsort(-sums, kind="stable")[:5]
+    assert fused[f"p{own}"] == [(f"p{others[row]}", sums[row]) for row in best]
 
 
 def test_bad_settings(systems: tuple[BM25System, Vectors]) -> None:
