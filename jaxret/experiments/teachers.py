@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
+from jaxret.mining.filters import normalized_text
 from jaxret.mining.pools import RunPool, is_run_folder, require_encoded
 from jaxret.models.cross_encoder import read_cross_encoder
 from jaxret.models.encoders.pretrained import model_files, resolve_encoder
@@ -23,6 +25,7 @@ from jaxret.runs.scorer import OnProgress, ignore_progress
 from jaxret.runs.workdir import Workdir
 
 _QUERIES_PER_BLOCK = 256  # the vectors of their passages are in memory
+_COMPARED = 1000  # passages whose texts are compared with those of the encoded corpus
 
 
 @runtime_checkable
@@ -57,14 +60,45 @@ class RetrieverTeacher:
     def scorer_of(
         self, queries: Mapping[str, Query], passages: Mapping[str, Passage], progress: bool = False
     ) -> RetrieverScorer:
-        """Return the scorer. Raises ValueError for passages that are not in the corpus."""
+        """Return the scorer.
+
+        Raises:
+            ValueError: passages are not in the corpus, or are other texts there.
+            FileNotFoundError: the corpus that was encoded was moved, so that texts cannot be compared.
+            ContractError: it was changed.
+        """
         pool = RunPool(self.workdir, self.encoded_name, set(passages))
         if ids := pool.missing(passages):
             raise ValueError(
                 f"{self.workdir} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the "
                 "corpus that it encoded; encode the one that the training data are of"
             )
+        _require_same_texts(pool, self.workdir, passages)
         return RetrieverScorer(pool, queries)
+
+
+def _require_same_texts(pool: RunPool, workdir: str, passages: Mapping[str, Passage]) -> None:
+    """Raise ValueError if most of the first passages are other texts in the corpus of a pool.
+
+    Ids may be row numbers, which another corpus has, too. A few texts may differ: positives of DPR's files are not
+    always, to the letter, what its passages are.
+    """
+    ids = list(islice(passages, _COMPARED))
+    encoded_passages = pool.searcher.passages(ids)
+    others = [key for key in ids if not _contains_other(passages[key].text, encoded_passages[key].text)]
+    if 2 * len(others) > len(ids):
+        text, encoded_text = (source[others[0]].text[:60] for source in (passages, encoded_passages))
+        raise ValueError(
+            f"{workdir} scores by ids, and {len(others):,} of {len(ids):,} passages are other texts in the corpus that "
+            f"it encoded: {others[0]!r} is {encoded_text!r} there, and {text!r} in the training data; encode the "
+            "corpus that the training data are of"
+        )
+
+
+def _contains_other(one: str, other: str) -> bool:
+    """Return whether a text contains the other: one may have the title in front, be cut, or be absent."""
+    one, other = normalized_text(one), normalized_text(other)
+    return one in other or other in one
 
 
 @dataclass(frozen=True)
