@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -99,6 +100,8 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     policy, path = Policy(job.on_error), Path(job.out)
     require_settings(job)
     require_writable(path.parent)
+    for data in job.concat:  # it follows the mined records, hours later: a bad one is an error now
+        deque(read_concatenated(data, job.settings.keep, Policy(job.on_error)), maxlen=0)
     questions = _read_queries(job, policy)
     check_answers((one.query for one in questions.queries), job.settings.match)
     log(f"{job.data}: {len(questions.queries):,} queries ({job.data.describe()})")

@@ -358,6 +358,20 @@ def test_appended_files_and_records_with_one_target(root: Path, tmp_path: Path) 
     assert any(len(e.positives) > 1 for e in mined)
 
 
+def test_a_bad_record_that_follows_is_an_error_before_pools_are_opened(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tevatron_examples(tmp_path / "more.jsonl", read_examples(root / "data", "train", targets=False)[:2])
+    with open(tmp_path / "more.jsonl", "a") as file:
+        file.write('{"query_id": "q"\n')
+    monkeypatch.setattr(mining_job, "open_pools", lambda *_: pytest.fail("a pool was opened"))
+    with pytest.raises(DataError, match=r"more\.jsonl:3"):
+        mine_negatives(
+            replace(job(root, tmp_path / "a.jsonl"), concat=(TrainingSource.open(tmp_path / "more.jsonl"),)),
+            progress=False,
+        )
+
+
 def test_questions_alone_can_be_mined_from_retrieval(root: Path, tmp_path: Path) -> None:
     queries = read_queries(root / "data")[:7]
     write_dpr_queries(tmp_path / "train.qa.csv", queries)
