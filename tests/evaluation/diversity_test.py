@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +40,27 @@ def test_perplexity_counts_effective_vectors() -> None:
     mean, counted = perplexity(np.array([0, 1]), np.array([1, 2]))
     assert mean is None
     assert counted == 0
+
+
+def test_perplexity_compares_no_passage_with_all_pairs() -> None:
+    """Equal to a plain loop, without a comparison for each passage."""
+
+    class Passages(np.ndarray[Any, Any]):
+        def __eq__(self, other: object) -> Any:
+            raise AssertionError("all pairs were compared with a passage")
+
+    generator = np.random.default_rng(0)
+    winners, passages = generator.integers(0, 4, 1000), generator.integers(0, 300, 1000)
+    values = []
+    for passage in range(300):
+        wins = winners[passages == passage]
+        if len(wins) >= 2:
+            shares = np.bincount(wins, minlength=4) / len(wins)
+            shares = shares[shares > 0]
+            values.append(np.exp(-(shares * np.log(shares)).sum()))
+    mean, counted = perplexity(winners, passages.view(Passages))
+    assert mean == pytest.approx(np.mean(values))
+    assert counted == len(values) > 200
 
 
 def test_all_measures_together() -> None:
