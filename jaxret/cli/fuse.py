@@ -8,6 +8,8 @@ jaxret fuse runs/bm25 runs/mlr --weights=0.3,0.7 --queries=FOLDER --qrels=FOLDER
 jaxret fuse runs/bm25 runs/mlr --tune=FOLDER --tune_qrels=FOLDER --queries=FOLDER --qrels=FOLDER --out=both.trec
 """
 
+import sys
+
 from absl import flags
 
 from jaxret.cli import shared_flags
@@ -65,5 +67,6 @@ def main(*runs: str) -> None:
             tune_qrels=_TUNE_QRELS.value,
             tune_split=_TUNE_SPLIT.value,
             self_matches=_SELF_MATCHES.value,
+            explicit_fields=shared_flags.explicit_names(sys.modules[__name__]),
         )
     )

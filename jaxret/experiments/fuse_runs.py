@@ -50,6 +50,11 @@ class FuseJob:
     tune_qrels: str = ""  # judgements of these queries
     tune_split: str = "dev"  # split of these judgements, where they are a folder
     self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
+    explicit_fields: Sequence[str] = ()  # those on the command line, also with the default value
+
+    def changes(self, field: str) -> bool:
+        """Return whether a field was given: it is on the command line, or not the default."""
+        return field in self.explicit_fields or getattr(self, field) != getattr(FuseJob, field)
 
     @property
     def removes_self_matches(self) -> bool:
@@ -72,9 +77,10 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check(job)
     evaluation_queries = _read_queries(job) if job.queries else None
+    tune_judgements = list(read_judgements(job.tune_qrels, job.tune_split)) if job.tune_runs else []
     runs = [_read_rankings(run, job.removes_self_matches) for run in job.runs]
     _report_missing(job.runs, runs)
-    weights, tuning_record = _weights(job)
+    weights, tuning_record = _weights(job, tune_judgements)
     rankings = fuse(runs, job.method, weights, job.k)
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
     print(f"run: {job.out} ({len(rankings):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
@@ -102,12 +108,13 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
     evaluation_queries = _read_queries(job)
+    tune_queries = _read_tune_queries(job) if job.tune_runs else None
     parts = open_systems(job.runs, job.encoded_name)
     systems: list[ScoringSystem] = [each.system for each in parts]
     if job.removes_self_matches:
         systems = [SystemWithoutSelfMatches(system) for system in systems]
-    if job.tune_runs:
-        weights, tuning_record = _tuned_on_queries(job, systems)
+    if tune_queries:
+        weights, tuning_record = _tuned_on_queries(job, systems, tune_queries)
         fusion = ExactFusion(job.method, weights)
     rankings = fusion(systems, evaluation_queries.queries, job.k)
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
@@ -132,9 +139,15 @@ def _read_queries(job: FuseJob) -> EvaluationQueries:
     return read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
 
 
-def _tuned_on_queries(job: FuseJob, systems: Sequence[ScoringSystem]) -> tuple[tuple[float, ...], dict[str, Any]]:
+def _read_tune_queries(job: FuseJob) -> EvaluationQueries:
+    """Read the queries that the weights of systems are tuned on, before the systems are opened."""
+    return read_evaluation_queries(job.tune_runs[0], job.tune_qrels, job.tune_split, Policy())
+
+
+def _tuned_on_queries(
+    job: FuseJob, systems: Sequence[ScoringSystem], data: EvaluationQueries
+) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the weights of systems, and the queries on which they were tuned."""
-    data = read_evaluation_queries(job.tune_runs[0], job.tune_qrels, job.tune_split, Policy())
     measure = parse_measure(job.measures[0]).name
     weights, value = tune_systems(systems, data.queries, data.judgements, measure, job.method)
     print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
@@ -185,6 +198,8 @@ def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
 
 def _check(job: FuseJob) -> None:
     _check_shared(job)
+    if job.encoded_name:
+        raise ValueError(f"--corpus={job.encoded_name} is for folders of systems; leave it out with files of rankings")
     if job.method not in FUSION_METHODS:
         raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(FUSION_METHODS)}")
     if job.tune_runs and (len(job.tune_runs) != len(job.runs) or not job.tune_qrels):
@@ -202,6 +217,13 @@ def _check_shared(job: FuseJob) -> None:
         raise ValueError("give either --weights or --tune, which finds them")
     if job.qrels and not job.queries:
         raise ValueError("--qrels needs --queries")
+    for field in ("tune_qrels", "tune_split"):
+        if job.changes(field) and not job.tune_runs:
+            raise ValueError(f"--{field} needs --tune: without it no weights are tuned")
+    if job.changes("split") and not job.queries:
+        raise ValueError("--split needs --queries")
+    if job.changes("measures") and not (job.qrels or job.tune_runs):
+        raise ValueError("--measures needs --qrels, or --tune: without judgements nothing is measured")
     for measure in job.measures:
         parse_measure(measure)
     sources = [("a run that is fused", run) for run in job.runs]
@@ -212,11 +234,10 @@ def _check_shared(job: FuseJob) -> None:
     require_writable(Path(job.out).absolute().parent)
 
 
-def _weights(job: FuseJob) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the weights of the runs, and where they come from."""
+def _weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the weights of the runs, and where they come from. judgements: of the queries they are tuned on."""
     if not job.tune_runs:
         return tuple(job.weights) or (1.0,) * len(job.runs), {}
-    judgements = list(read_judgements(job.tune_qrels, job.tune_split))
     measure = parse_measure(job.measures[0]).name
     weights, value = tune_weights(
         [_read_rankings(run, job.removes_self_matches) for run in job.tune_runs], judgements, measure, job.method

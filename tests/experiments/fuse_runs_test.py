@@ -106,6 +106,34 @@ def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.Monk
                 assert provenance["fused"]["tuned_on"]["value"] > 0.5
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tune_qrels": "data"}, r"--tune_qrels needs --tune\b"),
+        ({"explicit_fields": ("tune_split",)}, r"--tune_split needs --tune\b"),
+        ({"measures": ("RR@10",)}, "--measures needs --qrels, or --tune"),
+        ({"explicit_fields": ("measures",), "queries": "data"}, "--measures needs --qrels"),
+        ({"explicit_fields": ("split",)}, "--split needs --queries"),
+        ({"encoded_name": "data"}, "--corpus=data .*folders of systems"),
+    ],
+)
+def test_a_setting_without_effect_is_an_error(
+    settings: dict[str, Any], message: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--tune_qrels alone gave weights of 1, and not a word."""
+    monkeypatch.chdir(runs)
+    with pytest.raises(ValueError, match=message):
+        fuse_runs(FuseJob(("one.trec", "two.trec"), "both.trec", **settings))
+    assert not Path("both.trec").exists()
+
+
+def test_judgements_for_tuning_are_read_before_the_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    tune = ("one.trec", "two.trec")
+    with pytest.raises(DataError, match="none"):
+        fuse_runs(FuseJob(("one.trec", "gone.trec"), "both.trec", tune_runs=tune, tune_qrels="none"))
+
+
 @pytest.mark.exhaustive
 def test_folders_of_systems_are_fused_exactly(runs: Path) -> None:
     """A run of a model and BM25; every score is a sum of what each system gives the passage."""
