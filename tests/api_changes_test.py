@@ -18,6 +18,8 @@ from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
 from jaxret.index.encode import encode_corpus
 from jaxret.index.update import append_corpus, delete_passages
+from jaxret.runs.mismatch import ContractError
+from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import IndexOptions
 from tests.pipeline import untrained_run, write_data, write_encoder
@@ -28,6 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "late interaction": {"head__name": "colbert", "head__colbert__late": True},
 }
 QUESTIONS = ["river stone music", "silver garden"]
+NO_WORKERS = RayWorkers.__new__(RayWorkers)  # without a cluster
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +109,11 @@ def test_changes_by_other_processes_are_visible_after_refresh(opened: Callable[.
         warnings.simplefilter("error")
         assert index.search(QUESTIONS, 9) == before
     assert not index.is_stale(), "the same command again changes nothing"
-    with pytest.raises(ValueError, match=r"passage .*search: .*deleted"):
-        index.delete(str(number) for number in range(6))
+    (tmp_path / "ids.txt").write_text("".join(f"{number}\n" for number in range(6)))
+    delete_passages(folder, tmp_path / "ids.txt")
     assert index.is_stale()
+    with pytest.raises(ValueError, match=r"passage .*search: .*deleted"):
+        index.refresh()
     assert index.search(QUESTIONS, 9, texts=False)
 
 
@@ -138,6 +143,35 @@ def test_refresh_during_searches_of_other_threads(opened: Callable[..., Retrieve
     assert errors == []
     assert len(seen) > 1
     assert all(hits in allowed for hits in seen)
+
+
+def test_errors_come_before_any_change(opened: Callable[..., Retriever], tmp_path: Path) -> None:
+    retriever = opened(tmp_path / "run")
+    index = Index.build(retriever, texts(4, "stone"), progress=False)
+    before = index.search(QUESTIONS, 9)  # it makes files that find texts
+    names = sorted((tmp_path / "run").rglob("*"))
+
+    def build(**options: Any) -> Index:
+        return Index.build(retriever, texts(2, "town"), "new", progress=False, options=jaxret.SearchOptions(**options))
+
+    changes: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: Index.build(retriever, texts(2, "town"), progress=False), ContractError, "passages"),
+        (lambda: index.append([jaxret.Passage("1", "another")], progress=False), ValueError, "passage '1' is in"),
+        (lambda: index.delete(["3", "0", "1", "2"]), ValueError, "no passage .*nothing was deleted"),
+        (lambda: build(index="typo"), FileNotFoundError, "no index 'typo'"),
+        (lambda: build(backend="scipy"), ValueError, "scipy"),
+        (lambda: build(candidates="mean:9"), ValueError, "candidates=mean:9"),
+        (lambda: build(dimension=10**6), ValueError, "dimension"),
+        (lambda: build(workers=NO_WORKERS), ValueError, "workers"),
+        (lambda: Index.open(retriever, options=jaxret.SearchOptions(workers=NO_WORKERS)), ValueError, "workers"),
+    ]
+    for change, kind, problem in changes:
+        with pytest.raises(kind, match=problem):
+            change()
+        assert sorted((tmp_path / "run").rglob("*")) == names, problem
+        assert not index.is_stale(), problem
+    assert index.search(QUESTIONS, 9) == before
+    assert index.delete(["3", "0", "1"]) == 3, "control: one is left"
 
 
 def test_filters(opened: Callable[..., Retriever], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -27,14 +28,15 @@ from jaxret.data.lines import PathLike
 from jaxret.data.records import Passage, Query
 from jaxret.evaluation.text_table import Html, html_paragraphs, html_table
 from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encode import cut_encoded, encode_corpus, find_corpus
+from jaxret.index.encode import cut_encoded, default_name, encode_corpus, find_corpus
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import corpus_state, open_encoded
 from jaxret.index.update import append_corpus, delete_ids
 from jaxret.parallel.forks import require_unforked
 from jaxret.search.search_options import SearchOptions
-from jaxret.search.searcher import Searcher
+from jaxret.search.searcher import Searcher, require_options
 from jaxret.storage.atomic import atomic_write, sha256_bytes
+from jaxret.storage.working_copy import folder_files
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Index:
     def __init__(self, retriever: Retriever, corpus: PathLike = "", options: SearchOptions = SearchOptions()) -> None:
         require_kind("retriever", retriever, Retriever, "a Retriever")
         require_path("corpus", corpus, "the name or the path of a corpus", empty=True)
-        require_kind("options", options, SearchOptions, "a SearchOptions")
+        _require_search_options(options)
         # Absolute: texts and shards are read later, where the working directory may be another.
         folder = corpus_folder(retriever.run.workdir, os.fspath(corpus), "corpus=NAME").absolute()
         self.retriever, self._options = retriever, options
@@ -160,25 +162,33 @@ class Index:
         Raises:
             DataError: (a ValueError) a bad record.
             ContractError: (a ValueError) another corpus has that name.
+            FileNotFoundError: the encoded corpus has no such index.
+            ValueError: the vectors of the retriever cannot be searched as the options say.
         """
         require_unforked()
         require_kind("retriever", retriever, Retriever, "a Retriever")
         require_kind("name", name, str, "a text")
         require_kind("encoding", encoding, EncodeOptions, "an EncodeOptions")
-        require_kind("options", options, SearchOptions, "a SearchOptions")
+        _require_search_options(options)
         require_flag("progress", progress)
+        run = retriever.run
         if not isinstance(corpus, str | os.PathLike):
             require_kind("corpus", corpus, Iterable, "a path, or a list of passages")
-            name = name or "passages"
-            corpus = _written(retriever.run.workdir.embeddings(name), checked_passages(corpus, "corpus"))
+            folder = run.workdir.embeddings(name or "passages")
+            require_options(run, folder, options)
+            with _written(folder, checked_passages(corpus, "corpus")) as path:
+                encode_corpus(run, Corpus.open(path), folder.name, encoding, progress)
+            return cls(retriever, folder.name, options)
         require_path("corpus", corpus, "a path, or a list of passages")
         source = os.fspath(corpus)
         text_corpus = find_corpus(source, encoding)
+        name = name or default_name(text_corpus or source, encoding.dimension)
+        require_options(run, run.workdir.embeddings(name), options)
         if text_corpus is None:  # the name of an encoded corpus
-            result = cut_encoded(retriever.run, source, encoding, name, progress)
+            cut_encoded(run, source, encoding, name, progress)
         else:
-            result = encode_corpus(retriever.run, text_corpus, name, encoding, progress)
-        return cls(retriever, result.folder.name, options)
+            encode_corpus(run, text_corpus, name, encoding, progress)
+        return cls(retriever, name, options)
 
     def __len__(self) -> int:
         """Return the number of passages."""
@@ -244,21 +254,30 @@ class Index:
         require_flag("progress", progress)
         self._require_no_index()
         folder = self._searcher.folder
-        if not isinstance(passages, str | os.PathLike):
+        if isinstance(passages, str | os.PathLike):
+            require_path("passages", passages, "a path, or a list of passages")
+            append_corpus(self.retriever.run, Corpus.open(os.fspath(passages)), folder, encoding, progress)
+        else:
             total_rows = int(open_encoded(folder, verify=False).firsts[-1])
-            passages = _written(folder, checked_passages(passages, "passages", total_rows))
-        require_path("passages", passages, "a path, or a list of passages")
-        append_corpus(self.retriever.run, Corpus.open(os.fspath(passages)), folder, encoding, progress)
+            with _written(folder, checked_passages(passages, "passages", total_rows)) as path:
+                append_corpus(self.retriever.run, Corpus.open(path), folder, encoding, progress)
         self.refresh()
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete the passages with these ids, as `jaxret encode --delete` does; return how many there were.
 
-        Raises ValueError for an id that the corpus never had; then nothing is deleted.
+        Raises ValueError for an id that the corpus never had, and where no passage would be left to search; then
+        nothing is deleted.
         """
         require_unforked()
         self._require_no_index()
         where = {key: f"ids[{number}]" for number, key in enumerate(listed_texts(ids, str, "ids"))}
+        self.refresh()
+        if all(key in where for _, block in self._searcher.encoded_corpus.id_blocks() for key in block):
+            raise ValueError(
+                f"ids has all {len(self):,} passages of the index, which would have no passage to search: nothing was "
+                "deleted; `jaxret encode --delete` deletes also the last ones"
+            )
         count, _ = delete_ids(self._searcher.folder, where)
         self.refresh()
         return count
@@ -325,15 +344,33 @@ class Index:
         return f"Index({str(self._searcher.folder)!r}, {len(self):,} passages, {self._searcher.description})"
 
 
-def _written(folder: Path, passages: Iterable[Passage]) -> Path:
-    """Write the passages into a folder as a file in the format of BEIR's corpora, and return it. Its name is a digest
-    of its content: vectors that exist are never replaced."""
+def _require_search_options(options: Any) -> None:
+    """Raise ValueError for what is no SearchOptions, and for workers, which an Index has not."""
+    require_kind("options", options, SearchOptions, "a SearchOptions")
+    if options.workers:
+        raise ValueError("options.workers are of `jaxret search`: an Index searches in this process; leave them out")
+
+
+@contextlib.contextmanager
+def _written(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
+    """Write the passages into a folder as a file in the format of BEIR's corpora, and yield it. Its name is a digest of
+    its content: vectors that exist are never replaced. After an error before a file was made from it, it is removed."""
     records = ({"_id": one.id, "title": one.title, "text": one.text} for one in passages)
     data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
     if not data:
         raise ValueError("there is no passage to encode; give a list with some")
     path = folder / f"passages-{sha256_bytes(data)[:16]}.jsonl"
-    if not path.exists():
-        with atomic_write(path, "wb") as file:
-            file.write(data)
-    return path
+    if path.exists():
+        yield path
+        return
+    with atomic_write(path, "wb") as file:
+        file.write(data)
+    names = {name for name, _ in folder_files(folder)}
+    try:
+        yield path
+    except BaseException:
+        if {name for name, _ in folder_files(folder)} == names:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # nothing else was there
+        raise

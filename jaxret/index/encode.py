@@ -86,6 +86,13 @@ def corpus_name(corpus: Corpus) -> str:
     return path.name if path.is_dir() else path.name.split(".")[0]
 
 
+def default_name(corpus: Corpus | str, dimension: int = 0) -> str:
+    """Return the name that a corpus is encoded as, with the size of vectors that are cut; of the name of an encoded
+    corpus, only what is before its first dot."""
+    name = corpus.split(".")[0] if isinstance(corpus, str) else corpus_name(corpus)
+    return f"{name}-{dimension}" if dimension else name
+
+
 def find_corpus(source: str, options: EncodeOptions) -> Corpus | None:
     """Return the corpus at a path; None where there is nothing and vectors are to be cut: it is the name of an encoded
     corpus then (`cut_encoded`). Raises DataError for any other path without a corpus."""
@@ -116,8 +123,7 @@ def encode_corpus(
     """
     if options.dimension:
         run = run.with_dimension(options.dimension, "--dimension")
-        name = name or f"{corpus_name(corpus)}-{options.dimension}"
-    folder = run.workdir.embeddings(name or corpus_name(corpus))
+    folder = run.workdir.embeddings(name or default_name(corpus, options.dimension))
     if options.dimension and (larger := find_larger_vectors(run, corpus, folder, options.dtype)):
         return cut_encoded(run, larger.name, options, folder.name, progress)
     source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
@@ -150,7 +156,7 @@ def cut_encoded(
         ContractError: the folder holds vectors of something else.
     """
     run = run.with_dimension(options.dimension, "--dimension")
-    folder = run.workdir.embeddings(name or f"{encoded_name.split('.')[0]}-{options.dimension}")
+    folder = run.workdir.embeddings(name or default_name(encoded_name, options.dimension))
     larger = named_larger_vectors(run, encoded_name, folder, options.dtype)
     if options.shard_rows or options.shard_mb:
         raise ValueError(

@@ -31,6 +31,12 @@ class CandidateSpec(NamedTuple):
         if self.passages < k:
             raise ValueError(f"candidates={self} proposes fewer passages than the {k} that are requested")
 
+    def require_several(self, vectors: int | None) -> None:
+        """Raise ValueError where passages have one vector, whose search is exact without candidates; `vectors` is how
+        many each has, None: another number each."""
+        if vectors == 1:
+            raise ValueError(f"candidates={self} is for passages of several vectors; here each has one: leave it out")
+
 
 def parse_candidates(text: str) -> CandidateSpec:
     """Return the spec of a text like `mean:1000`. Raises ValueError for anything else."""

@@ -25,6 +25,7 @@ from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import Run
 from jaxret.search.approximate.candidates import CandidateGenerator, compare_with_exact
 from jaxret.search.approximate.faiss_index import FaissIndex, MappedCorpus, open_faiss_index
+from jaxret.search.approximate.index_files import require_index
 from jaxret.search.backends.select import select_backend, with_many_searches
 from jaxret.search.documents import best_documents, join_passages
 from jaxret.search.exact import search
@@ -115,6 +116,33 @@ def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> E
     return encoded_corpus
 
 
+def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
+    """Raise for options by which no corpus of a run's vectors can be searched in `folder`, which need not exist yet.
+
+    Filters and parameters of an index are not checked. Raises ValueError, and FileNotFoundError for an index that the
+    folder has not.
+    """
+    run.with_dimension(options.dimension)
+    if options.index:
+        require_index(folder, options.index)
+    if run.model.sparse:
+        _require_lists(folder, options)
+        # scipy takes a second, which dense vectors need not wait.
+        from jaxret.search.inverted_lists import sparse_backend
+
+        sparse_backend(options.backend)
+        return
+    select_backend(options.backend, run.model.vectors_per_passage is None, options.precision)
+    if options.candidate_spec:
+        options.candidate_spec.require_several(run.model.vectors_per_passage)
+
+
+def _require_lists(folder: Path, options: SearchOptions) -> None:
+    """Raise ValueError for options that inverted lists have not."""
+    reason = f"the vectors in {folder} are weights of words, which inverted lists search"
+    replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
+
+
 class Searcher:
     """A run and a corpus that it encoded, opened once for any number of searches.
 
@@ -194,8 +222,7 @@ class Searcher:
         from jaxret.search.approximate.seismic_index import open_seismic_index
         from jaxret.search.inverted_lists import InvertedLists, check_sparse, sparse_backend
 
-        reason = f"the vectors in {self.folder} are weights of words, which inverted lists search"
-        replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
+        _require_lists(self.folder, options)
         if options.index:
             self.index = open_seismic_index(self.encoded_corpus, options.index, options.index_parameters)
             self._corpus = MappedCorpus(self.encoded_corpus)

@@ -86,8 +86,7 @@ class CandidateGenerator:
             backend: ranks proxies.
             many: there will be many searches.
         """
-        if not corpus.ragged and next(iter(corpus))[1].shape[1] == 1:
-            raise ValueError(f"candidates={spec} is for passages of several vectors; here each has one: leave it out")
+        spec.require_several(None if corpus.ragged else next(iter(corpus))[1].shape[1])
         proxies = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
         return cls(spec, proxies, hold_in_memory(proxies) if many else proxies, backend)
 

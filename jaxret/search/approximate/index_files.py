@@ -69,16 +69,22 @@ def index_entry(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
+def require_index(folder: Path, name: str) -> None:
+    """Raise FileNotFoundError if the encoded corpus in `folder` has no index of a name."""
+    names = indexes(folder)
+    if name not in names:
+        has = f"it has {', '.join(names)}" if names else "jaxret index --workdir=... --factory=... builds one"
+        raise FileNotFoundError(f"{folder} has no index {name!r}; {has}")
+
+
 def open_index_manifest(encoded_corpus: EncodedCorpus, name: str) -> tuple[Path, dict[str, Any]]:
     """Return the folder and the manifest of an index of a corpus.
 
     Raises FileNotFoundError if there is none of that name, ShardError if the manifest is damaged, ValueError if it is
     of other vectors than the corpus has now, or its recall was not measured.
     """
-    folder, names = index_folder(encoded_corpus.folder, name), indexes(encoded_corpus.folder)
-    if name not in names:
-        has = f"it has {', '.join(names)}" if names else "jaxret index --workdir=... --factory=... builds one"
-        raise FileNotFoundError(f"{encoded_corpus.folder} has no index {name!r}; {has}")
+    folder = index_folder(encoded_corpus.folder, name)
+    require_index(encoded_corpus.folder, name)
     manifest = read_index_manifest(folder)
     if manifest["corpus"] != identity_of(encoded_corpus):
         was, now = manifest["corpus"]["passages"], encoded_corpus.corpus_identity["passages"]
