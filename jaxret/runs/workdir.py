@@ -15,6 +15,7 @@ from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.working_copy import local_path, shown_path
 
 _LONGEST_NAME = 200  # bytes of a corpus's or data set's name; most disks take 255, and files of the name are longer
+_LONGEST_JOB_NAME = 216  # bytes of a job's name, a corpus's or data set's and what was done with it
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ class Workdir:
 
     def warnings(self, job: str) -> Path:
         """Return the file of a job's warnings ("encode scifact"). Raises ValueError if it is not a plain name."""
-        return self.path / "warnings" / f"{require_plain_name('the name of a job', job).replace(' ', '.')}.json"
+        name = require_plain_name("the name of a job", job, _LONGEST_JOB_NAME)
+        return self.path / "warnings" / f"{name.replace(' ', '.')}.json"
 
     def rankings(self, dataset: str) -> Path:
         """Return the TREC run of data ("scifact", "scifact.test"). Raises ValueError if it is not a plain name."""
@@ -150,14 +152,15 @@ class Workdir:
         return self.path / "eval" / f"{require_plain_name('the name of a data set', dataset)}.json"
 
 
-def require_plain_name(description: str, name: str) -> str:
-    """Return `name` if it cannot leave the folder that it is put in; otherwise raise ValueError with `description`."""
+def require_plain_name(description: str, name: str, longest: int = _LONGEST_NAME) -> str:
+    """Return `name` if it cannot leave the folder that it is put in, and has at most `longest` bytes; otherwise raise
+    ValueError with `description`."""
     if not name or name.startswith(".") or any(character in name for character in "/\\\0"):
         raise ValueError(f"{description} is {name!r}; it must not be empty, begin with a dot, or hold / or \\")
     try:
         name.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{description} is {name!r}, which is not UTF-8; names are recorded in JSON") from None
-    if (size := len(os.fsencode(name))) > _LONGEST_NAME:
-        raise ValueError(f"{description} has {size} bytes; files are named after it: {_LONGEST_NAME} are allowed")
+    if (size := len(os.fsencode(name))) > longest:
+        raise ValueError(f"{description} has {size} bytes; files are named after it: {longest} are allowed")
     return name

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxret.runs.run_warnings import keep_warnings, read_warnings
 from jaxret.runs.workdir import Workdir
 
 
@@ -63,3 +64,12 @@ def test_names_outside_the_folder_are_refused(name: str, tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"corpus .*201 .*200"):
         workdir.embeddings("ü" * 100 + "x")
     assert workdir.embeddings("a..b").parent == tmp_path / "embeddings", "control"
+
+
+@pytest.mark.parametrize("job", ["encode {}", "search {}", "append {} 12345"])
+def test_a_job_of_the_longest_name_keeps_its_warnings(job: str, tmp_path: Path) -> None:
+    workdir, name = Workdir(tmp_path), "ü" * 100
+    for place in (workdir.embeddings, workdir.rankings, workdir.evaluation):
+        assert name in str(place(name))
+    keep_warnings(workdir, job.format(name), [])
+    assert read_warnings(workdir) == {job.format(name): []}
