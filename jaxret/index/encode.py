@@ -34,7 +34,7 @@ from jaxret.parallel.progress import job_log
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
-from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.atomic import write_json
 from jaxret.storage.bucket_leases import open_leases
 from jaxret.storage.working_copy import publish
 from jaxret.types import VECTOR_DTYPES
@@ -128,12 +128,9 @@ def encode_corpus(
         return cut_encoded(run, larger.name, options, folder.name, progress)
     source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
     result = encode_source(run, folder, source, options, progress)
-    if jax.process_index() == 0:
-        update_warnings(run, f"encode {folder.name}", result)
+    update_warnings(run, f"encode {folder.name}", result)
     if result.timing and jax.process_index() == 0:
-        path = run.workdir.encoding_times
-        timings = read_json(path) if path.exists() else {}
-        write_json(path, {**timings, folder.name: result.timing})
+        write_json(run.workdir.encoding_time(folder.name), result.timing)
     publish(run.workdir)
     return result
 
@@ -190,7 +187,9 @@ def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
 
 def update_warnings(run: Run, job: str, result: EncodeResult) -> None:
     """Keep the warnings of a job in the run's folder. One that encoded nothing keeps those of the jobs that did, beside
-    its own, and writes nothing if it has no news: a finished folder may be read-only."""
+    its own, and writes nothing if it has no news: a finished folder may be read-only. Only the first process writes."""
+    if jax.process_index() != 0:
+        return
     before = read_warnings(run.workdir).get(job, [])
     others = [one for one in before if one.kind not in SHARD_WARNINGS] if not result.timing else []
     warnings = [*others, *result.warnings]

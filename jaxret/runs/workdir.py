@@ -1,8 +1,8 @@
 """Paths of all files of a run. No other module spells them.
 
 <workdir>/config.json  history.jsonl  contract.json  data.json  env.json  seal.json  encoder/
-          checkpoints/<step>/  metrics.jsonl  encoding.json  tensorboard/  profile/  trackers.json  .lock  .lock.json
-          embeddings/<corpus>/  runs/<dataset>.trec  eval/<dataset>.json  warnings/<job>.json
+          checkpoints/<step>/  metrics.jsonl  tensorboard/  profile/  trackers.json  .lock  .lock.json
+          embeddings/<corpus>/  encoding/<corpus>.json  runs/<dataset>.trec  eval/<dataset>.json  warnings/<job>.json
 """
 
 from __future__ import annotations
@@ -127,9 +127,14 @@ class Workdir:
         return self.path / "embeddings" / require_plain_name("the name of a corpus", encoded_name)
 
     @property
-    def encoding_times(self) -> Path:
-        """Return the time of the last encoding of each corpus."""
-        return self.path / "encoding.json"
+    def encoding_times(self) -> tuple[Path, ...]:
+        """Files with the time of the last encoding of a corpus, sorted."""
+        return tuple(sorted(self.path.glob("encoding/*.json")))
+
+    def encoding_time(self, encoded_name: str) -> Path:
+        """Return the file with the time of the last encoding of a corpus: one each, as several may be encoded at once.
+        Raises ValueError if `encoded_name` is not a plain name."""
+        return self.path / "encoding" / f"{require_plain_name('the name of a corpus', encoded_name)}.json"
 
     def warnings(self, job: str) -> Path:
         """Return the file of a job's warnings ("encode scifact"). Raises ValueError if it is not a plain name."""

@@ -48,7 +48,7 @@ from jaxret.storage.object_cache import CachedFile, fetch, version_name
 from jaxret.storage.unfinished import lock, sweep, temporary_path
 
 # Results that any job writes as a whole; the last one stays.
-_REPLACED = ("encoding.json", "eval/", "runs/", "warnings/")
+_REPLACED = ("encoding/", "eval/", "runs/", "warnings/")
 # Where passages and their metadata are: any command finds that out if it is not there.
 _DERIVED = re.compile(r"(^|/)embeddings/[^/]+/(passages\.(npy|jsonl?)|metadata/.*)$")
 # Arrays of shards: fetched when a corpus is opened, as an encoding job needs none of another's.

@@ -160,7 +160,7 @@ def test_interrupted_between_shards_and_resumed(
     result = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert (result.shards, result.shards_written) == (3, 2)
     assert contents(folder) == contents(encoded)
-    timing = read_json(tmp_path / "encoding.json")["data"]
+    timing = read_json(tmp_path / "encoding" / "data.json")
     assert timing == result.timing
     assert timing["passages"] == result.passages - ROWS, "without the shard of the first job"
     assert timing["ms_per_passage"] == pytest.approx(1000 * timing["seconds"] / timing["passages"], rel=0.01)
@@ -169,7 +169,7 @@ def test_interrupted_between_shards_and_resumed(
     again = encode_corpus(other, Corpus.open(root / "data"), progress=False)
     assert (again.shards_written, again.timing) == (0, None)
     assert contents(folder) == before
-    assert read_json(tmp_path / "encoding.json")["data"] == timing, "a job that encodes nothing has no time"
+    assert read_json(tmp_path / "encoding" / "data.json") == timing, "a job that encodes nothing has no time"
 
 
 def test_a_corpus_that_changes_while_it_is_encoded(

@@ -25,6 +25,7 @@ from jaxret.index.source import inspect_corpus
 from jaxret.index.update import append_corpus, delete_passages, encoded_passage_length
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, open_run
+from jaxret.runs.run_warnings import read_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.search.exact import search
 from jaxret.search.search_options import SearchOptions
@@ -192,6 +193,18 @@ def test_texts_of_all_parts_are_read(root: Path, runs: RunsByKind, tmp_path: Pat
     assert searcher.search([Query("0", "silver river")], 100).encoded_corpus.corpus_identity["passages"] == len(
         everything
     )
+
+
+def test_an_append_keeps_its_warnings(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+    run, folder = changed(runs["one vector"], tmp_path / "run")
+    path = tmp_path / "long.jsonl"
+    path.write_text(f'{{"_id": "long", "text": "{"river " * 99}"}}\n')
+    append_corpus(run, Corpus.open(path), folder, progress=False)
+    kept = read_warnings(run.workdir)
+    assert [one.kind for one in kept["append a 1"]] == ["truncation"]
+    append_corpus(run, Corpus.open(path), folder, progress=False)
+    append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
+    assert read_warnings(run.workdir) == {**kept, "append a 2": []}, "also after the same append again"
 
 
 def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:

@@ -57,7 +57,8 @@ class RunFiles:
 
     @cached_property
     def encoding_times(self) -> dict[str, Any]:
-        return read_json(self.workdir.encoding_times) if self.workdir.encoding_times.exists() else {}
+        """The time of the last encoding of each corpus, by its name."""
+        return {path.name.removesuffix(".json"): read_json(path) for path in self.workdir.encoding_times}
 
     @cached_property
     def warnings(self) -> dict[str, list[RunWarning]]:
