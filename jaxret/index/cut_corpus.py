@@ -23,6 +23,7 @@ from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import with_digest, write_json
+from jaxret.storage.leases import BOUND
 from jaxret.types import Ragged
 
 
@@ -92,23 +93,28 @@ def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
     return manifest.dimension > run.model.dimension and precise
 
 
-def cut_corpus(run: Run, source: Path, folder: Path, dtype: str = "", progress: bool = True) -> int:
+def cut_corpus(
+    run: Run, source: Path, folder: Path, dtype: str = "", progress: bool = True, patience: float = BOUND
+) -> int:
     """Cut the vectors of all parts of a corpus, shard by shard, and return how many shards were written.
 
-    The same command continues a killed job, and applies later appends and deletes.
+    The same command continues a killed job, and applies later appends and deletes. Of several jobs at once one cuts,
+    and the others wait for it.
 
     Args:
         run: with the dimension to cut to.
         source: folder of the longer vectors.
         folder: folder of the cut ones.
         dtype: of the cut vectors; "": as stored.
+        patience: seconds to wait for another job that cuts them, from its last shard.
 
     Raises:
+        LockedError: another job holds the folder, and writes nothing.
         ShardError: the stored vectors are damaged.
         ContractError: the folder holds vectors of something else, or changes of its own.
     """
     encoded_corpus, count = open_encoded(source), 0
-    with hold_folder(folder, "cutting vectors"):
+    with hold_folder(folder, "cutting vectors", patience):
         if jax.process_index() == 0:
             _require_no_own_changes(folder, source, encoded_corpus.parts)
             parts = list(zip(encoded_corpus.parts, encoded_corpus.shards, strict=True))

@@ -163,7 +163,7 @@ def cut_encoded(
     job_log(progress)(
         f"the first {options.dimension} numbers of the vectors in {larger}, none of which is encoded again"
     )
-    count = cut_corpus(run, larger, folder, options.dtype, progress)
+    count = cut_corpus(run, larger, folder, options.dtype, progress, options.lease)
     publish(folder)
     manifest = read_manifest(folder / "manifest.json")
     return _emitted(EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None), manifest)

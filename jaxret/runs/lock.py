@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +12,30 @@ import jax
 
 from jaxret.parallel.processes import from_first_process, wait_for_all
 from jaxret.storage.atomic import storage_errors
+from jaxret.storage.file_state import file_state
 from jaxret.storage.lockfile import FolderLock, LockedError
 from jaxret.storage.mounted_bucket import describe_mounted_bucket
 from jaxret.storage.unfinished import remove_leftovers
-from jaxret.storage.working_copy import copy_of
+from jaxret.storage.working_copy import copy_of, folder_files
+
+_PAUSE = 0.2  # seconds between two attempts to take a lock that another job holds
 
 
 @contextlib.contextmanager
-def hold_folder(folder: Path, job: str) -> Iterator[None]:
+def hold_folder(folder: Path, job: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock of a folder for the block, and remove temporary files that killed writers left there.
 
     The processes of one jax.distributed job hold the lock together: process 0 takes it, so all of them must call this,
-    in the same order, and they leave the block together. Raises LockedError (in every process) if another job holds
-    the lock, and StorageError if the folder cannot be written.
+    in the same order, and they leave the block together.
+
+    Args:
+        folder: made if it does not exist.
+        job: what is done, for the error of another one.
+        patience: seconds to wait for another job that holds the lock, from its last change of a file of the folder.
+
+    Raises:
+        LockedError: (in every process) another job holds the lock.
+        StorageError: the folder cannot be written.
     """
     folder = Path(folder)
     lock, problem, is_new = None, None, not folder.exists()
@@ -35,7 +47,7 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
             if copy := copy_of(folder):
                 copy.require_writable()
-            lock = FolderLock(folder, job)
+            lock = _take(folder, job, patience)
             remove_leftovers(folder)
         except (LockedError, OSError) as error:
             problem = error
@@ -51,3 +63,21 @@ def hold_folder(folder: Path, job: str) -> Iterator[None]:
             if is_new:
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing was written: a job that failed at once leaves nothing behind
+
+
+def _take(folder: Path, job: str, patience: float) -> FolderLock:
+    """Return the lock of a folder; wait for another job that holds it, as `hold_folder` does."""
+    states, since = None, time.monotonic()
+    while True:
+        try:
+            return FolderLock(folder, job)
+        except LockedError as error:
+            if not patience:
+                raise
+            if states is None:
+                print(f"waiting: {error}", file=sys.stderr)
+            if (current := [file_state(path) for _, path in folder_files(folder)]) != states:
+                states, since = current, time.monotonic()
+            elif time.monotonic() - since > patience:
+                raise
+        time.sleep(_PAUSE)

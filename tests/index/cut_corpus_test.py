@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from jaxret.runs.run import Run, open_run
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
+from jaxret.storage.lockfile import FolderLock, LockedError
 from jaxret.types import Ragged
 from tests.index.runs import RunsByKind, write_parts
 from tests.pipeline import untrained_run
@@ -226,6 +228,20 @@ def test_an_interrupted_cut_continues_and_is_no_complete_corpus(
     result = cut_encoded(run, "first", options, progress=False)
     assert result.shards_written == result.shards - 1
     assert "first-3" in run.workdir.corpora
+
+
+def test_a_job_waits_for_another_that_cuts_the_same_vectors(
+    runs: RunsByKind, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, cut = runs[DAILY], open_encoded(runs[DAILY].workdir.embeddings(f"first-{SIZE}"))
+    lock = FolderLock(cut.folder, "cutting vectors")
+    with pytest.raises(LockedError, match="in use: cutting vectors"):  # its holder writes nothing
+        cut_encoded(run, "first", EncodeOptions(dimension=SIZE, lease=1.0), progress=False)
+    waiting = threading.Timer(1, lock.release)
+    waiting.start()
+    assert cut_encoded(run, "first", EncodeOptions(dimension=SIZE), progress=False).shards_written == 0
+    waiting.join()
+    assert capsys.readouterr().err.count("waiting: ") == 2
 
 
 @pytest.mark.slow
