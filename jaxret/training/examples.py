@@ -40,6 +40,14 @@ def example_source(config: ConfigDict, which: str) -> ExampleSource:
     )
 
 
+def require_sources(config: ConfigDict) -> None:
+    """Raise DataError for data of a config that are missing, before the first of them is tokenized."""
+    for which in ("train", "dev"):
+        if config.data[which]:
+            example_source(config, which).files()
+    validation_corpus(config)
+
+
 def load_examples(
     config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
 ) -> TrainingSet | None:

@@ -25,7 +25,8 @@ from jaxret.runs.run import load_tokenizer, recorded_settings, require_stored_co
 from jaxret.runs.trackers import check_trackers, tracker_names
 from jaxret.runs.workdir import Workdir
 from jaxret.training.config_check import check_config, reference_options
-from jaxret.training.examples import data_record, load_examples, load_validation_corpus
+from jaxret.training.examples import data_record, load_examples, load_validation_corpus, require_sources
+from jaxret.training.starting_weights import require_start
 from jaxret.training.task import AnyJob, ExamplesT, Task, TrainingData, TrainingJob
 from jaxret.types import BatchT
 
@@ -82,6 +83,9 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
     contract = make_contract(job.model, tokenizer, job.encoder)
     if job.has_begun:
         require_stored_contract(job.workdir, contract, "Restore the files, or choose another --workdir.")
+    else:
+        require_start(job, contract)
+    require_sources(job.config)
     train, dev = (load_examples(job.config, name, tokenizer, job.progress, job.log) for name in ("train", "dev"))
     require_same_data(job, data_record(train, dev))
     corpus = load_validation_corpus(job.config, dev, tokenizer, job.progress, job.log)

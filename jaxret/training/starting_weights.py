@@ -19,7 +19,7 @@ from jaxret.models.partition import divide_parameters, join_parameters
 from jaxret.models.peft_files import adapter_files, load_adapters, require_adapters_base
 from jaxret.models.retriever import with_pretrained
 from jaxret.parallel.mesh import shardings
-from jaxret.runs.contract import of_whole_vectors
+from jaxret.runs.contract import of_whole_vectors, require_same_contract
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.run import choose_checkpoint, config_of_task, open_checkpoints, open_model
 from jaxret.runs.workdir import Workdir
@@ -64,6 +64,31 @@ def first_state(
     params, rule = join_parameters(jax.device_get(other.params), adapters), make_update_rule(config)
     state = place_state(job.mesh, params, optimizer, rule)
     return state, {"start": start}
+
+
+def require_start(job: AnyJob, contract: Mapping[str, Any]) -> None:
+    """Raise the errors of `first_state` that need no weights in memory: tokenizing the data may take hours before it.
+
+    Args:
+        job: whose run has not begun.
+        contract: of its model and tokenizer.
+
+    Raises:
+        FileNotFoundError: train.start_from is no run, or lora.adapters no directory of adapters.
+        CheckpointError: train.start_from has no checkpoint.
+        ContractError: train.start_from is another model.
+        ValueError: the encoder's weights are not those of encoder.sha256, or the adapters have another base.
+    """
+    config, source = job.config, job.config.train.start_from
+    if source:
+        folder = Workdir(source)
+        with open_checkpoints(folder, config_of_task(folder, job.task.name)) as checkpoints:
+            choose_checkpoint(checkpoints, "best" if config.train.round == 1 else "last", folder)
+        require_same_model(read_json(folder.contract), contract, str(folder.contract))
+        adapters_digest(config)
+    elif config.encoder.sha256 or config.lora.adapters:
+        directory = resolve_encoder(config.encoder.checkpoint, config.encoder.download)
+        adapters_digest(config, weights_digest(directory, config.encoder.sha256))
 
 
 def adapters_digest(config: ConfigDict, base: str = "") -> dict[str, str]:
@@ -114,7 +139,7 @@ def require_same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name:
         ours: that of the run that starts.
         name: of their contract, for the error.
     """
-    require_equal(of_whole_vectors(theirs), of_whole_vectors(ours), name, "this run", _SAME_MODEL)
+    require_same_contract(of_whole_vectors(theirs), of_whole_vectors(ours), name, "this run", _SAME_MODEL)
 
 
 def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:
