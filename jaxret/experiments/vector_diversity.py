@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,7 +21,7 @@ from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
 from jaxret.runs.workdir import Workdir
-from jaxret.storage.atomic import read_json, write_json
+from jaxret.storage.atomic import read_json, sha256_json, write_json
 
 DIVERSITY_MEASURES = ("local_variation", "perplexity")
 LOCAL_VARIATION = "softmax"  # MVR's table 6 can only be of scores that are normalized so
@@ -33,6 +35,12 @@ class JudgedTexts:
     passages: list[Passage]
     pairs: list[Judgement]
 
+    def digest(self) -> str:
+        """Return a SHA-256 digest of what is encoded and compared, independent of its order."""
+        queries = [self.queries[key].to_json() for key in sorted({one.query_id for one in self.pairs})]
+        passages = sorted([one.id, one.title, one.text] for one in self.passages)
+        return sha256_json([queries, passages, sorted([one.query_id, one.passage_id] for one in self.pairs)])
+
 
 @dataclass(frozen=True)
 class JudgedPairs:
@@ -43,6 +51,7 @@ class JudgedPairs:
     queries: Float[np.ndarray, "P D"]
     passages: Float[np.ndarray, "P V D"]  # before pooling
     rows: Int[np.ndarray, " P"]  # a number for each passage, equal in all pairs with that passage
+    digest: str  # of the texts and pairs
 
 
 def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) -> JudgedPairs:
@@ -71,7 +80,7 @@ def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) 
     left = np.array([query_rows[one.query_id] for one in read.pairs])
     right = np.array([row[one.passage_id] for one in read.pairs])
     names = [one.query_id for one in read.pairs], [one.passage_id for one in read.pairs]
-    return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right)
+    return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right, read.digest())
 
 
 def has_several_vectors(model: RetrieverModel) -> bool:
@@ -129,7 +138,10 @@ def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = T
     Args:
         run, data, split, progress: see `judged_pairs`.
     """
-    pairs = judged_pairs(run, data, split, progress)
+    return _diversity_of(judged_pairs(run, data, split, progress))
+
+
+def _diversity_of(pairs: JudgedPairs) -> Diversity:
     return diversity(pairs.queries, pairs.passages, pairs.rows)
 
 
@@ -146,19 +158,29 @@ def read_diversity(path: Path) -> dict[str, float | None]:
     return dict(zip(DIVERSITY_MEASURES, values, strict=True))
 
 
+def is_diversity_of(path: Path, checkpoint: Mapping[str, Any], texts: JudgedTexts) -> bool:
+    """Return whether a report is there, and is of this checkpoint and these texts: the path has neither."""
+    if not path.exists():
+        return False
+    report = read_json(path)
+    return report.get("checkpoint") == checkpoint and report.get("data") == texts.digest()
+
+
 def report_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
     """Measure diversity, write it to `diversity_path`, and return the text to print.
 
     Args:
         run, data, split, progress: see `judged_pairs`.
     """
-    result = measure_diversity(run, data, split, progress)
+    pairs = judged_pairs(run, data, split, progress)
+    result = _diversity_of(pairs)
     names = run.model.module.head.vector_names()
     path = diversity_path(run.workdir, data, split)
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}
     values = {**vars(result), "wins": winners, "equal": result.equal, "pooling": pooling, "checkpoint": run.checkpoint}
+    values["data"] = pairs.digest
     write_json(path, values)
     emit("diversity", path=path, result=values)
     lines = [

@@ -38,6 +38,7 @@ from jaxret.experiments.vector_diversity import (
     DIVERSITY_MEASURES,
     diversity_path,
     has_several_vectors,
+    is_diversity_of,
     read_diversity,
     read_judged_texts,
     report_diversity,
@@ -47,7 +48,7 @@ from jaxret.models.retriever import encoder_config, make_retriever_model
 from jaxret.parallel.events import emit
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
-from jaxret.runs.run import config_json, open_run
+from jaxret.runs.run import choose_checkpoint, config_json, open_checkpoints, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.storage.folder_kinds import SWEEP, require_folder_kind
@@ -144,7 +145,8 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     evaluation = _evaluation(setup, runs)
     part = slice(index - 1, index) if index else slice(None)
     _check_runs(runs[part], evaluation)
-    if setup.diversity:
+    texts = read_judged_texts(setup.diversity, evaluation.split) if setup.diversity else None
+    if texts:
         runs = _with_reports(runs, setup.diversity, evaluation.split)
     part_runs = runs[part]
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
@@ -154,7 +156,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
             run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
         ]
     for run in (run for run in part_runs if run not in runs_of_others):
-        if run.report and not run.report.exists():
+        if run.report and texts and not is_diversity_of(run.report, _best_checkpoint(run), texts):
             text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
             print(f"{run.name}: {text}", flush=True)
     if runs_of_others:
@@ -208,8 +210,8 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
 
 
 def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[SweepRun]:
-    """Return the runs with the paths of their reports. Raises ValueError for data that cannot be read, and where no
-    point has several vectors of a passage."""
+    """Return the runs with the paths of their reports. Raises ValueError where no point has several vectors of a
+    passage."""
     runs_with_reports = [
         replace(run, report=diversity_path(run.measured, diversity, split)) if _has_several_vectors(run) else run
         for run in runs
@@ -218,9 +220,14 @@ def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[
         raise ValueError(
             "--diversity: no point has several vectors of a passage, equally many for every passage, to compare"
         )
-    if not all(run.report is None or run.report.exists() for run in runs_with_reports):
-        read_judged_texts(diversity, split)
     return runs_with_reports
+
+
+def _best_checkpoint(run: SweepRun) -> dict[str, Any]:
+    """Return the step and the digest of the checkpoint that is measured, as `OpenedRun.checkpoint` has them."""
+    with open_checkpoints(run.measured, run.stage.config) as checkpoints:
+        step = choose_checkpoint(checkpoints, "best", run.measured)
+        return {"step": step, "digest": checkpoints.params_digest(step)}
 
 
 def _has_several_vectors(run: SweepRun) -> bool:

@@ -209,6 +209,11 @@ def test_local_variation_and_perplexity_are_measured_at_every_point(
     done = sweep(arguments(folder), *layers, chosen, f"--diversity={pairs}")
     assert done.returncode == 0, done.stderr
     assert (report.stat().st_ino, "== run" in done.stdout) == (before.st_ino, False), "nothing is measured twice"
+    pairs.write_text(json.dumps(json.loads(pairs.read_text())[:-2]))  # other data in a file of the same name
+    done = sweep(arguments(folder), *layers, chosen, f"--diversity={pairs}")
+    assert (done.returncode, read_json(report)["pairs"]) == (0, 10), done.stderr
+    refused = sweep(arguments(folder), *layers, chosen, f"--diversity={tmp_path / 'gone' / 'pairs.json'}")
+    assert "gone/pairs.json: this file does not exist" in refused.stderr, "a report of this name is there"
 
     one, two = (point["scores"] for point in read_json(folder / "results.json")["points"])
     assert (set(one), set(two)) == ({"RR@10"}, {"RR@10", "local_variation", "perplexity"})
