@@ -123,7 +123,7 @@ def read_first_parquet_rows(path: Path, count: int) -> list[dict[str, Any]]:
 def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write records a block at a time; a key that a record lacks is null there. Nothing is written of none. The first
     block decides the types of columns; a column with only nulls and empty lists is decided by later blocks. Raises
-    DataError for a key that comes later."""
+    DataError for a key that comes later, also one of an object inside."""
     module = _module(Location(path))
     import pyarrow
 
@@ -131,18 +131,34 @@ def write_parquet(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     block = [dict(record) for record in islice(iterator, _ROWS)]
     names = dict.fromkeys(name for record in block for name in record)
 
-    def schema() -> Any:
-        return pyarrow.Table.from_pylist([{name: record.get(name) for name in names} for record in block]).schema
+    def schema(columns: Iterable[str]) -> Any:
+        return pyarrow.Table.from_pylist([{name: record.get(name) for name in columns} for record in block]).schema
 
-    while _open(block_schema := schema()) and (more := [dict(record) for record in islice(iterator, len(block))]):
+    while _open(block_schema := schema(names)) and (more := [dict(record) for record in islice(iterator, len(block))]):
         block += more
+    parents = [field.name for field in block_schema if field.type.num_fields]
     with atomic_write(path, "wb") as raw, module.ParquetWriter(raw, block_schema) as writer:
         while block:
-            if late := next((name for record in block for name in record if name not in names), ""):
+            late = next((name for record in block for name in record if name not in names), "")
+            # pyarrow drops the keys of an object inside that the schema lacks, without a word.
+            if late := late or _find_new_key(block_schema, schema(parents)):
                 problem = f"the key {late!r} comes after record {_ROWS:,} for the first time"
                 raise Location(path).error("late key", problem, "write JSON lines, which need not know their keys")
             writer.write_table(pyarrow.Table.from_pylist(block, schema=block_schema))
             block = [dict(record) for record in islice(iterator, _ROWS)]
+
+
+def _find_new_key(kind: Any, other: Any) -> str:
+    """Return the first key of the objects in `other`, a schema or type, that `kind` lacks there; "" for none."""
+    import pyarrow
+
+    if isinstance(kind, pyarrow.ListType) and isinstance(other, pyarrow.ListType):
+        return _find_new_key(kind.value_type, other.value_type)
+    if not all(isinstance(one, pyarrow.StructType | pyarrow.Schema) for one in (kind, other)):
+        return ""
+    own = {field.name: field.type for field in kind}
+    keys = (_find_new_key(own[one.name], one.type) if one.name in own else one.name for one in other)
+    return next(filter(None, keys), "")
 
 
 def _open(schema: Any) -> bool:

@@ -27,6 +27,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.convert import FOLDERS, convert_data
 from jaxret.data.formats.detect import FORMATS
+from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.format import content_id
 from jaxret.data.formats.writers import WRITERS
 from jaxret.data.records import Example, Judgement, Passage, Query
@@ -249,6 +250,24 @@ def test_a_parquet_file_that_begins_with_empty_lists(tmp_path: Path) -> None:
     convert_data(tmp_path / "a", tmp_path / "b.parquet", "flag.examples")
     assert read_examples(tmp_path / "b.parquet") == read_examples(tmp_path / "a")
     convert_data(f"flag.examples:{tmp_path / 'a'}", tmp_path / "none.parquet", "flag.examples")
+
+
+def test_a_parquet_file_whose_passages_have_scores_late(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    without, scored = examples()[0], examples(scores=True)[0]
+    for count, originals in ((1023, [*[without] * 1023, scored]), (1024, [*[without] * 1024, scored])):
+        rows = [
+            json.dumps(make_tevatron_record(replace(one, query=replace(one.query, id=str(number)))))
+            for number, one in enumerate(originals)
+        ]
+        (tmp_path / "given.jsonl").write_text("\n".join(rows) + "\n")
+        if count == 1024:  # the columns are decided
+            with pytest.raises(DataError, match="'score'"):
+                convert_data(tmp_path / "given.jsonl", tmp_path / "late.parquet", "tevatron.examples")
+            assert not (tmp_path / "late.parquet").exists()
+        else:
+            convert_data(tmp_path / "given.jsonl", tmp_path / "early.parquet", "tevatron.examples")
+            assert read_examples(tmp_path / "early.parquet")[-1].score_count == scored.score_count
 
 
 def test_a_folder_as_dpr_and_a_training_file_as_a_folder(folder: Path, tmp_path: Path) -> None:
