@@ -36,7 +36,7 @@ from jaxret.storage.lockfile import FolderLock
 from jaxret.storage.unfinished import locked_folder, sweep, temporary_path
 
 _TEXTS = {"_id": str, "title": str, "text": str}
-_QUERIES = {"_id": str, "text": str, "answers": [str]}
+_QUERIES = {"_id": str, "text": str, "answers": [str], "instruction": str}
 _JUDGEMENTS = dict(zip(QRELS_KEYS, (str, str, int)))
 Rows = dict[Passage, int]
 
@@ -207,7 +207,12 @@ def _text(passage: Passage) -> dict[str, Any]:
 
 
 def _query(query: Query) -> dict[str, Any]:
-    return {"_id": query.id, "text": query.text, "answers": list(query.answers)}
+    return {
+        "_id": query.id,
+        "text": query.text,
+        "answers": list(query.answers),
+        "instruction": query.instruction,
+    }
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:
@@ -219,6 +224,7 @@ def _record(example: Example, rows: Rows, every_positive: bool) -> dict[str, Any
         "query_id": example.query.id,
         "query": example.query.text,
         "answers": list(example.query.answers),
+        "instruction": example.query.instruction,
         "positives": [rows[passage] for passage in example.positives],
         "negatives": [rows[passage] for passage in example.negatives],
         "positive_scores": list(example.positive_scores),

@@ -26,6 +26,7 @@ FEATURES: dict[str, Any] = {
     "query_id": str,
     "query": str,
     "answers": [str],
+    "instruction": str,  # "": none
     "positives": [int],  # rows of the corpus, and, from -1 down, of the other passages
     "negatives": [int],
     "positive_scores": [float],

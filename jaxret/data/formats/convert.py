@@ -190,9 +190,10 @@ def _dpr(folder: Path, data: FullDataSet) -> Conversion:
     for split, judgements in judgements_by_split.items():
         examples = data.examples(split)
         target.write(f"{split}.qa.csv", "dpr.queries", "queries", _judged_queries(data, split, judgements))
-        ids = target.conversion.losses["queries' ids"]
+        counts = {kind: target.conversion.losses[kind] for kind in ("queries' ids", "queries' instructions")}
         target.write(f"{split}.json", "dpr.examples", "examples", examples)
-        target.conversion.losses["queries' ids"] = ids  # the same queries' once more
+        for kind, count in counts.items():  # of the same queries once more
+            target.conversion.losses[kind] = count
         target.conversion.losses += _lost_judgements(judgements, examples)
     target.conversion.losses += _lost_queries(data, judgements_by_split)
     return target.conversion

@@ -12,7 +12,7 @@ from jaxret.data.formats import flag_embedding, msmarco, tevatron
 from jaxret.data.formats.dpr import write_dpr_examples
 from jaxret.data.formats.format import content_id
 from jaxret.data.formats.writing import Losses, joined_text, write_records, write_tab_rows
-from jaxret.data.records import Example, Passage
+from jaxret.data.records import Example, Passage, Query
 
 
 def count_losses(examples: Iterable[Example], *contents: str) -> Losses:
@@ -52,14 +52,24 @@ def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[
             text |= {tevatron.SCORE: score} if math.isfinite(score) else {}
         return texts
 
-    more: dict[str, Any] = {"answers": list(example.query.answers)} if example.query.answers else {}
-    more |= {"instruction": example.query.instruction} if example.query.instruction else {}
     first = {} if every_positive else {tevatron.EVERY_POSITIVE: False}
     texts = {
         tevatron.POSITIVES: side(example.positives, example.positive_scores),
         tevatron.NEGATIVES: side(example.negatives, example.negative_scores),
     }
-    return {tevatron.QUERY_ID: example.query.id, tevatron.QUERY: example.query.text, **more, **first, **texts}
+    return {
+        tevatron.QUERY_ID: example.query.id,
+        tevatron.QUERY: example.query.text,
+        **_more(example.query),
+        **first,
+        **texts,
+    }
+
+
+def _more(query: Query) -> dict[str, Any]:
+    """Return the keys of what few queries have."""
+    answers = {"answers": list(query.answers)} if query.answers else {}
+    return answers | ({"instruction": query.instruction} if query.instruction else {})
 
 
 def write_tevatron_examples(path: Path, examples: Iterable[Example]) -> Losses:
@@ -151,11 +161,12 @@ def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losse
                 tevatron.QUERY_ID: example.query.id,
                 tevatron.QUERY_TEXT: example.query.text,
                 "query_image": None,
+                **_more(example.query),  # readers of a record with a text look for no query elsewhere
                 **ids,
             }
 
     write_records(path, rows())
-    return count_losses(examples, "query ids", "passage ids", "titles")
+    return count_losses(examples, "query ids", "answers", "instructions", "passage ids", "titles")
 
 
 def write_id_triples(path: Path, examples: Iterable[Example]) -> Losses:

@@ -114,7 +114,7 @@ FORMATS = (
         "tevatron.named",
         "Tevatron training records by ids",
         (QUERY_ID, POSITIVE_IDS),
-        optional_keys=(NEGATIVE_IDS, QUERY_TEXT, "answers"),
+        optional_keys=(NEGATIVE_IDS, QUERY_TEXT, "answers", "instruction"),
         id_examples=read_tevatron_id_examples,
     ),
     record_format(

@@ -97,7 +97,12 @@ def _dpr_passages(path: Path, passages: Iterable[Passage]) -> Losses:
 def _dpr_queries(path: Path, queries: Iterable[Query]) -> Losses:
     queries = list(queries)
     write_dpr_queries(path, queries)
-    return Counter({"queries' ids": sum(query.id != str(i) for i, query in enumerate(queries))})
+    return Counter(
+        {
+            "queries' ids": sum(query.id != str(i) for i, query in enumerate(queries)),
+            "queries' instructions": sum(bool(query.instruction) for query in queries),
+        }
+    )
 
 
 # Judgements and rankings

@@ -37,7 +37,11 @@ from jaxret.storage.lockfile import LockedError
 pytest.importorskip("tensorflow_datasets", reason="the extra `data` has tensorflow-datasets and array_record")
 
 PASSAGES = [Passage(f"p{i}", f"naïve café 東京 🎉 {i}", "a title" * (i % 2)) for i in range(7)]
-QUERIES = [Query("q1", "what is it", ("an answer", "another")), Query("q2", "who"), Query("q3", "nobody asked")]
+QUERIES = [
+    Query("q1", "what is it", ("an answer", "another")),
+    Query("q2", "who", instruction="find people"),
+    Query("q3", "nobody asked"),
+]
 JUDGED = {
     "dev": [Judgement("q1", "p1", 2), Judgement("q1", "p2", 0)],
     "test": [Judgement("q2", "p3", 1), Judgement("q2", "p6", -1)],
@@ -49,6 +53,7 @@ RECORDS: list[dict[str, Any]] = [
         "neg": ["not in the corpus"],
         "pos_scores": [2.5],
         "neg_scores": [0.125],
+        "prompt": "find numbers",
     },
     {"query": "two", "pos": ["good", "better"], "neg": [], "pos_scores": [1, 2]},
 ]

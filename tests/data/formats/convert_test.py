@@ -150,6 +150,54 @@ def test_texts_with_tabs_are_refused_in_tables(tmp_path: Path) -> None:
     }
 
 
+ONE = Example(Query("0", "question"), (passage("good"),), (passage("bad"),))
+FIELDS: dict[str, dict[str, Any]] = {  # role -> field -> a record that has it
+    "passages": {
+        "id": Passage("p7", "good"),
+        "title": passage("good", "a title"),
+        "quotes": passage('"good"'),
+    },
+    "queries": {
+        "id": Query("q7", "question"),
+        "answers": Query("0", "question", ("an answer",)),
+        "instruction": Query("0", "question", instruction="find songs"),
+    },
+}
+FIELDS["examples"] = {
+    **{f"query's {field}": replace(ONE, query=query) for field, query in FIELDS["queries"].items()},
+    **{f"positive's {field}": replace(ONE, positives=(one,)) for field, one in FIELDS["passages"].items()},
+    "no negatives": replace(ONE, negatives=()),
+    "several positives": replace(ONE, positives=(*ONE.positives, passage("better"))),
+    "scores": replace(ONE, positive_scores=(2.5,), negative_scores=(0.5,)),
+    "score of one": replace(ONE, positive_scores=(2.5,), negative_scores=(math.nan,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "field"),
+    [(name, role, field) for name, roles in WRITERS.items() for role in roles for field in FIELDS.get(role, ())],
+)
+def test_each_field_is_held_or_counted(name: str, role: str, field: str, tmp_path: Path) -> None:
+    record = FIELDS[role][field]
+    texts = [*record.positives, *record.negatives] if role == "examples" else []
+    write_beir(tmp_path, texts, [replace(record.query, instruction="")] if texts else [], {})  # for records by ids
+    losses = WRITERS[name][role](tmp_path / "written", [record])
+    source = f"{name}:{tmp_path / 'written'}"
+    readers: dict[str, Any] = {"passages": read_corpus, "queries": read_queries}
+    copies = read_examples(source, targets=False) if role == "examples" else list(readers[role](source))
+    assert copies == [record] or any(losses.values())
+
+
+def test_a_tevatron_folder_holds_answers_and_instructions(tmp_path: Path) -> None:
+    query = Query("q", "question", ("an answer",), "find songs")
+    write_beir(tmp_path / "given", [passage("good")], [query], {"train": [Judgement("q", passage("good").id, 1)]})
+    assert not +convert_data(tmp_path / "given", tmp_path / "made", "tevatron").losses
+    assert read_queries(tmp_path / "made") == [query]
+    assert [one.query for one in read_examples(tmp_path / "made", "train")] == [query]
+    lost = convert_data(tmp_path / "given", tmp_path / "dpr", "dpr").losses
+    assert +lost == {"queries' ids": 1, "queries' instructions": 1}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """BEIR, with three splits, titles, a query with two relevant passages, and one that is judged not relevant."""
