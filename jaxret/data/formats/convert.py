@@ -12,12 +12,13 @@ from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import write_beir
 from jaxret.data.formats.corpus import read_corpus
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
-from jaxret.data.formats.detect import detect_file, source_path
+from jaxret.data.formats.detect import FORMATS_BY_NAME, detect_file, source_path
 from jaxret.data.formats.format import ROLES
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.rankings import detect_run, read_run
 from jaxret.data.formats.readers import describe_source, read_examples, read_judgements, read_queries
 from jaxret.data.formats.source_layout import is_folder
+from jaxret.data.formats.sources import TrainingSource
 from jaxret.data.formats.writers import WRITERS, Losses
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Judgement, Query
@@ -81,8 +82,12 @@ def convert_data(
     require_other_output(destination, [("what is converted", source)], [split])
     for own_role, write in WRITERS[name].items():
         if own_role in gives and role in ("", own_role):
-            items = _Counting(_read(source, own_role, split, policy))
+            records = _read(source, own_role, split, policy)
+            items = _Counting(records)
             losses = write(Path(destination), items.values)
+            if own_role == "examples":
+                every_positive = not TrainingSource.open(source, split).first_target_only
+                losses += _changed_targets(records, every_positive, FORMATS_BY_NAME[name].every_positive)
             if own_role == "rankings" and detect_run(source).format.without_scores:
                 losses["scores"], losses[_RANKS_ALONE] = 0, 0 if name == "msmarco.run" else items.count
             return Conversion(describe_role(source, own_role, split), {str(destination): items.count}, losses)
@@ -179,6 +184,7 @@ def _tevatron(folder: Path, data: FullDataSet) -> Conversion:
     for split in data.splits:
         examples = data.examples(split)
         target.write(f"{split}.jsonl", "tevatron.named", "examples", examples)
+        target.conversion.losses += _changed_targets(examples, _every_positive(data, split), True)
         target.conversion.losses += _lost_judgements(data.judgements(split), examples)
     return target.conversion
 
@@ -195,6 +201,7 @@ def _dpr(folder: Path, data: FullDataSet) -> Conversion:
         for kind, count in counts.items():  # of the same queries once more
             target.conversion.losses[kind] = count
         target.conversion.losses += _lost_judgements(judgements, examples)
+        target.conversion.losses += _changed_targets(examples, _every_positive(data, split), False)
     target.conversion.losses += _lost_queries(data, judgements_by_split)
     return target.conversion
 
@@ -220,11 +227,14 @@ def _lost_queries(data: FullDataSet, judgements_by_split: Mapping[str, list[Judg
 
 
 def _lost_training(data: FullDataSet, judgements_by_split: Mapping[str, list[Judgement]]) -> Losses:
-    """Count losses of training records in a folder with judgements only: scores, and pairs that the judgements lack."""
+    """Count losses of training records in a folder with judgements only: scores, targets, and pairs that the judgements
+    lack."""
     losses: Losses = Counter()
     for split in data.splits_with_examples:
         pairs = {(one.query_id, one.passage_id) for one in judgements_by_split[split]}
-        for example in data.examples(split):
+        examples = data.examples(split)
+        losses += _changed_targets(examples, _every_positive(data, split), True)
+        for example in examples:
             losses["scores"] += example.score_count
             losses["passages of training records that nobody judged"] += sum(
                 (example.query.id, passage.id) not in pairs for passage in (*example.positives, *example.negatives)
@@ -247,6 +257,19 @@ def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example
     )
 
 
+def _every_positive(data: FullDataSet, split: str) -> bool:
+    return data.every_positive or split not in data.splits_with_examples  # judgements make an example of each positive
+
+
+def _changed_targets(examples: Iterable[Example], before: bool, after: bool) -> Losses:
+    """Count records with several positives, where each was a training target before and the first alone is one after,
+    or the reverse. `before`, `after`: whether each is one, see `Format`."""
+    kind = _EACH_A_TARGET if after else _FIRST_A_TARGET
+    return Counter({kind: sum(len(example.positives) > 1 for example in examples) if before != after else 0})
+
+
+_EACH_A_TARGET = "records' first positives as the only targets (each positive is one now; tevatron.first keeps them)"
+_FIRST_A_TARGET = "records' further positives as targets (the first alone is one now)"
 _UNJUDGED_QUERIES = "queries that nobody judged"
 _RANKS_ALONE = "queries' scores, which nobody gave: 1 / rank is written for them"
 FOLDERS: dict[str, Callable[[Path, FullDataSet], Conversion]] = {

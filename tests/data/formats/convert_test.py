@@ -26,7 +26,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.formats.convert import FOLDERS, convert_data
-from jaxret.data.formats.detect import FORMATS
+from jaxret.data.formats.detect import FORMATS, FORMATS_BY_NAME
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.format import content_id
 from jaxret.data.formats.writers import WRITERS
@@ -84,7 +84,9 @@ def test_training_files_round_trip(name: str, other: str, tmp_path: Path) -> Non
     assert detect_file(tmp_path / "a").format.name == name
     done = convert_data(tmp_path / "a", tmp_path / "b", other)
     assert detect_file(tmp_path / "b").format.name == other
-    assert not set(+done.losses) - {"queries' ids"}, str(done)
+    changed = {kind for kind in +done.losses if "targets" in kind}
+    assert bool(changed) == (FORMATS_BY_NAME[name].every_positive != FORMATS_BY_NAME[other].every_positive)
+    assert not set(+done.losses) - {"queries' ids"} - changed, str(done)
     assert f"{len(originals)} in {tmp_path / 'b'}" in str(done)
     convert_data(tmp_path / "b", tmp_path / "c", name)
     for path in ("a", "b", "c"):
@@ -188,6 +190,20 @@ def test_each_field_is_held_or_counted(name: str, role: str, field: str, tmp_pat
     assert copies == [record] or any(losses.values())
 
 
+@pytest.mark.parametrize("name", [*FOLDERS, *(name for name, roles in WRITERS.items() if "examples" in roles)])
+def test_targets_stay_or_are_counted(name: str, tmp_path: Path) -> None:
+    """A record of DPR has its first positive as target, however many there are."""
+    one, folder = replace(ONE, positives=(*ONE.positives, passage("better"))), tmp_path / "folder"
+    write_beir(folder, [*one.positives, *one.negatives], [one.query], {})
+    WRITERS["dpr.examples"]["examples"](folder / "train.json", [one])
+    source = folder if name in FOLDERS else folder / "train.json"
+    made = folder.parent / "made" if name in FOLDERS else folder / "train.jsonl"
+    done = convert_data(source, made, name)
+    kept = len(read_examples(made if name in FOLDERS else f"{name}:{made}", "train")) == 1
+    assert kept == (name in ("dpr", "dpr.examples", "tevatron.first"))
+    assert sum(count for kind, count in done.losses.items() if "targets" in kind) == (not kept)
+
+
 def test_a_tevatron_folder_holds_answers_and_instructions(tmp_path: Path) -> None:
     query = Query("q", "question", ("an answer",), "find songs")
     write_beir(tmp_path / "given", [passage("good")], [query], {"train": [Judgement("q", passage("good").id, 1)]})
@@ -256,6 +272,7 @@ def test_folders_round_trip(name: str, folder: Path, tmp_path: Path) -> None:
                 "queries that nobody judged": 1,
                 "grades above 1": 1,
                 "judgements of what is in no training record": 1,
+                "records' further positives as targets (the first alone is one now)": 1,
             },
         ),
     ],

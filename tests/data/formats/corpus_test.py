@@ -37,8 +37,8 @@ DOORS = {
     "data/formats/corpus.py": "read_corpus is a pass over a corpus that nobody opened",
     "data/formats/readers.py": "describes a source of any role",
     "data/formats/sources.py": "examples and judgements whose texts are in the corpus of their data set",
-    "data/formats/dataset.py": "a data set as a whole",
     "data/formats/convert.py": "a source of any role is converted",
+    "data/formats/dataset.py": "a data set as a whole",
     "data/dataset_check.py": "a source of any role is checked",
     "experiments/rerank.py": "the corpus is looked for after the request is checked",
     "experiments/chunk_data.py": "the source is a corpus or training records",
@@ -59,6 +59,7 @@ DOORS = {
 # The same of queries, judgements and training data.
 SOURCE_DOORS = {
     "data/dataset_check.py": "a source of any role is checked",
+    "data/formats/convert.py": "a source of any role is converted",
     "data/formats/dataset.py": "a data set as a whole",
     "data/formats/readers.py": "a pass over a source that nobody opened",
     "data/formats/sources.py": "training data open their queries and judgements",
