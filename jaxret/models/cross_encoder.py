@@ -28,11 +28,11 @@ from jaxret.models.encoders.pretrained import canonical, save_pretrained
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.sentence_transformers import encoder_folder
 from jaxret.models.encoders.stored import Classifier
+from jaxret.models.encoders.weight_files import open_weights
 from jaxret.models.heads.head import one_token_selection
 from jaxret.models.model import LinenModel
 from jaxret.models.retriever import check_compute
 from jaxret.storage.atomic import atomic_write, read_json, write_json
-from jaxret.storage.foreign_files import open_tensors
 from jaxret.types import HiddenStates, Params, Tokens
 
 
@@ -165,24 +165,22 @@ def score_head_names(config: EncoderConfig) -> dict[str, str]:
 def load_score_head(directory: Path, config: EncoderConfig) -> Params:
     """Return the head's parameters that are stored in a directory, float32 on the host. Raises ValueError for a weight
     without its bias, a wrong shape, NaN or infinity, and for more labels than one."""
-    path = directory / "model.safetensors"
     arrays: dict[str, np.ndarray] = {}
     prefix, size = ARCHITECTURES[config.model_type].prefix, config.hidden_size
     shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
     names = score_head_names(config)
-    with open_tensors(path) as file:
-        file_names = {canonical(name, prefix): name for name in file.keys()}  # noqa: SIM118 (not a dict)
+    with open_weights(directory) as weights:
+        path, file_names = weights.path, {canonical(name, prefix): name for name in weights.files}
         for parameter, name in names.items():
             if name not in file_names:
                 continue
-            array = np.asarray(file.get_tensor(file_names[name]), np.float32)
-            if array.shape != (expected_shape := shapes.get(parameter, (size,))):
-                labels = f", a classifier of {len(array)} labels" if parameter.startswith("score") else ""
+            shape, expected_shape = weights.shape(file_names[name]), shapes.get(parameter, (size,))
+            if shape != expected_shape:
+                labels = f", a classifier of {shape[0]} labels" if parameter.startswith("score") and shape else ""
                 raise ValueError(
-                    f"{path}: {file_names[name]} has shape {array.shape}{labels}; {expected_shape} is needed: one score"
+                    f"{path}: {file_names[name]} has shape {shape}{labels}; {expected_shape} is needed: one score"
                 )
-            if not np.isfinite(array).all():
-                raise ValueError(f"{path}: {file_names[name]} holds NaN or infinity; all weights must be finite")
+            array = weights.array(file_names[name])
             arrays[parameter] = array.T if parameter.endswith("kernel") else array
     parts = {parameter.partition("/")[0] for parameter in arrays}
     for parameter in names:

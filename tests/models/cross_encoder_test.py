@@ -159,6 +159,18 @@ def test_a_pooler_without_classifier_is_kept(bert: Path, tmp_path: Path) -> None
     assert head["dense"].keys() == {"kernel", "bias"}
 
 
+def test_a_head_of_weights_in_parts(bert: Path, tmp_path: Path) -> None:
+    folder = damaged(bert, tmp_path / "parts", lambda _: None)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"model-0000{1 + name.endswith('bias')}-of-00002.safetensors" for name in tensors}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    whole, parts = (load_score_head(one, read_config(one)) for one in (bert, folder))
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+
+
 def test_an_encoder_without_such_a_head_is_refused(tmp_path: Path) -> None:
     raw = {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "distilbert"}))
