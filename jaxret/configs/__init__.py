@@ -61,7 +61,7 @@ def load_config(config: str) -> ConfigDict:
             warnings.filterwarnings("ignore", message="the load_module", category=DeprecationWarning)
             return ConfigFileFlagParser("config").parse(f"{path}{colon}{suffix}")
     except Exception as error:  # the file may raise anything
-        message = re.sub(r"^[A-Za-z]+Error: ", "", str(error).strip().splitlines()[-1])
+        message = re.sub(r"^[A-Za-z]+Error: ", "", _describe(error).splitlines()[-1])
         if re.search(r"get_config\(\) takes 0 positional arguments", message):
             message = f"{name} takes no suffix: leave {colon + suffix!r} out"
         raise ValueError(message if path in message or name in message else f"--config={config}: {message}") from error
@@ -74,14 +74,20 @@ def load_stages(config: str) -> list[Any]:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "stages"):
-        raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
     try:
-        takes = inspect.signature(module.stages).parameters  # a function for all systems of a config needs no suffix
-        return list(module.stages(suffix) if colon and takes else module.stages())
+        spec.loader.exec_module(module)
+        if hasattr(module, "stages"):
+            # A function for all systems of a config needs no suffix.
+            takes = inspect.signature(module.stages).parameters
+            return list(module.stages(suffix) if colon and takes else module.stages())
     except Exception as error:  # the file may raise anything
-        raise ValueError(f"--config={config}: {path}: {error}") from error
+        raise ValueError(f"--config={config}: {path}: {_describe(error)}") from error
+    raise ValueError(f"--config={config}: {path} has no function stages() that says what they are (docs/mining.md)")
+
+
+def _describe(error: Exception) -> str:
+    """Return the message of an error, or its class if it has none, as an assert statement without a text."""
+    return str(error).strip() or type(error).__name__
 
 
 def change_config(config: ConfigDict, changes: Mapping[str, Any], source: str) -> ConfigDict:

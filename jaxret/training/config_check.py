@@ -63,6 +63,22 @@ BELOW = {  # numbers that a key must stay below
     **{key: 2**32 for key in LEAST_VALUES if key.startswith("seed.") or key == "pretraining.seed"},
 }
 
+TEXTS = ("encoder.ignore", "lora.targets", "train.trackers")  # keys whose values are tuples of texts
+NUMBERS = ("loss.matryoshka.weights",)  # of any numbers; all other tuples are of whole numbers
+
+
+def check_tuples(config: ConfigDict) -> None:
+    """Raise ValueError for a tuple that has an item of another type than its key wants."""
+    for key, value in flatten(config.to_dict()).items():
+        types: tuple[type, ...] = (int,)
+        words = "whole numbers"
+        if key in TEXTS:
+            types, words = (str,), "texts"
+        elif key in NUMBERS:
+            types, words = (int, float), "numbers"
+        if isinstance(value, list) and not all(type(item) in types for item in value):
+            raise ValueError(f"{key} is {tuple(value)}; its items must be {words}")
+
 
 def check_numbers(config: ConfigDict) -> None:
     """Raise ValueError for the first number outside its range."""
@@ -77,6 +93,7 @@ def check_numbers(config: ConfigDict) -> None:
 
 def check_config(config: ConfigDict) -> None:
     """Raise ValueError for unknown names, and for settings that contradict each other."""
+    check_tuples(config)
     check_numbers(config)
     for key, name, table in (
         ("head.name", config.head.name, HEADS),

@@ -17,7 +17,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxret.data.formats import Corpus
-from jaxret.configs import NOT_CONFIGS
+from jaxret.configs import NOT_CONFIGS, load_config, load_stages
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.mismatch import ContractError
 from jaxret.parallel.mesh import make_mesh
@@ -418,3 +418,11 @@ def test_an_unknown_key_on_the_command_line_is_an_error(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "nope" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("load", [load_config, load_stages])
+def test_a_config_file_that_raises_an_error_without_a_message(load: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("assert False\n")
+    with pytest.raises(ValueError, match=r"--config=.*mine.py: .*AssertionError"):
+        load(str(path))

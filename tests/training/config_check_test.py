@@ -20,6 +20,8 @@ def checked(overrides: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"train.profile": ("a", "b")}, r"train.profile .*'a', 'b'.*; .*whole numbers"),
+        ({"lora.targets": (3,), "lora.rank": 4}, r"lora.targets .*3.*; .*texts"),
         ({"train.chunk_size": -1}, r"train.chunk_size .*-1; .*least 0"),
         ({"validation.metric": "MRR"}, r"validation.metric .*'MRR'; .*nll, average_rank, RR@10"),
         ({"validation.then": "MRR"}, r"validation.then .*'MRR'; .*nll, average_rank, RR@10"),
