@@ -454,6 +454,26 @@ class Searcher:
         (`join_passages`). Raises what opening `Passages` raises."""
         return join_passages(self._read_passages, ids) if self.max_passage else self._read_passages(ids)
 
+    def passages_of_rows(self, rows: np.ndarray) -> list[Passage]:
+        """Return the passage of each row, also with `max_passage`; one without text was encoded under "keep"."""
+        ids = self.encoded_corpus.ids(rows)
+        by_id = self._read_passages(set(ids))
+        return [by_id[key] for key in ids]
+
+    def best_passage(self, question: str, key: str) -> Passage:
+        """Return the passage with an id; with `max_passage` and a question, the document's passage of the highest
+        score. The id exists."""
+        if not self.max_passage or not question:
+            return self.passages({key})[key]
+        rows = [
+            row
+            for first, ids in self.encoded_corpus.id_blocks()
+            for row, one in enumerate(ids, first)
+            if document_id(one) == key
+        ]
+        (scores,) = self.scores(self.encode([Query("0", question)])[1], [rows])
+        return self.passages_of_rows(np.array([rows[int(np.argmax(scores))]]))[0]
+
     def missing_ids(self, ids: set[str]) -> set[str]:
         """Return those of the ids that no passage has; with `max_passage`, no document."""
         if not self.max_passage:

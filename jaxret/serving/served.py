@@ -246,10 +246,16 @@ class ServedRetriever:
             best = searcher.best_vectors(outcome)
             every = {key for ranking in ids for key in ranking}
             passages = searcher.passages(every) if texts else {}
+            hit_passages = [[passages.get(key) or Passage(key, "") for key in ranking] for ranking in ids]
+            chunks = hit_passages  # have the vectors; of a document, its best one
+            if texts and searcher.max_passage:
+                chunks = [searcher.passages_of_rows(rows) for rows in result.rows]
             for place, row in enumerate(part):
                 hits = [
-                    self._hit(passages.get(key) or Passage(key, ""), float(score), vector)
-                    for key, score, vector in zip(ids[place], result.scores[place], best[place], strict=True)
+                    self._hit(passage, chunk, float(score), vector)
+                    for passage, chunk, score, vector in zip(
+                        hit_passages[place], chunks[place], result.scores[place], best[place], strict=True
+                    )
                     if np.isfinite(score)
                 ]
                 counts = len(result.rounds), result.scored_pairs, len(part)
@@ -308,8 +314,8 @@ class ServedRetriever:
         alone = self._alone if len(ids) == 1 and len(ids[0]) <= _SHORT else None
         return (alone or self.embedder)(Ragged.from_lists([row.tolist() for row in ids]), side)
 
-    def _hit(self, passage: Passage, score: float, vectors: tuple[int, ...]) -> SearchHit:
-        names = self._names(passage)
+    def _hit(self, passage: Passage, chunk: Passage, score: float, vectors: tuple[int, ...]) -> SearchHit:
+        names = self._names(chunk)
         winners = tuple(names[place] for place in vectors) if max(vectors, default=0) < len(names) else ()
         return SearchHit(passage.id, score, passage.title, passage.text, vectors, winners)
 
@@ -333,9 +339,9 @@ class ServedRetriever:
     def _explained(self, question: str, passage: Passage | None, key: str, top: int) -> str | RefusalError:
         if key:
             searcher = self._searcher()
-            if searcher.encoded_corpus.missing_ids({key}):
+            if searcher.missing_ids({key}):
                 return RefusalError(404, f"the corpus has no passage {key!r:.60}", "no_passage")
-            passage = searcher.passages({key})[key]
+            passage = searcher.best_passage(question, key)
             if not passage.text and not passage.title:
                 return RefusalError(404, f"passage {key!r:.60} has no text", "no_text")
         alone: Side = "query" if question else "passage"
