@@ -167,7 +167,8 @@ class GenerationJob:
             while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
                 before = self.parts_written
-                self.generate(parts, missing_numbers, bar)
+                if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # the corpus may be large
+                    self.generate(parts, missing_numbers, bar)
                 self.leases.refresh()
                 if self.parts_written == before and any(not path.exists() for path in parts):  # other jobs have them
                     if not has_waited and self.progress:

@@ -17,11 +17,12 @@ import pytest
 from jaxret.data.formats import Corpus, read_corpus, read_examples, read_queries, write_beir
 from jaxret.data.records import Passage
 from jaxret.data.tokens.backend import load_backend
-from jaxret.mining.generate_queries import generate_queries
+from jaxret.mining.generate_queries import GenerationJob, generate_queries
 from jaxret.mining.generation_options import GenerationOptions
 from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.query_generator import PromptTokenizer, open_query_generator
+from jaxret.storage.leases import Leases
 from tests.pipeline import REPOSITORY, WORDS, command, contents, environment, run_script, words, write_generator
 from tests.storage.buckets import finish, gcs_server, start
 
@@ -91,6 +92,26 @@ def test_jobs_share_the_parts_of_a_folder_in_a_bucket(model: Path, corpus: Path,
         assert not any("/leases/" in name or "/groups/" in name for _, name in server.objects), "all is in files.json"
         finish(start("-m", clients, "jaxret", "copy", out, str(tmp_path / "copy")))
     assert contents(tmp_path / "copy") == contents(tmp_path / "disk")
+
+
+def test_a_job_that_waits_for_others_reads_no_corpus(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = Corpus.open(corpus), tmp_path / "out"
+    scan = source.scan()
+    monkeypatch.setattr(Corpus, "read", lambda *_: pytest.fail("the corpus was read"))
+    with Leases(out) as theirs, Leases(out) as own:
+        job = GenerationJob(tmp_path, source, scan, SAMPLES, SETTINGS, own, progress=False)
+        assert all(theirs.claim(f"part-{number}") for number in range(len(job.parts)))
+        (out / "parts").mkdir()
+
+        def others_finish(_: float) -> None:
+            for part in job.parts:
+                part.touch()
+
+        monkeypatch.setattr(time, "sleep", others_finish)
+        job.fill()
+    assert (job.parts_written, len(job.parts)) == (0, 6)
 
 
 @pytest.mark.slow
