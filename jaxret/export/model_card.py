@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,16 @@ def _measures_line(mean: dict[str, float]) -> str:
 
 
 def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:
-    """Return (data set, mean measures) of each evaluation of this checkpoint."""
+    """Return (data set, mean measures) of each evaluation of this checkpoint by an exact search with whole vectors for
+    all passages."""
     results = [(path.stem, read_json(path)) for path in run.workdir.evaluations]
-    return [(name, values["mean"]) for name, values in results if values["provenance"]["checkpoint"] == run.checkpoint]
+    return [
+        (name, values["mean"])
+        for name, values in results
+        if values["provenance"]["checkpoint"] == run.checkpoint and _is_of_model(values["provenance"]["search"])
+    ]
+
+
+def _is_of_model(search: Mapping[str, Any]) -> bool:
+    """Return whether a search measures the model: an index, a part of the corpus, or of the vectors, would, too."""
+    return bool(search.get("exact")) and not any(search.get(key) for key in ("filter", "max_passage", "dimension"))

@@ -56,9 +56,8 @@ def export_cross_encoder(workdir: Path, out: Path, checkpoint: str = "best") -> 
         if not farthest <= TOLERANCE:
             raise ValueError(f"{out}: scores read back differ from the run's by {farthest:.1e}; nothing was written")
         note = f"Scores of 64 pairs, read back, differ from the run's by at most {farthest:.1e}."
-        card = CARD.format(
-            name=out.name, query=lengths[0], passage=lengths[1], workdir=workdir, step=checkpoint, notes=note
-        )
+        step = reranker.origin["checkpoint"]["step"]
+        card = CARD.format(name=out.name, query=lengths[0], passage=lengths[1], workdir=workdir, step=step, notes=note)
         with atomic_write(folder / "README.md") as file:
             file.write(card)
     return f"{out}: {note}"

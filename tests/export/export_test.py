@@ -111,11 +111,22 @@ def test_unsupported_heads_are_exported_as_an_encoder(tmp_path: Path, overrides:
 
 @pytest.mark.exhaustive
 def test_the_model_card_is_valid(tmp_path: Path) -> None:
-    """The hub's library reads it; it has the measures of this checkpoint only."""
+    """The hub's library reads it; it has the measures of this checkpoint only, and of exact searches for whole
+    vectors."""
     run, out = make_run(tmp_path), tmp_path / "out"
     checkpoint = open_run(run).checkpoint
-    for name, made in (("nq.test", checkpoint), ("old", {"step": 7, "digest": "x"})):
-        values = {"mean": {"nDCG@10": 0.25}, "provenance": {"checkpoint": made}}
+    searches: dict[str, dict[str, Any]] = {
+        "nq.test": {},
+        "old": {},
+        "old.index": {"exact": False, "index": "flat"},
+        "old.filtered": {"filter": ["lang:de"]},
+        "old.cut": {"dimension": 8},
+        "old.documents": {"max_passage": True},
+    }
+    for name, search in searches.items():
+        made = {"step": 7, "digest": "x"} if name == "old" else checkpoint
+        provenance = {"checkpoint": made, "search": {"exact": True, **search}}
+        values = {"mean": {"nDCG@10": 0.25}, "provenance": provenance}
         (run / "eval").mkdir(exist_ok=True)
         (run / "eval" / f"{name}.json").write_text(json.dumps(values))
     export(run, "hf", out)

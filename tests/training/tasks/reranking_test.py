@@ -423,6 +423,7 @@ def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> N
     notes = export(workdir, "hf", tmp_path / "out")
     assert "Scores of 64 pairs, read back, differ from the run's by at most" in notes
     stock, own = open_pretrained_reranker(str(tmp_path / "out"), 12, 24), open_reranker(workdir)
+    assert f", of step {own.origin['checkpoint']['step']}." in (tmp_path / "out" / "README.md").read_text()
     jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.scorer.params) for one in (stock, own)))
     assert stock.origin["training_data"] == {"start": {"weights": stock.origin["checkpoint"]["digest"]}}
     long = {"p": Passage("p", "river " * 60)}
