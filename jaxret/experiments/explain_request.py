@@ -26,6 +26,10 @@ class ExplainRequest:
             raise ValueError("give a --query, and a passage as --passage=TEXT or --passage_id=ID, or one of them alone")
         if self.rank and not (self.query and self.passage_id):
             raise ValueError("--rank is the rank of a --passage_id for a --query: give both")
+        if self.title and not self.text:
+            raise ValueError("--title is that of --passage=TEXT: give both; an encoded passage has its own title")
+        if self.encoded_name and not self.passage_id:
+            raise ValueError(f"--corpus={self.encoded_name} is the corpus of --passage_id: give both")
 
     @property
     def passage(self) -> Passage | None:

@@ -64,6 +64,9 @@ def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
         ({"query": "q", "text": "t", "passage_id": "p"}, "give a --query"),
         ({"query": "q", "rank": True}, "--rank is the rank"),
         ({"passage_id": "p", "rank": True}, "--rank is the rank"),
+        ({"query": "q", "title": "t"}, "--title is that of --passage"),
+        ({"passage_id": "p", "title": "t"}, "--title is that of --passage"),
+        ({"text": "t", "encoded_name": "c"}, "--corpus=c is the corpus of --passage_id"),
     ],
 )
 def test_values_that_exclude_each_other_or_are_missing(values: dict[str, Any], message: str) -> None:
