@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Policy, read_judgements
+from jaxret.data.formats import Policy, TrainingSource, read_judged_queries
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import BatchPlan, Examples, TrainingSet
 from jaxret.data.tokens.store import store_root
@@ -24,6 +24,7 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.training.config_sources import dev_data, training_data, validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.validation import CORPUS_MEASURES, DevCollection
+from jaxret.types import Ragged
 
 
 def example_source(config: ConfigDict, which: str) -> ExampleSource:
@@ -119,11 +120,8 @@ def load_validation_corpus(
     root, policy, source = store_root(config.data.store), Policy(config.data.on_error), config.data.dev
     texts = load_tokenized_corpus(corpus, policy, tokenizer, root)
     texts = texts or load_or_tokenize_corpus(corpus, corpus.scan(policy), policy, tokenizer, root, progress, log)
-    first: dict[str, int] = {}  # query -> its first example: there is one for each positive
-    for row, query in enumerate(dev.query_ids):
-        first.setdefault(query, row)
-    log(f"validation: {len(texts.passages):,} passages from {corpus}, {len(first):,} queries\n  {texts.truncation}")
-    dev_judgements = [one for one in read_judgements(source, config.data.dev_split, policy) if one.query_id in first]
+    ids, queries, dev_judgements = _load_dev_queries(dev_data(config), dev, tokenizer, policy)
+    log(f"validation: {len(texts.passages):,} passages from {corpus}, {len(ids):,} queries\n  {texts.truncation}")
     judged_ids = {one.passage_id for one in dev_judgements}
     rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
     relevant = {one.passage_id for one in dev_judgements if one.relevance > 0}
@@ -132,12 +130,40 @@ def load_validation_corpus(
         raise ValueError(f"validation.corpus is {corpus}, which has none of the relevant passages of {source}")
     if missing_count:
         log(f"  {missing_count:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
-    number = {query: str(i) for i, query in enumerate(first)}
+    number = {query: str(i) for i, query in enumerate(ids)}
     judgements = tuple(
         Judgement(number[one.query_id], rows.get(one.passage_id, f"absent {one.passage_id}"), one.relevance)
         for one in dev_judgements
     )
-    return DevCollection(dev.queries.take(np.array(list(first.values()))), texts.passages, judgements, CORPUS_MEASURES)
+    return DevCollection(queries, texts.passages, judgements, CORPUS_MEASURES)
+
+
+def _load_dev_queries(
+    source: TrainingSource, dev: TrainingSet, tokenizer: TextTokenizer, policy: Policy
+) -> tuple[list[str], Ragged, list[Judgement]]:
+    """Return the ids of the queries of a dev set, their tokens, and their judgements.
+
+    Args:
+        source: the dev set.
+        dev: examples of it.
+        tokenizer: of the run.
+        policy: what to do with bad records.
+    """
+    if source.file and source.file.format.without_query_ids and source.judgements.file.path != source.file.path:
+        # Its queries have the numbers of their records as ids, which are those of other queries in the judgements.
+        all_queries, entries = read_judged_queries(source.queries, source.judgements, policy)
+        judgements = [judgement for _, judgement in entries]
+        judged_ids = {judgement.query_id for judgement in judgements}
+        queries = [query for query in all_queries if query.id in judged_ids]
+        ids, tokens = [query.id for query in queries], tokenizer.queries(queries)
+    else:
+        first: dict[str, int] = {}  # query -> its first example: there is one for each positive
+        for row, query_id in enumerate(dev.query_ids):
+            first.setdefault(query_id, row)
+        ids, tokens = list(first), dev.queries.take(np.array(list(first.values())))
+        judgements = source.judgements.read(policy)
+    known_ids = set(ids)
+    return ids, tokens, [judgement for judgement in judgements if judgement.query_id in known_ids]
 
 
 def data_record(train: Examples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:

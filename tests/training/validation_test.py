@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Corpus, read_corpus, read_examples, read_run, write_beir
-from jaxret.data.records import Judgement
+from jaxret.data.formats import Corpus, read_corpus, read_examples, read_run, write_beir, write_dpr_examples
+from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.experiments.evaluation_options import EvaluationOptions
@@ -238,6 +238,22 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
         assert [same[i][0] for i in clear] == [theirs[i][0] for i in clear]
     moved = jax.tree.map(lambda leaf: leaf * 1.5, run.params)
     assert validation(moved)["nDCG@10"] != pytest.approx(metrics["nDCG@10"], abs=1e-6), "control: another model"
+
+
+def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Path) -> None:
+    """The number of a record is no id of the judgements, though one there is the same."""
+    passages = [Passage(f"d{number}", f"silver stone {number}") for number in range(5)]
+    queries = [Query("0", "music light"), Query("7", "silver stone")]
+    write_beir(tmp_path, passages, queries, {"dev": [Judgement("0", "d1", 1), Judgement("7", "d3", 1)]})
+    write_dpr_examples(tmp_path / "dev.json", [Example(Query("0", "silver stone"), (passages[3],))])
+    config = ConfigDict(run.config)
+    config.data.dev = config.validation.corpus = str(tmp_path)
+    dev = tokenize_examples(read_examples(tmp_path, "dev"), run.tokenizer)
+    corpus = load_validation_corpus(config, dev, run.tokenizer, False, lambda _: None)
+    assert corpus is not None
+    assert corpus.judgements == (Judgement("0", "1", 1), Judgement("1", "3", 1))
+    expected = run.tokenizer.queries(queries)
+    assert [corpus.queries[row].tolist() for row in range(2)] == [expected[row].tolist() for row in range(2)]
 
 
 def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> None:
