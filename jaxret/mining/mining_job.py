@@ -334,11 +334,8 @@ def with_unique_id(example: Example, texts: dict[str, int]) -> Example:
 
 
 def parents_path(path: Path) -> Path:
-    """Return the path of the record of a mined file's sources, beside it."""
-    name = path.name
-    for ending in (".gz", ".zst", ".jsonl", ".json"):
-        name = name.removesuffix(ending)
-    return path.with_name(f"{name}.parents.json")
+    """Return the path of the record of a mined file's sources, beside it; a.jsonl and a.jsonl.gz have one each."""
+    return path.with_name(f"{path.name}.parents.json")
 
 
 def write_parents(

@@ -146,8 +146,8 @@ def test_the_mined_file_is_self_contained_and_names_its_parents(root: Path, tmp_
 
 
 def test_each_file_has_parents_of_its_own(root: Path, tmp_path: Path) -> None:
-    names = [parents_path(tmp_path / name).name for name in ("nq.stage1.jsonl", "nq.stage2.jsonl.gz", "a.json", "b")]
-    assert names == ["nq.stage1.parents.json", "nq.stage2.parents.json", "a.parents.json", "b.parents.json"]
+    names = [parents_path(tmp_path / name).name for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a")]
+    assert names == ["a.jsonl.parents.json", "a.jsonl.gz.parents.json", "a.json.parents.json", "a.parents.json"]
     (tmp_path / "a.jsonl").touch()
     out = tmp_path / "a.jsonl"
     with pytest.raises(ValueError, match=r"file of tevatron.examples:.*a.jsonl .*follows"):
@@ -586,7 +586,7 @@ def test_mining_with_a_run_equals_mining_with_its_run_file(
     assert own == negatives("file.jsonl", job(root, tmp_path / "x", str(tmp_path / "own.trec")))
     assert any(own.values())
     assert own != negatives("other.jsonl", job(root, tmp_path / "x", str(root / "run.trec"))), "control"
-    parents = read_with_digest(tmp_path / "own.parents.json")
+    parents = read_with_digest(tmp_path / "own.jsonl.parents.json")
     assert parents["pools"][0]["checkpoint"] == run.checkpoint
     examples = read_examples(root / "data", "train", targets=False)[:3]
     elsewhere = [replace(examples[0], positives=(Passage("elsewhere", "no passage of the corpus"),)), *examples[1:]]

@@ -270,8 +270,8 @@ def test_what_commands_write_beside_a_result_and_where(gcs: Server, tmp_path: Pa
     assert not jaxret(gcs[1], *titled).returncode
     assert "<title>gs://no/bucket: a=gs://no/other</title>" in (tmp_path / "report.html").read_text()
     mined = jaxret(gcs[1], "mine", "--data=gs://bucket/data", "--pool=bm25", corpus, out)
-    assert "its parents: gs://bucket/mined/train.parents.json" in mined.stdout, mined
-    assert {"mined/train.jsonl", "mined/train.parents.json"} <= {name for _, name in gcs[0].objects}
+    assert "its parents: gs://bucket/mined/train.jsonl.parents.json" in mined.stdout, mined
+    assert {"mined/train.jsonl", "mined/train.jsonl.parents.json"} <= {name for _, name in gcs[0].objects}
     compared = jaxret(gcs[1], "compare", f"A={run}", f"B={run}")
     assert f"{run}/eval/data.test.json is in two systems" in compared.stderr
     assert "belong" not in jaxret(gcs[1], "verify", run).stdout, "no object of no file"
