@@ -13,11 +13,13 @@ from ml_collections import ConfigDict
 
 from jaxret.data.records import Judgement
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
+from jaxret.data.tokens.tokenizer import concatenate_blocks
 from jaxret.evaluation.metrics import evaluate, parse_measure
 from jaxret.parallel.mesh import Program, shard_whole_batch
 from jaxret.parallel.progress import with_progress
 from jaxret.runs.run import LESS_IS_BETTER
 from jaxret.storage.atomic import sha256_json
+from jaxret.training.data_warnings import row_hashes
 from jaxret.training.ranking import Ranker
 from jaxret.types import Ragged
 
@@ -25,6 +27,7 @@ POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
 CORPUS_MEASURES = (*POOL_MEASURES, "nDCG@10", "R@100")
 METRICS = (*LESS_IS_BETTER, *CORPUS_MEASURES)
 BEST_CHECKPOINTS = ("metric", "last")  # values of validation.best
+_LEAST_BLOCK = 1024  # passages that are drawn at a time
 
 
 def check_validation(config: ConfigDict) -> None:
@@ -146,14 +149,32 @@ def make_passage_pool(dev: TrainingSet, train: TrainingSet | None, size: int, se
     pool_rows = np.concatenate([relevant, others[: max(size - len(relevant), 0)]])
     dev_rows = np.full(len(dev.passages), -1)
     dev_rows[pool_rows] = np.arange(len(pool_rows))
-    rows = [dev.passages[i] for i in pool_rows]
-    tokens_in_pool = {row.tobytes() for row in rows}
-    extra = train.passages if train else Ragged.from_lists([])
-    for i in np.random.default_rng(seed).permutation(len(extra)):
-        if len(rows) >= size:
+    pool = dev.passages.take(pool_rows)
+    if train and len(pool) < size:
+        training_rows = draw_passages(train.passages, size - len(pool), row_hashes(pool), seed)
+        pool = concatenate_blocks([pool, train.passages.take(training_rows)])
+    return pool, dev_rows
+
+
+def draw_passages(passages: Ragged, count: int, other_hashes: np.ndarray, seed: int) -> np.ndarray:
+    """Return the rows of randomly drawn passages, no two with the same tokens.
+
+    Args:
+        passages: tokens to draw from.
+        count: at most so many are drawn.
+        other_hashes: of tokens that are not drawn (`row_hashes`).
+        seed: of the draw.
+    """
+    order, parts = np.random.default_rng(seed).permutation(len(passages)), [np.zeros(0, np.int64)]
+    block_rows = max(count, _LEAST_BLOCK)
+    for start in range(0, len(order), block_rows):  # not all are hashed where few are needed
+        rows = order[start : start + block_rows]
+        hashes = row_hashes(passages.take(rows))
+        fresh = np.flatnonzero(np.isin(hashes, other_hashes, invert=True))
+        _, first = np.unique(hashes[fresh], return_index=True)
+        fresh = fresh[np.sort(first)][:count]
+        parts.append(rows[fresh])
+        other_hashes, count = np.concatenate([other_hashes, hashes[fresh]]), count - len(fresh)
+        if not count:
             break
-        row = extra[int(i)]
-        if row.tobytes() not in tokens_in_pool:
-            tokens_in_pool.add(row.tobytes())
-            rows.append(row)
-    return Ragged.from_lists([row.tolist() for row in rows]), dev_rows
+    return np.concatenate(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
+from jaxret.training import data_warnings
 from jaxret.training.examples import load_validation_corpus
 from jaxret.training.ranking import Ranker
 from jaxret.training.task import TrainingData
@@ -146,6 +148,38 @@ def test_the_pool_has_no_duplicates() -> None:
     assert places.tolist() == [0, 1]
     alone, _ = make_passage_pool(dev, None, 20, seed=0)
     assert [row.tolist() for row in alone] == [[7], [8, 5]]
+
+
+@pytest.mark.parametrize("size", [1, 3, 40, 2000, 9000])
+def test_the_pool_is_filled_with_passages_in_the_order_of_the_draw(size: int) -> None:
+    """A loop over all of them finds the same, across the blocks that are drawn at a time: most are copies."""
+    rng = np.random.default_rng(7)
+    dev = passages_only([7], [7], [1, 2])
+    train = passages_only(*([int(rng.integers(60))] * int(rng.integers(1, 60)) for _ in range(5000)))
+    expected = [row.tolist() for row in dev.passages][: max(size, 1)]
+    for row in np.random.default_rng(3).permutation(len(train.passages)):
+        if len(expected) < size and train.passages[row].tolist() not in expected:
+            expected.append(train.passages[row].tolist())
+    pool, _ = make_passage_pool(dev, train, size, seed=3)
+    assert [row.tolist() for row in pool] == expected
+    assert pool.flat.dtype == np.int32
+
+
+def test_a_pool_of_all_passages_is_made_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About twice its tokens, and no Python object for each."""
+    monkeypatch.setattr(data_warnings, "_ROWS", 500)  # else what is hashed at a time is all of it
+    rows, length = 20_000, 60
+    tokens = np.random.default_rng(0).integers(5, 30_000, (rows, length), np.int32)
+    dev = passages_only([7])
+    train = replace(dev, passages=Ragged(tokens.reshape(-1), np.arange(rows + 1) * length))
+    tracemalloc.start()
+    try:
+        pool, _ = make_passage_pool(dev, train, rows + 1, seed=0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(pool) == rows + 1
+    assert peak < 3 * tokens.nbytes
 
 
 def test_values_are_told_apart_by_what_they_are_measured_on(validation: RetrievalValidation) -> None:
