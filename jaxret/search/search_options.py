@@ -182,3 +182,5 @@ class IndexOptions:
             raise ValueError(f"factory is {self.factory!r}; it must be a string like IVF4096,PQ64, HNSW32 or seismic")
         if self.qrels and not self.queries:
             raise ValueError(f"qrels is {self.qrels!r:.99}, the judgements of queries: give queries too")
+        if self.split != "test" and not self.queries:
+            raise ValueError(f"split is {self.split!r:.99}, a part of queries: give queries too")

@@ -72,6 +72,7 @@ def test_options_are_checked_when_they_are_made_and_stay_as_they_are(module: str
     [
         (IndexOptions, {}, "factory is ''; .* IVF4096,PQ64"),
         (IndexOptions, {"factory": "SQ8", "qrels": "x"}, "qrels is 'x'.* queries"),
+        (IndexOptions, {"factory": "SQ8", "split": "dev"}, "split is 'dev'.* queries"),
         (IndexOptions, {"factory": "SQ8", "sample": 0}, "sample is 0; .* 1$"),
         (IndexOptions, {"factory": "SQ8", "seed": -1}, "seed is -1; .* 0$"),
         (JobOptions, {"num_processes": 0}, "num_processes is 0; .* 1$"),
