@@ -121,6 +121,34 @@ def test_a_stored_result_is_reused_only_for_its_split_and_judgements(root: Path)
     assert "--tasks has changing and other/changing" in done.stderr
 
 
+INDEX_TWICE = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from jaxret.experiments.mteb import mteb_searcher
+corpora = []
+def encode(run, corpus, name, *_):
+    corpora.append((corpus, name))
+    return SimpleNamespace(folder=name)
+mteb_searcher.encode_corpus = encode
+mteb_searcher.Searcher = lambda *_, **__: None
+searcher = mteb_searcher.MtebSearcher(None, Path(sys.argv[1]), None, False)
+for revision, text in (("1" * 40, "old"), ("2" * 40, "new")):
+    task = SimpleNamespace(name="Task", revision=revision)
+    rows = [{"id": "a", "title": "", "text": text}]
+    searcher.index(rows, task_metadata=task, hf_split="test", hf_subset="default")
+print(*(name for _, name in corpora), *(passage.text for corpus, _ in corpora for passage in corpus.read()))
+"""
+
+
+@pytest.mark.exhaustive
+def test_another_revision_of_a_task_is_another_corpus(tmp_path: Path) -> None:
+    done = with_mteb("-c", INDEX_TWICE, str(tmp_path), home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [f"mteb.Task.test.{digit * 12}" for digit in "12"]
+    assert done.stdout.splitlines()[-1] == " ".join([*names, "old", "new"])
+
+
 @pytest.mark.exhaustive
 def test_errors_are_one_sentence(root: Path) -> None:
     for tasks, sentence in {

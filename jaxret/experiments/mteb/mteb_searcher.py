@@ -40,13 +40,14 @@ class MtebSearcher:
 
         Args:
             corpus: mteb's table with the columns id, title and text.
-            task_metadata: of the task; its name is that of the encoded corpus.
+            task_metadata: of the task; its name and revision are those of the encoded corpus.
             hf_split: part of the task.
             hf_subset: part of the task.
         """
         name = task_metadata.name
         if name not in self.corpora:
             parts = ["mteb", name, *([hf_subset] if hf_subset != "default" else []), hf_split]
+            parts.append(task_metadata.revision[:12])  # another revision may have other passages
             folder = self._out / "corpora" / ".".join(parts)
             if not (folder / "corpus.jsonl").exists():
                 _write_passages(folder / "corpus.jsonl", corpus)
