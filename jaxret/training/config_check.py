@@ -62,6 +62,7 @@ BELOW = {  # numbers that a key must stay below
     "optimizer.ema": 1,
     **{key: 2**32 for key in LEAST_VALUES if key.startswith("seed.") or key == "pretraining.seed"},
 }
+GREATEST_VALUES = {"optimizer.warmup_fraction": 1, "loss.annealing_floor": 1}  # the greatest valid number of a key
 
 TEXTS = ("encoder.ignore", "lora.targets", "train.trackers")  # keys whose values are tuples of texts
 NUMBERS = ("loss.matryoshka.weights",)  # of any numbers; all other tuples are of whole numbers
@@ -87,6 +88,8 @@ def check_numbers(config: ConfigDict) -> None:
             raise ValueError(f"{key} is {value}; it must be a finite number")
         if key in LEAST_VALUES and value < LEAST_VALUES[key]:
             raise ValueError(f"{key} is {value}; it must be at least {LEAST_VALUES[key]}")
+        if key in GREATEST_VALUES and value > GREATEST_VALUES[key]:
+            raise ValueError(f"{key} is {value}; it must be at most {GREATEST_VALUES[key]}")
         if key in BELOW and value >= BELOW[key]:
             raise ValueError(f"{key} is {value}; it must be below {BELOW[key]}")
 

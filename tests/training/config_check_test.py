@@ -20,6 +20,8 @@ def checked(overrides: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"optimizer.warmup_fraction": 5.0}, r"optimizer.warmup_fraction is 5.0; it must be at most 1"),
+        ({"loss.annealing_floor": 2.0}, r"loss.annealing_floor is 2.0; it must be at most 1"),
         ({"train.profile": ("a", "b")}, r"train.profile .*'a', 'b'.*; .*whole numbers"),
         ({"lora.targets": (3,), "lora.rank": 4}, r"lora.targets .*3.*; .*texts"),
         ({"train.chunk_size": -1}, r"train.chunk_size .*-1; .*least 0"),
