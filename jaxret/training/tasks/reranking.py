@@ -145,7 +145,8 @@ def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
         raise ValueError("validation.corpus is set, but a reranker retrieves nothing: leave it empty")
     defaults: dict[str, Any] = {"pooling": "none", "normalize": False, "loss.local_weight": 0, "loss.annealing_rate": 0}
     defaults |= {"data.pseudo_queries": "", "loss.in_batch_kl.weight": 0, "encode.dimension": 0}
-    defaults |= {"loss.matryoshka.sizes": (), "loss.matryoshka.weights": ()}
+    defaults |= {"loss.matryoshka.sizes": (), "loss.matryoshka.weights": (), "encode.words": 0}
+    defaults |= {"loss.sparsity.query": 0, "loss.sparsity.passage": 0}
     for key, value in defaults.items():
         group, _, name = key.rpartition(".")
         if (setting := (config[group] if group else config)[name]) != value:
