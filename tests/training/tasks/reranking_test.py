@@ -403,7 +403,7 @@ def test_scored_records_keep_their_one_target(root: Path, tmp_path: Path, monkey
         for e in records:
             assert e.positive_scores == tuple(len(p.text) for p in e.positives)
             assert e.negative_scores == tuple(len(p.text) for p in e.negatives)
-    with pytest.raises(ValueError, match=r"out.jsonl .*training .*\(.*\)"):
+    with pytest.raises(ValueError, match=r"out.jsonl .*\(the training data\)"):
         score_examples(Lengths(), TrainingSource.open(out), out, progress=False)
 
     class Broken(Lengths):
