@@ -54,7 +54,10 @@ class FuseJob:
 
     def changes(self, field: str) -> bool:
         """Return whether a field was given: it is on the command line, or not the default."""
-        return field in self.explicit_fields or getattr(self, field) != getattr(FuseJob, field)
+        value, default = getattr(self, field), getattr(FuseJob, field)
+        return field in self.explicit_fields or (
+            list(value) != list(default) if field == "measures" else value != default
+        )
 
     @property
     def removes_self_matches(self) -> bool:

@@ -40,6 +40,13 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_two_runs_are_fused_without_judgements(runs: Path) -> None:
+    """The command with its two files alone, whose flags all have their defaults."""
+    done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec")
+    assert done.returncode == 0, done.stderr
+    assert read_run(runs / "both.trec").keys() == read_run(runs / "one.trec").keys()
+
+
 @pytest.mark.slow
 def test_two_runs_are_fused_and_evaluated(runs: Path) -> None:
     done = jaxret(runs, "one.trec", "two.trec", "--out=both.trec", "--queries=data", "--qrels=data", "--measures=RR@10")
