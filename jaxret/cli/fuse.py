@@ -62,7 +62,7 @@ def main(*runs: str) -> None:
             queries=_QUERIES.value,
             qrels=_QRELS.value,
             split=_SPLIT.value,
-            measures=_MEASURES.value,
+            measures=tuple(_MEASURES.value),
             tune_runs=_TUNE.value,
             tune_qrels=_TUNE_QRELS.value,
             tune_split=_TUNE_SPLIT.value,

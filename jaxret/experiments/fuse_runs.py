@@ -43,7 +43,7 @@ class FuseJob:
     queries: str = ""
     qrels: str = ""
     split: str = "test"  # split to read, where a source is a folder
-    measures: Sequence[str] = ("nDCG@10", "RR@10", "R@100")  # names such as "nDCG@10"
+    measures: tuple[str, ...] = ("nDCG@10", "RR@10", "R@100")  # names such as "nDCG@10"
     # what the weights are tuned on: runs of other queries, in the same order; of folders of systems, the queries, one
     # folder or file
     tune_runs: Sequence[str] = ()
@@ -54,10 +54,7 @@ class FuseJob:
 
     def changes(self, field: str) -> bool:
         """Return whether a field was given: it is on the command line, or not the default."""
-        value, default = getattr(self, field), getattr(FuseJob, field)
-        return field in self.explicit_fields or (
-            list(value) != list(default) if field == "measures" else value != default
-        )
+        return field in self.explicit_fields or getattr(self, field) != getattr(FuseJob, field)
 
     @property
     def removes_self_matches(self) -> bool:

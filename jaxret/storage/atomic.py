@@ -74,7 +74,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w", work: Path | Non
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise StorageError(f"{path} is no ordinary file, and is not replaced by one")
+        raise StorageError(f"{path} is no ordinary file, but a folder, a device or a pipe: give the name of a file")
     temporary = temporary_path(work / path.name if work else path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with storage_errors(path):
