@@ -17,7 +17,7 @@ class OptionFlags(Generic[T]):
     """The flags of a dataclass: one for each field that has a help text, with the field's name, default and type.
 
     Calling it returns the dataclass with the values of the flags. A field with choices is a choice of strings; a tuple
-    is a flag that may be repeated.
+    is a flag that may be repeated. A field `explicit_fields` has the names of those on the command line.
     """
 
     def __init__(self, kind: type[T], **defaults: Any) -> None:
@@ -34,6 +34,9 @@ class OptionFlags(Generic[T]):
     def __call__(self, **others: Any) -> T:
         """Return the dataclass. others: values of further fields."""
         values = {name: holder.value for name, holder in self.holders.items()} | others
+        kind: Any = self.kind
+        if "explicit_fields" in {each.name for each in fields(kind)}:
+            values["explicit_fields"] = tuple(name for name, holder in self.holders.items() if holder.present)
         return self.kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 

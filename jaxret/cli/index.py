@@ -14,14 +14,10 @@ from jaxret.search.search_options import IndexOptions
 _WORKDIR = shared_flags.workdir()
 _CORPUS = shared_flags.encoded_corpus()
 _OPTIONS = OptionFlags(IndexOptions, factory=None)
-_CHECKPOINT = shared_flags.checkpoint()
 
 
 def main() -> None:
     from jaxret.experiments.build_index import index_corpus
-    from jaxret.runs.run import open_run
     from jaxret.runs.workdir import Workdir
 
-    options = _OPTIONS()
-    run = open_run(_WORKDIR.value, _CHECKPOINT.value) if options.queries else None
-    index_corpus(run.workdir if run else Workdir(_WORKDIR.value), options, _CORPUS.value, run)
+    index_corpus(Workdir(_WORKDIR.value), _OPTIONS(), _CORPUS.value)

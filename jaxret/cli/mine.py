@@ -9,6 +9,7 @@ jaxret mine --data=FOLDER --pool=gs://BUCKET/RUN --out=FILE.jsonl --engine=ray -
 Train on FILE.jsonl with --config.data.train=FILE.jsonl; it contains all texts.
 """
 
+import sys
 from dataclasses import replace
 
 from absl import flags
@@ -61,6 +62,7 @@ def main() -> None:
         settings=settings,
         on_error=_ON_ERROR.value,
         subset=(_SUBSET.value, settings.seed),
+        explicit_fields=shared_flags.explicit_names(sys.modules[__name__]),
     )
     if engine.engine:
         require_run_pool(job)

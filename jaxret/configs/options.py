@@ -6,6 +6,7 @@ The command line makes its flags of the fields (`jaxret/cli/flags.py`); function
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable
 from dataclasses import field, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -30,6 +31,13 @@ def option(
         flag: name of the flag, where it differs from the field's.
     """
     return field(default=default, metadata={"help": help, "choices": choices, "lower_bound": lower_bound, "flag": flag})
+
+
+def given_fields(options: Any, names: Iterable[str], explicit: Container[str] = ()) -> list[str]:
+    """Return the names, of some fields of a dataclass, whose value was given: it is not the default, or the name is in
+    `explicit`, which has those on a command line."""
+    defaults = {each.name: each.default for each in fields(options)}
+    return [name for name in names if name in explicit or getattr(options, name) != defaults[name]]
 
 
 def check_options(options: Any) -> None:

@@ -14,7 +14,7 @@ from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.shards import ShardError
 from jaxret.parallel.events import emit
 from jaxret.runs.lock import hold_folder
-from jaxret.runs.run import Run
+from jaxret.runs.run import Run, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.approximate.faiss_build import build_faiss_index, measure_recall, passages_as_queries
 from jaxret.search.approximate.faiss_factory import make_index, parse_parameters
@@ -32,29 +32,26 @@ from jaxret.search.searcher import open_encoded_by
 from jaxret.types import SparseRows
 
 
-def index_corpus(
-    workdir: Workdir, options: IndexOptions, encoded_name: str = "", run: Run | None = None, progress: bool = True
-) -> Path:
+def index_corpus(workdir: Workdir, options: IndexOptions, encoded_name: str = "", progress: bool = True) -> Path:
     """Build an index of an encoded corpus, unless it exists, measure its recall, and return its folder.
 
     Args:
         workdir: folder of the run that encoded the corpus.
         options: how to build and to measure.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
-        run: encodes options.queries; needed where there are some.
+        progress: show progress.
 
     Raises:
         ValueError: fewer than two passages.
     """
+    run = open_run(workdir.path, options.checkpoint) if options.queries else None
     folder = corpus_folder(workdir, encoded_name)
     place = index_folder(folder, options.name or options.factory)
     encoded_corpus = open_encoded_by(run, folder) if run else open_encoded(folder)
     check_options_of_index(encoded_corpus, options)  # wrong options are an error before anything is built
     if encoded_corpus.total_rows < 2:
         raise ValueError(f"{folder} has {encoded_corpus.total_rows} of its passages left: an index needs two at least")
-    queries = (
-        _encoded_queries(run.with_dimension(encoded_corpus.dimension), options) if run and options.queries else None
-    )
+    queries = _encoded_queries(run.with_dimension(encoded_corpus.dimension), options) if run else None
     build, measure, as_queries = build_faiss_index, measure_recall, passages_as_queries
     if encoded_corpus.sparse:
         build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jaxret.configs.options import given_fields
 from jaxret.data.errors import Location, Policy
 from jaxret.data.formats import read_judgements, read_run, write_run
 from jaxret.data.formats.outputs import require_other_output
@@ -51,10 +52,6 @@ class FuseJob:
     tune_split: str = "dev"  # split of these judgements, where they are a folder
     self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
     explicit_fields: Sequence[str] = ()  # those on the command line, also with the default value
-
-    def changes(self, field: str) -> bool:
-        """Return whether a field was given: it is on the command line, or not the default."""
-        return field in self.explicit_fields or getattr(self, field) != getattr(FuseJob, field)
 
     @property
     def removes_self_matches(self) -> bool:
@@ -217,12 +214,12 @@ def _check_shared(job: FuseJob) -> None:
         raise ValueError("give either --weights or --tune, which finds them")
     if job.qrels and not job.queries:
         raise ValueError("--qrels needs --queries")
-    for field in ("tune_qrels", "tune_split"):
-        if job.changes(field) and not job.tune_runs:
-            raise ValueError(f"--{field} needs --tune: without it no weights are tuned")
-    if job.changes("split") and not job.queries:
+    names = given_fields(job, ("tune_qrels", "tune_split", "split", "measures"), job.explicit_fields)
+    if not job.tune_runs and (of_tuning := [name for name in names if name.startswith("tune_")]):
+        raise ValueError(f"--{of_tuning[0]} needs --tune: without it no weights are tuned")
+    if "split" in names and not job.queries:
         raise ValueError("--split needs --queries")
-    if job.changes("measures") and not (job.qrels or job.tune_runs):
+    if "measures" in names and not (job.qrels or job.tune_runs):
         raise ValueError("--measures needs --qrels, or --tune: without judgements nothing is measured")
     for measure in job.measures:
         parse_measure(measure)

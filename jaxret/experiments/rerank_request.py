@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from jaxret.configs.options import given_fields
 
 # Fields that say how a run is reranked and evaluated.
 OF_RUNS = ("queries", "corpus", "qrels", "measures", "self_matches", "k", "tail", "match", "latency")
@@ -47,11 +49,10 @@ class RerankRequest:
             )
         if bool(self.run) == bool(self.train):
             raise ValueError("give either --run (what to rerank) or --train (what to score)")
-        defaults = {each.name: each.default for each in fields(self)}
-        changed = [name for name in OF_RUNS if name in self.explicit_fields or getattr(self, name) != defaults[name]]
-        if self.train and changed:
-            raise ValueError(f"--{changed[0]} needs --run (a run to rerank); with --train all passages are scored")
-        if self.run and (self.negatives_run or "negatives_run" in self.explicit_fields):
+        of_runs = given_fields(self, OF_RUNS, self.explicit_fields)
+        if self.train and of_runs:
+            raise ValueError(f"--{of_runs[0]} needs --run (a run to rerank); with --train all passages are scored")
+        if self.run and given_fields(self, ("negatives_run",), self.explicit_fields):
             raise ValueError("--negatives_run needs --train (training data); leave it out")
         if self.run and not (self.queries and self.corpus):
             raise ValueError("--run needs --queries and --corpus, the texts of the run")

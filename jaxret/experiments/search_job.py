@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from jaxret.configs.options import given_fields
 from jaxret.data.record_checks import check_question
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
@@ -64,6 +65,8 @@ class SearchJob:
             check_question(self.query)
         if self.queries:
             self._check_split()
+            if self.evaluation.latency_passages and self.evaluation.latency == 0:
+                raise ValueError("--latency_passages are timed, and --latency=0 times nothing: leave one of them out")
         else:
             self._check_question()
         if several := "--engine" if self.engine.engine else "--coordinator" if self.processes.coordinator else "":
@@ -72,8 +75,7 @@ class SearchJob:
     def _check_split(self) -> None:
         """Raise ValueError for a split that selects no queries."""
         split = self.evaluation.split
-        is_explicit = "split" in self.explicit_fields or split != EvaluationOptions.split
-        if not is_explicit or self.qrels:
+        if self.qrels or not given_fields(self.evaluation, ("split",), self.explicit_fields):
             return
         from jaxret.experiments.evaluation_queries import has_queries_of_every_split  # it imports all formats
 
@@ -88,13 +90,9 @@ class SearchJob:
         if len(self.sizes) > 1:
             sizes = ",".join(str(size or ALL) for size in self.sizes)
             raise ValueError(f"--dimension={sizes}: several sizes are for --queries; give one")
-        options = {each.name: each.default for each in fields(EvaluationOptions) if each.name != "k"}
-        changed = [
-            name
-            for name, default in options.items()
-            if name in self.explicit_fields or getattr(self.evaluation, name) != default
-        ]
-        if names := [*(["qrels"] if self.qrels else []), *changed]:
+        options = [each.name for each in fields(EvaluationOptions) if each.name != "k"]
+        changes = given_fields(self.evaluation, options, self.explicit_fields)
+        if names := [*(["qrels"] if self.qrels else []), *changes]:
             raise ValueError(
                 f"--{names[0]} needs --queries (a folder or file with queries); with --query and --interactive leave "
                 "it out"

@@ -37,6 +37,8 @@ class EncodeRequest:
             raise ValueError(
                 "--delete deletes, and nothing else: leave --corpus and --append out, and run them after it"
             )
+        if self.delete and self.processes != JobOptions():
+            raise ValueError("--delete deletes in one process: leave --coordinator and the flags of its processes out")
         if self.delete and not Path(self.delete).exists():
             raise ValueError(
                 f"--delete={self.delete}: there is no such file; give a file with ids of passages, one a line"

@@ -32,7 +32,7 @@ from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
 from jaxret.index.source import note_corpus
 from jaxret.mining.mining_audit import MiningAudit, audit_mined_file
-from jaxret.mining.mining_settings import MiningSettings
+from jaxret.mining.mining_settings import TOP, MiningSettings
 from jaxret.mining.negative_selection import MiningTally, NegativeSelector
 from jaxret.mining.pools import BM25_NAME, BM25Pool, NegativePool, RankingFilePool, RunPool, is_run_folder
 from jaxret.mining.training_queries import (
@@ -74,6 +74,7 @@ class MiningJob:
     on_error: str = "error"  # or "skip": policy for bad records
     subset: tuple[int, int] = (0, 0)  # number of queries (0: all) and seed, as data.subset
     workers: RayWorkers | None = None  # that search the corpora of runs in place of this process
+    explicit_fields: tuple[str, ...] = ()  # names of the flags on the command line
 
     @property
     def judged(self) -> bool:
@@ -163,6 +164,8 @@ def require_settings(job: MiningJob) -> None:
     """Raise ValueError for missing or contradicting settings and for an output that is also an input, DataError where
     scores are needed of a ranking without scores."""
     require_meaning(job.pools, job.settings, job.teacher)
+    if "seed" in job.explicit_fields and job.settings.draw == TOP and not job.subset[0]:
+        raise ValueError(f"--seed draws nothing with --draw={TOP} and no --subset: leave it out")
     runs = [pool for pool in job.pools if is_run_folder(pool)]
     for pool in job.pools:
         if pool not in (BM25_NAME, *runs) and (not source_exists(pool) or Path(pool).is_dir()):
@@ -172,6 +175,8 @@ def require_settings(job: MiningJob) -> None:
             )
     if not job.corpus and len(runs) < len(job.pools):
         raise ValueError("give the corpus (--corpus): only a run that encoded it knows where the texts are")
+    if job.encoded_name and not runs:
+        raise ValueError(f"--encoded={job.encoded_name} is the corpus of a run, and no pool is one: leave it out")
     ranking_files = [pool for pool in job.pools if pool not in (BM25_NAME, *runs)]
     if job.teacher:
         require_run_scores(job.teacher, "the scores of a teacher")

@@ -27,7 +27,8 @@ SUBJECTS = ("train", "encode", "search", "table")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The plan to print. Raises ValueError for a utilization that is no share."""
+    """The plan to print. Raises ValueError for a utilization that is no share, and for lengths of texts where texts are
+    read or none are needed."""
 
     subject: str  # one of SUBJECTS
     config: ConfigDict | None  # config to plan; None for a table of `configs_folder`
@@ -48,6 +49,12 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if not 0.01 <= self.utilization <= 1:
             raise ValueError(f"--utilization is {self.utilization}; it must be a number from 0.01 to 1")
+        if self.lengths and self.subject in SUBJECTS and self.subject != "train":
+            raise ValueError(f"--lengths draws texts to train on, and plan {self.subject} has none: leave it out")
+        if self.lengths and self.config is not None and self.config.data.train:
+            raise ValueError(
+                f"--lengths draws texts in place of data.train, which is {self.config.data.train}: leave one out"
+            )
 
 
 def print_plans(request: PlanRequest) -> bool:

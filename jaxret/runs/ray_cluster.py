@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jaxret.configs.options import check_options, option
+from jaxret.configs.options import check_options, given_fields, option
 
 if TYPE_CHECKING:
     from jaxret.runs.run import Run
@@ -32,11 +32,14 @@ class EngineOptions:
     )
     workers: int = option(1, "with --engine: number of workers", lower_bound=1)
     resources: str = option("CPU:1", "with --engine: devices of each worker, such as GPU:1, TPU:4 or CPU:2")
+    explicit_fields: tuple[str, ...] = ()  # those on the command line, also with the default value
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.engine not in ("", "ray") and not self.engine.startswith("ray://"):
             raise ValueError(f"engine is {self.engine!r}; it must be ray, or ray://HOST:PORT")
+        if not self.engine and (names := given_fields(self, ("workers", "resources"), self.explicit_fields)):
+            raise ValueError(f"{names[0]} needs engine: without one, this process does all work")
         self.worker_resources()
 
     def worker_resources(self) -> dict[str, Any]:

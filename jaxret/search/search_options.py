@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxret.configs.options import check_options, option
+from jaxret.configs.options import check_options, given_fields, option
 from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.storage.atomic import sha256_json
 
@@ -174,13 +174,14 @@ class IndexOptions:
     )
     train_vectors: int = option(0, "vectors to train on; default: 64 for each list, at least 65536", lower_bound=0)
     seed: int = option(0, "seed of the samples and of k-means", lower_bound=0)
+    checkpoint: str = option("best", "checkpoint of the run that encodes --queries: best, last, or a step")
+    explicit_fields: tuple[str, ...] = ()  # those on the command line, also with the default value
 
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "parameters", tuple(self.parameters))
         if not self.factory.strip():
             raise ValueError(f"factory is {self.factory!r}; it must be a string like IVF4096,PQ64, HNSW32 or seismic")
-        if self.qrels and not self.queries:
-            raise ValueError(f"qrels is {self.qrels!r:.99}, the judgements of queries: give queries too")
-        if self.split != "test" and not self.queries:
-            raise ValueError(f"split is {self.split!r:.99}, a part of queries: give queries too")
+        of_queries = given_fields(self, ("qrels", "split", "checkpoint"), self.explicit_fields)
+        if of_queries and not self.queries:
+            raise ValueError(f"{of_queries[0]} needs queries: without them, vectors of passages measure recall")

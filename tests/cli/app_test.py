@@ -69,6 +69,8 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
         ("search.py", ("--workdir=nowhere",), "give either --query"),
         ("search.py", ("--workdir=nowhere", "--query=x", "--split=test"), "--split needs --queries (a folder"),
         ("search.py", ("--workdir=nowhere", "--queries=q", "--latency_passages=x"), "'x' is not a number of passages"),
+        ("search.py", ("--workdir=nowhere", "--query=x", "--workers=1"), "workers needs engine"),
+        ("-m", ("jaxret", "index", "--workdir=nowhere", "--factory=SQ8", "--split=test"), "split needs queries"),
         ("-m", ("jaxret",), "a verb is missing: jaxret VERB, one of train, "),
         ("-m", ("jaxret", "demmo"), "'demmo' is not a verb; did you mean demo?"),
         ("-m", ("jaxret", "--config=mlr"), "'--config=mlr' is not a verb (jaxret -h lists them)"),

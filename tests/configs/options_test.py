@@ -71,8 +71,10 @@ def test_options_are_checked_when_they_are_made_and_stay_as_they_are(module: str
     ("kind", "values", "message"),
     [
         (IndexOptions, {}, "factory is ''; .* IVF4096,PQ64"),
-        (IndexOptions, {"factory": "SQ8", "qrels": "x"}, "qrels is 'x'.* queries"),
-        (IndexOptions, {"factory": "SQ8", "split": "dev"}, "split is 'dev'.* queries"),
+        (IndexOptions, {"factory": "SQ8", "qrels": "x"}, "qrels needs queries"),
+        (IndexOptions, {"factory": "SQ8", "split": "dev"}, "split needs queries"),
+        (IndexOptions, {"factory": "SQ8", "explicit_fields": ("split",)}, "split needs queries"),
+        (IndexOptions, {"factory": "SQ8", "checkpoint": "last"}, "checkpoint needs queries"),
         (IndexOptions, {"factory": "SQ8", "sample": 0}, "sample is 0; .* 1$"),
         (IndexOptions, {"factory": "SQ8", "seed": -1}, "seed is -1; .* 0$"),
         (JobOptions, {"num_processes": 0}, "num_processes is 0; .* 1$"),

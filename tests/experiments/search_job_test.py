@@ -59,6 +59,10 @@ def test_every_option_of_an_evaluation_has_a_case() -> None:
             {"queries": "q", "engine": EngineOptions("ray"), "evaluation": EvaluationOptions(latency=9)},
             "leave them, or --engine, out",
         ),
+        (
+            {"queries": "q", "evaluation": EvaluationOptions(latency=0, latency_passages=(9,))},
+            "--latency_passages .*--latency=0",
+        ),
     ],
 )
 def test_values_that_exclude_each_other(values: dict[str, Any], message: str) -> None:

@@ -21,6 +21,7 @@ RAY = EngineOptions("ray")
         ({"append": True}, "give --corpus"),
         ({"delete": __file__, "corpus": "c"}, "--delete deletes"),
         ({"delete": __file__, "append": True}, "--delete deletes"),
+        ({"delete": __file__, "processes": JobOptions("auto")}, "--delete .*leave --coordinator"),
         ({"delete": "p1"}, "--delete=p1: there is no such file"),
         ({"delete": __file__, "engine": RAY}, "--engine=ray: .* leave --append"),
         ({"corpus": "c", "append": True, "engine": RAY}, "--engine=ray: .* leave --append"),

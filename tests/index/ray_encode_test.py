@@ -99,6 +99,8 @@ def test_an_unreachable_cluster(root: Path) -> None:
         ({"engine": "ray", "resources": "GPU"}, "resources is 'GPU'"),
         ({"engine": "ray", "resources": "GPU:0"}, "resources is 'GPU:0'"),
         ({"engine": "ray", "workers": 0}, "workers is 0"),
+        ({"workers": 2}, "workers needs engine"),
+        ({"explicit_fields": ("resources",)}, "resources needs engine"),
     ],
 )
 def test_contradicting_options_are_errors(values: dict[str, Any], message: str) -> None:

@@ -496,6 +496,8 @@ def test_dpr_records_keep_their_one_target(root: Path, tmp_path: Path) -> None:
             r"takes .*positives .*pool",
         ),
         (lambda j: replace(j, concat=(open_concatenated(j.data.source),)), r"file; .*training records"),
+        (lambda j: replace(j, encoded_name="data"), "--encoded=data .*no pool"),
+        (lambda j: replace(j, explicit_fields=("seed",)), "--seed .*--draw=top"),
         (lambda j: replace(j, subset=(41, 0)), r"data.subset .*41, .*40 training"),
     ],
 )

@@ -84,6 +84,11 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
         ((*BASE, "--price=2"), "--price is for training and encoding on chips: name them by --topology"),
         (("plan", "search", *BASE[1:], "--topology=v5e:1x1", "--price=2"), "--price is for training and encoding"),
         ((*BASE, "--topology=v5e:1x1", "--price=0"), "--price=0: it must be the dollars of a chip's hour, above 0"),
+        (
+            (*BASE, "--lengths=10,80", "--config.data.train=x"),
+            "--lengths draws texts in place of data.train",
+        ),
+        (("plan", "encode", *BASE[1:], "--lengths=10,80"), "--lengths draws texts to train on, and plan encode has"),
         ((*BASE, "--utilization=nan"), "--utilization is nan; it must be a number from 0.01 to 1"),
     ],
 )

@@ -213,7 +213,7 @@ class _Recipe:
             pools=tuple(pool if pool == BM25_NAME else str(self.folder / pool) for pool in stage.pools),
             out=str(out),
             corpus=self._corpus,
-            encoded_name=self._encoded_name,
+            encoded_name=self._encoded_name if set(stage.pools) - {BM25_NAME} else "",
             concat=tuple(
                 open_concatenated(
                     data.train if name == TRAINING_DATA else str(self.stages[name].mined_path(self.folder))
