@@ -227,7 +227,8 @@ def _check_shared(job: FuseJob) -> None:
     sources += [("the queries", job.queries), ("the judgements", job.qrels), ("the judgements", job.tune_qrels)]
     sources += [("what the weights are tuned on", run) for run in job.tune_runs]
     sources += [(f"the corpus of {run}", corpus) for run in job.runs for corpus in encoded_sources(Path(run))]
-    require_other_output(job.out, sources, (job.split, job.tune_split))
+    for path in (job.out, evaluation_path(job.out)):
+        require_other_output(path, sources, (job.split, job.tune_split))
     require_writable(Path(job.out).absolute().parent)
 
 

@@ -130,9 +130,10 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
 
 def _require_separate_output(job: RerankJob) -> None:
     """Raise ValueError if the output would overwrite an input, OSError if its folder is not writable."""
-    require_writable(Path(job.out).absolute().parent)
     sources = ("the queries", job.queries), ("the corpus", job.corpus.source), ("the judgements", job.qrels)
-    require_other_output(job.out, [("the run that is reranked", job.run), *sources], [job.split])
+    for path in (job.out, evaluation_path(job.out)):
+        require_other_output(path, [("the run that is reranked", job.run), *sources], [job.split])
+    require_writable(Path(job.out).absolute().parent)
 
 
 def _read_inputs(job: RerankJob) -> _Inputs:

@@ -45,9 +45,9 @@ def score_examples(
         DataError: a bad record.
         ValueError: two queries have one id, or the output is a file of the training data.
     """
-    require_writable(Path(out).absolute().parent)
     sources = [("the training data", data.source), ("the run of negatives", data.negatives_run)]
     require_other_output(out, sources, [data.split])
+    require_writable(Path(out).absolute().parent)
     policy = Policy(on_error)
     examples = data.read(policy, targets=False)
     queries: dict[str, Query] = {}

@@ -34,7 +34,15 @@ from jaxret.index.source import note_corpus
 from jaxret.mining.mining_audit import MiningAudit, audit_mined_file
 from jaxret.mining.mining_settings import TOP, MiningSettings
 from jaxret.mining.negative_selection import MiningTally, NegativeSelector
-from jaxret.mining.pools import BM25_NAME, BM25Pool, NegativePool, RankingFilePool, RunPool, is_run_folder
+from jaxret.mining.pools import (
+    BM25_NAME,
+    BM25Pool,
+    NegativePool,
+    RankingFilePool,
+    RunPool,
+    is_run_folder,
+    pool_parent,
+)
 from jaxret.mining.training_queries import (
     TrainingQueries,
     read_concatenated,
@@ -144,20 +152,31 @@ def _read_queries(job: MiningJob, policy: Policy) -> TrainingQueries:
 
 def require_same_sources(job: MiningJob) -> None:
     """Raise ContractError if the training file that an earlier command wrote was changed since, or was mined for other
-    queries, from another corpus or with other settings than those of `job`."""
+    queries, from another corpus or other pools, with other settings, or with other files, than those of `job`."""
     assert job.corpus is not None
     record, policy = parents_path(Path(job.out)), Policy(job.on_error)
     content = read_with_digest(record)
     sources = {name: content[name]["sha256"] for name in ("file", "queries", "corpus")}
-    sources["settings"] = content["settings"]
+    names = (*job.pools, *([job.teacher] if job.teacher else []))
     current = {
         "file": sha256_file(Path(job.out)),
         "queries": _read_queries(job, policy).digest(),
         "corpus": job.corpus.scan(policy).sha256,
-        "settings": asdict(job.settings),
+        "pools": [pool_parent(name, job.encoded_name) for name in names],
+        **_settings_record(job),
     }
+    sources |= {name: content[name] for name in current.keys() - sources.keys()}
     remedy = f"Name another output, or delete {job.out} to mine again."
     require_equal(sources, current, str(record), f"mining from {job.data} and {job.corpus}", remedy)
+
+
+def _settings_record(job: MiningJob) -> dict[str, Any]:
+    """Return what a file's record has of a job, besides queries, corpus and pools."""
+    return {
+        "teacher": job.teacher,
+        "concat": [{"source": data.source, "sha256": sha256_file(data.file.path)} for data in job.concat if data.file],
+        "settings": asdict(job.settings),
+    }
 
 
 def require_settings(job: MiningJob) -> None:
@@ -188,7 +207,8 @@ def require_settings(job: MiningJob) -> None:
         encoded_corpus = open_encoded(corpus_folder(Workdir(pool), job.encoded_name, "--encoded"), verify=False)
         sources += [(f"the corpus that {pool} encoded", file) for file in text_files(encoded_corpus)]
     sources += [("a file that follows", data.source) for data in job.concat]
-    require_other_output(job.out, [*sources, ("the training data", job.data.source)], [job.data.split])
+    for path in (job.out, parents_path(Path(job.out))):
+        require_other_output(path, [*sources, ("the training data", job.data.source)], [job.data.split])
 
 
 def require_run_pool(job: MiningJob) -> None:
@@ -363,9 +383,7 @@ def write_parents(
         "queries": queries | {"count": len(questions.queries), "sha256": questions.digest()},
         "corpus": dict(origin),
         "pools": [pool.parent() for pool in pools],
-        "teacher": job.teacher,
-        "concat": [{"source": data.source, "sha256": sha256_file(data.file.path)} for data in job.concat if data.file],
-        "settings": asdict(job.settings),
+        **_settings_record(job),
         "left_out": dict(tally.left_out),
         "audit": audit.to_json(),
     }

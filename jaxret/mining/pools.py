@@ -21,10 +21,10 @@ from jaxret.data.formats.rankings import detect_run, read_run_lines, run_files
 from jaxret.data.formats.trec import rank_lines
 from jaxret.data.records import Passage, Query, Ranking
 from jaxret.index.corpus_folder import corpus_folder
-from jaxret.index.encoded_corpus import EncodedCorpus
+from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.ray_cluster import RayWorkers
-from jaxret.runs.run import open_run
+from jaxret.runs.run import config_of_task, find_best_checkpoint, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.search.bm25 import BM25
 from jaxret.search.bm25_settings import BM25Settings
@@ -57,7 +57,7 @@ class NegativePool(Protocol):
         ...
 
     def parent(self) -> dict[str, Any]:
-        """Return a record of the pool, with digests, for JSON."""
+        """Return a record of the pool, with digests, for JSON, as `pool_parent` does."""
         ...
 
 
@@ -81,7 +81,7 @@ class BM25Pool:
         return results
 
     def parent(self) -> dict[str, Any]:
-        return {"pool": BM25_NAME, **asdict(self._index.settings)}
+        return pool_parent(BM25_NAME)
 
 
 class RunPool:
@@ -201,7 +201,22 @@ class RankingFilePool:
         return results
 
     def parent(self) -> dict[str, Any]:
-        return {"pool": self._source, "files": {str(path): sha256_file(path) for path in run_files(self._source)}}
+        return pool_parent(self._source)
+
+
+def pool_parent(name: str, encoded_name: str = "") -> dict[str, Any]:
+    """Return the record of a pool, with digests, for JSON, without opening the pool.
+
+    Raises CheckpointError for a run without a checkpoint, and as `corpus_folder` does. encoded_name: of a run.
+    """
+    if name == BM25_NAME:
+        return {"pool": name, **asdict(BM25Settings())}
+    if not is_run_folder(name):
+        return {"pool": name, "files": {str(path): sha256_file(path) for path in run_files(name)}}
+    workdir = Workdir(name)
+    checkpoint = find_best_checkpoint(workdir, config_of_task(workdir, "retrieval"))
+    encoded_corpus = open_encoded(corpus_folder(workdir, encoded_name, "--encoded"), verify=False)
+    return {"pool": str(workdir), "checkpoint": checkpoint, "corpus": encoded_corpus.corpus_identity}
 
 
 def require_encoded(encoded_corpus: EncodedCorpus, corpus: Corpus, sha256: str, remedy: str) -> None:

@@ -449,3 +449,11 @@ def choose_checkpoint(checkpoints: Checkpoints, name: str, workdir: Workdir) -> 
     if not name.isdecimal() or len(name) > 18:
         raise CheckpointError(f"checkpoint is {shorten(name)}; it must be best, last, or a step")
     return int(name)
+
+
+def find_best_checkpoint(workdir: Workdir, config: ConfigDict) -> dict[str, Any]:
+    """Return the step and the digest of the best checkpoint, as `OpenedRun.checkpoint` has them, without opening the
+    run. Raises CheckpointError if there is none."""
+    with open_checkpoints(workdir, config) as checkpoints:
+        step = choose_checkpoint(checkpoints, "best", workdir)
+        return {"step": step, "digest": checkpoints.params_digest(step)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxret.storage.atomic import require_disk_path
+from jaxret.storage.folder_kinds import RANKINGS
 from jaxret.storage.working_copy import local_path, shown_path
 
 _LONGEST_NAME = 200  # bytes of a corpus's or data set's name; most disks take 255, and files of the name are longer
@@ -143,7 +144,7 @@ class Workdir:
 
     def rankings(self, dataset: str) -> Path:
         """Return the TREC run of data ("scifact", "scifact.test"). Raises ValueError if it is not a plain name."""
-        return self.path / "runs" / f"{require_plain_name('the name of a data set', dataset)}.trec"
+        return self.path / RANKINGS / f"{require_plain_name('the name of a data set', dataset)}.trec"
 
     @property
     def evaluations(self) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +22,7 @@ _MARKS = {  # a file that only this kind has, from the first write of consequenc
     MTEB: "results/*/*/*.json",
 }
 CONFIG, LOG = "config.json", "metrics.jsonl"  # of a run
+RANKINGS = "runs"  # folder of the rankings of a run, and of other files that a user writes there
 _FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose mark is never written again
 
 
@@ -29,6 +31,20 @@ def require_folder_kind(folder: Path, kind: str) -> None:
     for other, mark in _MARKS.items():
         if other != kind and (path := next(folder.glob(mark), None)):
             raise FileExistsError(_refusal(folder, other, path.relative_to(folder)))
+
+
+def require_no_folder_file(out: str | os.PathLike[str]) -> None:
+    """Raise ValueError if a file to write is in the folder of a run, or of what jaxret bm25 wrote, but not in its
+    folder of rankings: it could be a file that the folder needs, as a shard or an evaluation."""
+    path = Path(out).resolve()
+    for folder in path.parents:
+        is_ranking = path.parent == folder / RANKINGS
+        for kind in (RUN, BM25_RESULTS) if not is_ranking else ():
+            if next(folder.glob(_MARKS[kind]), None):
+                raise ValueError(
+                    f"the output {out} is among the files of {folder} ({kind}), which could be lost; write it into "
+                    f"{folder / RANKINGS}, or elsewhere"
+                )
 
 
 def require_same_kind(source: Iterable[str], destination: Iterable[str], folder: str) -> None:

@@ -161,6 +161,37 @@ def test_a_file_of_a_source_is_not_replaced(case: Case, source: str, root: Path)
     assert contents(root) == before
 
 
+def _mine_pool(pool: str) -> None:
+    mine_negatives(MiningJob(TrainingSource.open("data", "train"), (pool,), "x.jsonl", Corpus.open("texts.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("x.eval.json", lambda source: fuse_runs(FuseJob(("one.trec", source), "x.trec"))),
+        ("x.eval.json", lambda source: rerank_run(RERANKER, RerankJob(source, Corpus.open("data"), "data", "x.trec"))),
+        ("x.jsonl.parents.json", _mine_pool),
+    ],
+    ids=["fuse", "rerank", "mine"],
+)
+def test_a_file_beside_the_output_replaces_no_source(name: str, write: Callable[[str], object], root: Path) -> None:
+    Path(name).write_bytes(Path("one.trec").read_bytes())
+    before = contents(root)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} is a file of .*lost"):
+        write(name)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("out", ["run/eval/data.json", "run/checkpoints/3/x", "run/new.trec", "words/bm25/texts/x"])
+def test_a_file_of_a_run_is_not_replaced(out: str, root: Path) -> None:
+    (root / "run" / "contract.json").write_text("{}")
+    before = contents(root)
+    with pytest.raises(ValueError, match=rf"{re.escape(out)} is among the files of .*/runs"):
+        _fuse()(out)
+    assert contents(root) == before
+    _fuse()(f"{Path(out).parts[0]}/runs/both.trec")  # where rankings go
+
+
 def test_every_verb_with_an_output_has_a_case() -> None:
     pattern = r'^WRITES = \(|shared_flags\.out_|DEFINE_string\(\s*"out'
     files = {verb: (REPOSITORY / f"jaxret/cli/{verb.replace(' ', '_')}.py").read_text() for verb in VERBS}

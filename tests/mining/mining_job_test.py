@@ -32,7 +32,7 @@ from jaxret.experiments.teachers import check_teacher, open_teacher
 from jaxret.index.encode import encode_corpus
 from jaxret.mining import mining_job
 from jaxret.mining.mining_audit import audit_mined_file
-from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path
+from jaxret.mining.mining_job import MiningJob, mine_negatives, parents_path, require_same_sources
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.pools import RankingFilePool, RunPool
 from jaxret.mining.training_queries import (
@@ -507,6 +507,30 @@ def test_invalid_settings_are_errors(
     with pytest.raises(ValueError, match=message):
         mine_negatives(change(job(root, tmp_path / "a.jsonl")), progress=False)
     assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_sources_of_a_mined_file_are_compared(root: Path, tmp_path: Path) -> None:
+    for name in ("pool.trec", "teacher.trec"):
+        (tmp_path / name).write_bytes((root / "run.trec").read_bytes())
+    mine_negatives(job(root, tmp_path / "first.jsonl"), progress=False)
+    follow = open_concatenated(str(tmp_path / "first.jsonl"))
+    pool, teacher = str(tmp_path / "pool.trec"), str(tmp_path / "teacher.trec")
+    here = replace(job(root, tmp_path / "a.jsonl", pool), teacher=teacher, concat=(follow,))
+    mine_negatives(here, progress=False)
+    require_same_sources(here)
+    others = (
+        replace(here, pools=("bm25",)),
+        replace(here, teacher=""),
+        replace(here, concat=()),
+        replace(here, subset=(9, 0)),
+        replace(here, settings=replace(TOP, keep=4)),
+    )
+    for other in others:
+        with pytest.raises(ContractError, match="another output"):
+            require_same_sources(other)
+    (tmp_path / "pool.trec").write_text("q Q0 p 1 1.0 x\n")
+    with pytest.raises(ContractError, match=r"pools: .*"):
+        require_same_sources(here)
 
 
 def test_a_run_of_another_corpus(root: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Refuse an output that is a file of one of its sources, which would be lost."""
+"""Refuse an output that would replace a file of one of its sources, or one that a run needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from jaxret.data.formats.source_layout import is_folder, role_files
 from jaxret.data.libraries.named import is_named
 from jaxret.data.libraries.open_sets import open_table
 from jaxret.data.lines import PathLike, find_file
+from jaxret.storage.folder_kinds import require_no_folder_file
 
 
 def require_other_output(
     out: PathLike, sources: Iterable[tuple[str, PathLike]], splits: Iterable[str | None] = ()
 ) -> None:
-    """Raise ValueError if `out`, which is to be written, is a file of one of the sources. Call it before any work.
+    """Raise ValueError if `out`, which is to be written, is a file of one of the sources, or one of the files of a run
+    that are not rankings. Call it before any work.
 
     A source that is missing is the error of its reader.
 
@@ -26,6 +28,7 @@ def require_other_output(
         sources: descriptions of sources, for the error, with folders, files or named sets; "" is none.
         splits: splits that are read, whose files may have any names.
     """
+    require_no_folder_file(out)
     if not os.path.exists(out):
         return
     for description, source in sources:

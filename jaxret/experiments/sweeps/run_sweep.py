@@ -48,7 +48,7 @@ from jaxret.models.retriever import encoder_config, make_retriever_model
 from jaxret.parallel.events import emit
 from jaxret.runs.identity import without_seeds
 from jaxret.runs.mismatch import flatten, require_equal
-from jaxret.runs.run import choose_checkpoint, config_json, open_checkpoints, open_run
+from jaxret.runs.run import config_json, find_best_checkpoint, open_run
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json
 from jaxret.storage.folder_kinds import SWEEP, require_folder_kind
@@ -156,9 +156,11 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
             run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
         ]
     for run in (run for run in part_runs if run not in runs_of_others):
-        if run.report and texts and not is_diversity_of(run.report, _best_checkpoint(run), texts):
-            text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
-            print(f"{run.name}: {text}", flush=True)
+        if run.report and texts:
+            checkpoint = find_best_checkpoint(run.measured, run.stage.config)
+            if not is_diversity_of(run.report, checkpoint, texts):
+                text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
+                print(f"{run.name}: {text}", flush=True)
     if runs_of_others:
         names = " and at ".join(run.name for run in runs_of_others)
         raise LockedError(f"another job is at {names}; start the same command again when it has ended, to compare")
@@ -221,13 +223,6 @@ def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[
             "--diversity: no point has several vectors of a passage, equally many for every passage, to compare"
         )
     return runs_with_reports
-
-
-def _best_checkpoint(run: SweepRun) -> dict[str, Any]:
-    """Return the step and the digest of the checkpoint that is measured, as `OpenedRun.checkpoint` has them."""
-    with open_checkpoints(run.measured, run.stage.config) as checkpoints:
-        step = choose_checkpoint(checkpoints, "best", run.measured)
-        return {"step": step, "digest": checkpoints.params_digest(step)}
 
 
 def _has_several_vectors(run: SweepRun) -> bool:
