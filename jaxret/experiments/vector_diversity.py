@@ -19,7 +19,7 @@ from jaxret.experiments.evaluation_queries import dataset_name, result_name
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.events import emit
-from jaxret.runs.run import Run
+from jaxret.runs.run import Run, find_best_checkpoint
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_json, write_json
 
@@ -145,10 +145,16 @@ def _diversity_of(pairs: JudgedPairs) -> Diversity:
     return diversity(pairs.queries, pairs.passages, pairs.rows)
 
 
-def diversity_path(workdir: Workdir, data: str | Path, split: str) -> Path:
-    """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, of a file `eval/DATA.diversity.json`."""
+def diversity_path(workdir: Workdir, data: str | Path, split: str, step: int | None = None) -> Path:
+    """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, of a file `eval/DATA.diversity.json`.
+
+    Args:
+        workdir: of the run.
+        data, split: see `read_judged_texts`.
+        step: of a checkpoint that is not the best one, whose report has `.step-N` in its name.
+    """
     name = dataset_name(data) if source_path(data).is_file() else result_name(str(data), str(data), split)
-    return workdir.evaluation(f"{name}.diversity")
+    return workdir.evaluation(f"{name}{'' if step is None else f'.step-{step}'}.diversity")
 
 
 def read_diversity(path: Path) -> dict[str, float | None]:
@@ -175,7 +181,8 @@ def report_diversity(run: Run, data: str | Path, split: str, progress: bool = Tr
     pairs = judged_pairs(run, data, split, progress)
     result = _diversity_of(pairs)
     names = run.model.module.head.vector_names()
-    path = diversity_path(run.workdir, data, split)
+    is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)
+    path = diversity_path(run.workdir, data, split, None if is_best else run.checkpoint["step"])
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}

@@ -1,13 +1,21 @@
-"""Which report of diversity is that of a checkpoint and of judged texts."""
+"""Which report of diversity is that of a checkpoint and of judged texts, and where it is written."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
 
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.experiments.vector_diversity import JudgedTexts, is_diversity_of
-from jaxret.storage.atomic import write_json
+from jaxret.experiments import vector_diversity
+from jaxret.experiments.vector_diversity import JudgedPairs, JudgedTexts, is_diversity_of, report_diversity
+from jaxret.runs.run import OpenedRun
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import read_json, write_json
 
 TEXTS = JudgedTexts({"q": Query("q", "river")}, [Passage("p", "stone", "title")], [Judgement("q", "p", 1)])
 CHECKPOINT = {"step": 3, "digest": "ab"}
@@ -33,3 +41,19 @@ def test_a_report_is_of_one_checkpoint_and_of_its_texts(tmp_path: Path) -> None:
         assert not is_diversity_of(path, CHECKPOINT, changed)
     write_json(path, {"checkpoint": CHECKPOINT})  # of an earlier release
     assert not is_diversity_of(path, CHECKPOINT, TEXTS)
+
+
+def test_the_report_of_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--checkpoint=2` replaced it, and sweeps and pictures read that of the best."""
+    vectors = np.eye(2, dtype=np.float32)
+    pairs = JudgedPairs(["q"], ["p"], vectors[:1], vectors[None], np.zeros(1, np.int64), "digest")
+    monkeypatch.setattr(vector_diversity, "judged_pairs", lambda *arguments: pairs)
+    monkeypatch.setattr(vector_diversity, "find_best_checkpoint", lambda *arguments: CHECKPOINT)
+    head = SimpleNamespace(vector_names=lambda: ("one", "two"))
+    model, config = SimpleNamespace(module=SimpleNamespace(head=head)), SimpleNamespace(pooling="none")
+    for checkpoint in (CHECKPOINT, {"step": 2, "digest": "cd"}):
+        run: Any = object.__new__(OpenedRun)
+        vars(run).update(workdir=Workdir(tmp_path), config=config, model=model, params={}, checkpoint=checkpoint)
+        assert str(tmp_path / "eval") in report_diversity(run, "data", "test")
+    written = {path.name: read_json(path)["checkpoint"] for path in (tmp_path / "eval").iterdir()}
+    assert written == {"data.test.diversity.json": CHECKPOINT, "data.test.step-2.diversity.json": checkpoint}

@@ -230,8 +230,9 @@ def _draw_curves(ax: Axes, lines: Sequence[tuple[list[float], list[float]]], num
 
 
 def _read_diversity(run: Workdir) -> dict[str, Any]:
-    """Return the only report of `jaxret diversity` of a run."""
+    """Return the only report of `jaxret diversity` of a run's best checkpoint, or else of any."""
     paths = sorted(run.path.glob("eval/*.diversity.json"))
+    paths = [path for path in paths if not re.search(r"\.step-\d+\.diversity$", path.stem)] or paths
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths)
         problem = f"has several ({names}); keep one" if paths else "has none"
