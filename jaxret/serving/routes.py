@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -19,13 +20,15 @@ from starlette.responses import JSONResponse, Response
 
 from jaxret.data.records import Passage
 from jaxret.models.heads.head import Side
+from jaxret.search.searcher import Searcher
 from jaxret.serving.answers import json_answer
 from jaxret.serving.counters import Counters, log_event
 from jaxret.serving.device import DeviceThread, Operation
+from jaxret.serving.filter_searchers import CORPUS_ERRORS, FilterLimit
 from jaxret.serving.gateway import Endpoint
 from jaxret.serving.refusal import Body, RefusalError, check_text, shown
 from jaxret.serving.serve_options import ServeOptions
-from jaxret.serving.served import CORPUS_ERRORS, ServedModel, ServedRetriever
+from jaxret.serving.served import ServedModel, ServedRetriever
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.version import __version__
 
@@ -57,6 +60,7 @@ class Routes:
         self._ready = False
         self._stop = threading.Event()
         self._filters = ThreadPoolExecutor(1, "filters")  # they wait for each other, not in the threads of all requests
+        self._filter_limit = FilterLimit()
 
     def warm_up(self) -> None:
         """Compile all programs in the thread of the device, and answer from then on."""
@@ -247,14 +251,11 @@ class Routes:
         k, texts = body.count("k", 10, self._options.most_k), body.get("texts", bool, True) and self._options.texts
         hits = len(queries) * min(k, model.passages)
         self._allow(hits, "hits")
-        filters: tuple[str, ...] = ()
-        if conditions := body.get("filter", dict, {}):  # opened in a thread of their own: others need not wait for them
-            with _corpus_at_hand(request):
-                filters = await asyncio.get_running_loop().run_in_executor(self._filters, model.open_filter, conditions)
         tokens = await self._tokens(model, queries, "query")
-        operation = Operation(model.search, (model.count(k), filters, texts))
-        with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
-            answers = await self._compute(operation, tokens)
+        async with self._open_searcher(request, model, body.get("filter", dict, {})) as filter_searcher:
+            operation = Operation(model.search, (model.count(k), filter_searcher, texts))
+            with _corpus_at_hand(request, '; "texts": false needs no texts' if texts else ""):
+                answers = await self._compute(operation, tokens)
         assert model.searcher is not None
         searcher = model.searcher
         exact = not (searcher.generator or searcher.index)
@@ -279,6 +280,23 @@ class Routes:
             }
 
         return await json_answer(content, _HIT_NUMBERS * hits)
+
+    @asynccontextmanager
+    async def _open_searcher(
+        self, request: Request, model: ServedRetriever, filters: Mapping[str, Any]
+    ) -> AsyncIterator[Searcher]:
+        """Yield the searcher of a request's filter, or of all passages. It is opened in a thread of its own: neither
+        the device nor requests without a filter wait for it."""
+        assert model.searcher is not None
+        assert model.filters is not None
+        if not filters:
+            yield model.searcher
+            return
+        async with self._filter_limit.hold(json.dumps([model.name, filters], sort_keys=True)):
+            with _corpus_at_hand(request):
+                loop = asyncio.get_running_loop()
+                searcher = await loop.run_in_executor(self._filters, model.filters.open, filters)
+            yield searcher
 
     async def _explain(self, request: Request, body: Body) -> Response:
         body.require_keys("query", "passage_id", "passage", "title", "top", "model")
@@ -306,7 +324,7 @@ class Routes:
         if not self._options.search:
             return JSONResponse({"model": model.name, "fields": {}})
         with _corpus_at_hand(request):
-            fields = await run_in_threadpool(lambda: model.fields)
+            fields = await run_in_threadpool(lambda: model.filters.fields)
         content = {name: [{"value": v, "passages": n} for v, n in values] for name, values in fields.items()}
         return JSONResponse({"model": model.name, "fields": content})
 

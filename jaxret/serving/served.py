@@ -6,11 +6,8 @@ all these shapes are compiled by `warm_up`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,27 +18,22 @@ from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.experiments.explain import explain, vector_labels
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import open_encoded
-from jaxret.index.metadata import frequent_values, matching_rows
-from jaxret.index.shards import ShardError
 from jaxret.models.encoders.stack import split_layers
 from jaxret.models.heads.head import Side
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.embedder import Embedder
-from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import Run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher, SearchOutcome
-from jaxret.serving.refusal import RefusalError, shown
+from jaxret.serving.filter_searchers import FilterSearchers
+from jaxret.serving.refusal import RefusalError
 from jaxret.serving.serve_options import ServeOptions, named_run
 from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
 from jaxret.types import Ragged, TextVectors
 
 COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
-CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files removed, changed or damaged since the start
-_FILTERED = 4  # searchers of filters that are kept: each holds its own vectors
-_MOST_VALUES = 50  # of a field, as the page offers them
 _SHORT = 64  # tokens of a text that is computed without a loop over layers, if it is alone
 _COPIED_BYTES = 2**30  # of a model that is in memory twice for it
 
@@ -100,7 +92,7 @@ class ServedRetriever:
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
         self._alone = embedder_of_one(self.embedder)
         self.encoded_name = folder.name if folder else ""
-        self._filter_searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+        self.filters = FilterSearchers(self.searcher) if self.searcher else None
         if self.searcher and options.texts:
             _require_texts(self.searcher)
 
@@ -128,11 +120,6 @@ class ServedRetriever:
     def side_is_single(self, side: Side) -> bool:
         """Return whether the texts of a side have one dense vector."""
         return self.single or (side == "query" and not self.run.model.late_interaction and not self.run.model.sparse)
-
-    @cached_property
-    def fields(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the fields of the passages' metadata, with the values of most passages and their numbers."""
-        return frequent_values(self._searcher().encoded_corpus, _MOST_VALUES)
 
     # In the thread of a request
 
@@ -163,50 +150,6 @@ class ServedRetriever:
             raise RefusalError(400, str(error)) from None
         return [cut_vectors(own, smaller.dimension, smaller.module.normalize) for own in vectors]
 
-    def open_filter(self, filters: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return "FIELD:VALUE" texts of a filter {field: value or list of values}, whose searcher is then open.
-
-        One thread calls it. Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
-        """
-        texts: list[str] = []
-        for name, values in filters.items():
-            several = values if isinstance(values, list) else [values]
-            if not several or not all(isinstance(value, str) for value in several):
-                raise RefusalError(
-                    422, f"filter.{name!r:.60} is {shown(values)}; it must be a text, or a list of texts"
-                )
-            texts += [f"{name}:{value}" for value in several]
-        key = tuple(sorted(set(texts)))
-        if not key:
-            return ()
-        base = self._searcher()
-        if base.filters:
-            raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
-        if key in self._filter_searchers:
-            self._filter_searchers.move_to_end(key)
-            return key
-        names = self.fields
-        if unknown_names := [name for name in filters if name not in names]:
-            among = f"the fields are {', '.join(names)}" if names else "the passages have no metadata"
-            raise RefusalError(422, f"no passage has a field {unknown_names[0]!r:.60}; {among}")
-        try:
-            rows = matching_rows(base.encoded_corpus, key)
-        except CORPUS_ERRORS:
-            raise
-        except ValueError:
-            raise RefusalError(422, "no passage has one of the values of filter") from None
-        if not len(rows):
-            raise RefusalError(422, "no passage matches the filter")
-        try:
-            self._filter_searchers[key] = base.among(rows)
-        except CORPUS_ERRORS:
-            raise
-        except ValueError as error:
-            raise RefusalError(422, str(error)) from None
-        while len(self._filter_searchers) > _FILTERED:
-            self._filter_searchers.popitem(last=False)
-        return key
-
     def count(self, k: int) -> int:
         """Return the number of passages to search for, of which the first k are the answer. Raises RefusalError if `k`
         is above the candidates that the server scores."""
@@ -227,18 +170,15 @@ class ServedRetriever:
                 rows[row] = own
         return rows
 
-    def search(self, items: Sequence[np.ndarray], k: int, filters: tuple[str, ...], texts: bool) -> list[SearchAnswer]:
+    def search(self, items: Sequence[np.ndarray], k: int, searcher: Searcher, texts: bool) -> list[SearchAnswer]:
         """Return the ranking of each question.
 
         Args:
             items: token ids of questions.
             k: passages.
-            filters: as `open_filter` returned them.
+            searcher: of all passages, or of those that match a filter.
             texts: read titles and texts.
         """
-        searcher = self._filter_searchers.get(filters) if filters else self._searcher()
-        if searcher is None:  # others came between
-            searcher = self._searcher().among(matching_rows(self._searcher().encoded_corpus, filters))
         answers: list[SearchAnswer | None] = [None] * len(items)
         for part, vectors in self._embedded(items, "query"):
             result, ids = searcher.nearest(vectors, k)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jaxret.search.search_options import SearchOptions
-from jaxret.serving import served as served_module
+from jaxret.search.searcher import Searcher
+from jaxret.serving import filter_searchers
 from jaxret.serving.counters import Counters
 from jaxret.serving.device import DeviceThread
+from jaxret.serving.filter_searchers import FilterSearchers
 from jaxret.serving.gateway import Gateway
 from jaxret.serving.refusal import Body
 from jaxret.serving.routes import Routes
@@ -80,22 +81,29 @@ def test_a_request_beyond_the_limit_is_not_read(device: DeviceThread) -> None:
     assert asyncio.run(run()) == [429, 200, 200, 200]
 
 
+def make_searcher(**values: Any) -> Searcher:
+    """Return a searcher that has these attributes alone."""
+    searcher = object.__new__(Searcher)
+    vars(searcher).update(values)
+    return searcher
+
+
 def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four, each of which holds its own vectors."""
     opened = []
 
-    def open_filter(rows: np.ndarray) -> int:
+    def open_filter(rows: np.ndarray) -> Searcher:
         opened.append(int(rows[0]))
-        return opened[-1]
+        return make_searcher(number=opened[-1])
 
-    base = SimpleNamespace(filters=(), encoded_corpus=None, among=open_filter)
-    monkeypatch.setattr(served_module, "matching_rows", lambda encoded_corpus, filters: np.array([int(filters[0][-1])]))
-    served = object.__new__(ServedRetriever)
-    vars(served).update(fields={"number": []}, _filter_searchers=OrderedDict())
-    monkeypatch.setattr(ServedRetriever, "_searcher", lambda self: base)
+    monkeypatch.setattr(
+        filter_searchers, "matching_rows", lambda encoded_corpus, filters: np.array([int(filters[0][-1])])
+    )
+    searchers = FilterSearchers(make_searcher(filters=(), encoded_corpus=None, among=open_filter))
+    vars(searchers).update(fields={"number": []})
 
     def use(number: int) -> None:
-        assert served.open_filter({"number": str(number)}) == (f"number:{number}",)
+        assert vars(searchers.open({"number": str(number)})) == {"number": number}
 
     for number in (1, 2, 3, 4, 1, 5):
         use(number)
@@ -107,6 +115,53 @@ def test_the_filters_that_were_used_last_stay_open(monkeypatch: pytest.MonkeyPat
     assert opened == [1, 2, 3, 4, 5, 2], "control: this one did not"
 
 
+def test_a_filter_is_opened_in_the_thread_of_filters_alone(device: DeviceThread) -> None:
+    """Of twelve filters at a time, four are open while the device is busy; those that were closed were opened again in
+    its thread, and all requests waited."""
+    opened: list[tuple[str, str]] = []
+    used: list[Any] = []
+    may_go = threading.Event()
+
+    def open_filter(filters: Mapping[str, str]) -> str:
+        opened.append((threading.current_thread().name.rpartition("_")[0], filters["number"]))
+        return filters["number"]
+
+    def search(items: list[Any], k: int, searcher: Any, texts: bool) -> list[Any]:
+        may_go.wait(60)
+        used.append(searcher)
+        return [SimpleNamespace(hits=[], backend="", rounds=0, scored_pairs=0, batch=1)] * len(items)
+
+    served = object.__new__(ServedRetriever)
+    encoded_corpus = SimpleNamespace(total_rows=9, corpus_identity={"passages": 9})
+    base = make_searcher(generator=None, index=None, encoded_corpus=encoded_corpus)
+    parts: dict[str, Any] = {"name": "run", "encoded_name": "data", "searcher": base, "search": search}
+    parts |= {"tokens": lambda texts, *_: [np.zeros(1)] * len(texts), "warm_up": lambda *_: 0}
+    parts["filters"] = SimpleNamespace(open=open_filter)
+    vars(served).update(parts, question_labels=lambda ids: [])
+    routes = Routes([served], device, ServeOptions(), Counters(device))
+    routes.warm_up()
+    endpoint = routes.endpoints()["POST", "/search"]
+
+    async def run() -> list[Any]:
+        bodies = [Body({"queries": "x", "filter": {"number": str(number)}}) for number in range(12)]
+        searches = [asyncio.ensure_future(endpoint(Request(scope("POST")), body)) for body in bodies]
+        await asyncio.sleep(0.3)
+        assert len(opened) == 4
+        searches[3].cancel()  # its turn passes on
+        may_go.set()
+        answers = await asyncio.gather(*searches, return_exceptions=True)
+        return [getattr(answer, "status_code", answer) for answer in answers]
+
+    try:
+        statuses = asyncio.run(run())
+    finally:
+        routes.stop()
+    assert isinstance(statuses.pop(3), asyncio.CancelledError)
+    assert statuses == [200] * 11
+    assert opened == [("filters", str(number)) for number in range(12)]
+    assert set(used) >= {str(number) for number in range(12) if number != 3}
+
+
 @pytest.mark.exhaustive
 def test_opening_filters_does_not_block_other_requests(
     runs: Path, device: DeviceThread, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +169,7 @@ def test_opening_filters_does_not_block_other_requests(
     """Neither work in the threads of all requests, nor searches without a filter."""
     served = ServedRetriever(str(runs / "dual"), "", "best", ServeOptions(), SearchOptions())
     may_go = threading.Event()
-    monkeypatch.setattr(served, "open_filter", lambda filters: may_go.wait(60) if filters else ())
+    monkeypatch.setattr(served.filters, "open", lambda filters: may_go.wait(60))
     monkeypatch.setattr(served, "warm_up", lambda *_: 0)
     routes = Routes([served], device, ServeOptions(), Counters(device))
     routes.warm_up()

@@ -35,7 +35,8 @@ def test_winners_and_explanations_of_a_document_are_those_of_its_best_passage(tm
     best: dict[str, Hit] = {}
     for one in plain.search([question], 4)[0]:
         best.setdefault(document_id(one.id), one)
-    (answer,) = served.search(served.tokens([question], "query"), 2, (), texts=True)
+    assert served.searcher is not None
+    (answer,) = served.search(served.tokens([question], "query"), 2, served.searcher, texts=True)
     assert [hit.id for hit in answer.hits] == list(best)
     assert best["a"].id == "a#1", "the second passage wins"
     for hit in answer.hits:

@@ -573,6 +573,7 @@ def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
             compilations.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    assert served.searcher is not None
     try:
         compiled = served.warm_up()
         assert compiled > 4
@@ -585,7 +586,7 @@ def test_nothing_is_compiled_after_the_start(served: ServedRetriever) -> None:
                 for k in (1, 25, 31, 100, 301, 700):
                     tokens = served.tokens(["stone " * length] * count, "query")
                     if length > 8:
-                        served.search(tokens, served.count(k), (), False)
+                        served.search(tokens, served.count(k), served.searcher, False)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert served.embedder.programs == compiled

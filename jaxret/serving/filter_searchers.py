@@ -1,0 +1,99 @@
+"""Searchers of the passages that match a filter, each of which holds its own vectors: few are open at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import Any
+
+from jaxret.index.metadata import frequent_values, matching_rows
+from jaxret.index.shards import ShardError
+from jaxret.runs.mismatch import ContractError
+from jaxret.search.searcher import Searcher
+from jaxret.serving.refusal import RefusalError, shown
+
+MOST_FILTERS = 4  # whose searchers stay open, and which requests search by at a time
+CORPUS_ERRORS = (OSError, ContractError, ShardError)  # files removed, changed or damaged since the start
+_MOST_VALUES = 50  # of a field, as the page offers them
+
+
+class FilterSearchers:
+    """The searchers of the last filters over a corpus. One thread opens them; a request keeps the one that it got."""
+
+    def __init__(self, base: Searcher) -> None:
+        """Open no filter. base: the searcher of all passages."""
+        self._base = base
+        self._searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
+
+    @cached_property
+    def fields(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the fields of the passages' metadata, with the values of most passages and their numbers."""
+        return frequent_values(self._base.encoded_corpus, _MOST_VALUES)
+
+    def open(self, filters: Mapping[str, Any]) -> Searcher:
+        """Return the searcher of a filter {field: value or list of values}.
+
+        One thread calls it. Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
+        """
+        texts: list[str] = []
+        for name, values in filters.items():
+            several = values if isinstance(values, list) else [values]
+            if not several or not all(isinstance(value, str) for value in several):
+                raise RefusalError(
+                    422, f"filter.{name!r:.60} is {shown(values)}; it must be a text, or a list of texts"
+                )
+            texts += [f"{name}:{value}" for value in several]
+        if self._base.filters:
+            raise RefusalError(422, "this server searches the passages of a filter already; leave filter out")
+        key = tuple(sorted(set(texts)))
+        if key in self._searchers:
+            self._searchers.move_to_end(key)
+            return self._searchers[key]
+        if unknown_names := [name for name in filters if name not in self.fields]:
+            among = f"the fields are {', '.join(self.fields)}" if self.fields else "the passages have no metadata"
+            raise RefusalError(422, f"no passage has a field {unknown_names[0]!r:.60}; {among}")
+        try:
+            rows = matching_rows(self._base.encoded_corpus, key)
+        except CORPUS_ERRORS:
+            raise
+        except ValueError:
+            raise RefusalError(422, "no passage has one of the values of filter") from None
+        if not len(rows):
+            raise RefusalError(422, "no passage matches the filter")
+        try:
+            self._searchers[key] = self._base.among(rows)
+        except CORPUS_ERRORS:
+            raise
+        except ValueError as error:
+            raise RefusalError(422, str(error)) from None
+        while len(self._searchers) > MOST_FILTERS:
+            self._searchers.popitem(last=False)
+        return self._searchers[key]
+
+
+class FilterLimit:
+    """Lets requests search by few filters at a time, since each keeps a searcher; those of one filter share it."""
+
+    def __init__(self, most: int = MOST_FILTERS) -> None:
+        """Let requests begin. most: filters at a time."""
+        self._most = most
+        self._requests: Counter[str] = Counter()  # by filter
+        self._end = asyncio.Event()  # of a request
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait until a request may use a filter, which it does until the block ends."""
+        while name not in self._requests and len(self._requests) >= self._most:
+            self._end.clear()
+            await self._end.wait()
+        self._requests[name] += 1
+        try:
+            yield
+        finally:
+            self._requests[name] -= 1
+            if not self._requests[name]:
+                del self._requests[name]
+            self._end.set()
