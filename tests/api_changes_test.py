@@ -163,6 +163,7 @@ def test_errors_come_before_any_change(opened: Callable[..., Retriever], tmp_pat
         (lambda: build(candidates="mean:9"), ValueError, "candidates=mean:9"),
         (lambda: build(dimension=10**6), ValueError, "dimension"),
         (lambda: build(workers=NO_WORKERS), ValueError, "workers"),
+        (lambda: build(all_processes=True), ValueError, "all_processes"),
         (lambda: Index.open(retriever, options=jaxret.SearchOptions(workers=NO_WORKERS)), ValueError, "workers"),
     ]
     for change, kind, problem in changes:

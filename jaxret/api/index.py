@@ -345,10 +345,12 @@ class Index:
 
 
 def _require_search_options(options: Any) -> None:
-    """Raise ValueError for what is no SearchOptions, and for workers, which an Index has not."""
+    """Raise ValueError for what is no SearchOptions, and for several processes, which an Index has not."""
     require_kind("options", options, SearchOptions, "a SearchOptions")
     if options.workers:
         raise ValueError("options.workers are of `jaxret search`: an Index searches in this process; leave them out")
+    if options.all_processes:
+        raise ValueError("options.all_processes is of a Searcher: an Index searches in this process; leave it out")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,18 +121,30 @@ def encode_corpus(
         VectorError: vectors of a passage are not finite.
         ShardError: shards that were written are changed or removed meanwhile.
     """
+    name = name or default_name(corpus, options.dimension)
+    if larger := find_vectors_to_cut(run, corpus, name, options):
+        return cut_encoded(run, larger.name, options, name, progress)
     if options.dimension:
         run = run.with_dimension(options.dimension, "--dimension")
-    folder = run.workdir.embeddings(name or default_name(corpus, options.dimension))
-    if options.dimension and (larger := find_larger_vectors(run, corpus, folder, options.dtype)):
-        return cut_encoded(run, larger.name, options, folder.name, progress)
+    folder = run.workdir.embeddings(name)
     source = inspect_corpus(run, corpus, options.on_error, options.store, job_log(progress))
     result = encode_source(run, folder, source, options, progress)
-    update_warnings(run, f"encode {folder.name}", result)
-    if result.timing and jax.process_index() == 0:
-        write_json(run.workdir.encoding_time(folder.name), result.timing)
+    keep_result(run, folder.name, result)
     publish(run.workdir)
     return result
+
+
+def find_vectors_to_cut(run: Run, corpus: Corpus, name: str, options: EncodeOptions) -> Path | None:
+    """Return the folder of the encoded corpus whose vectors `encode_corpus` cuts; None where it encodes the passages.
+
+    Args:
+        run, corpus, name, options: see `encode_corpus`.
+    """
+    if not options.dimension:
+        return None
+    run = run.with_dimension(options.dimension, "--dimension")
+    folder = run.workdir.embeddings(name or default_name(corpus, options.dimension))
+    return find_larger_vectors(run, corpus, folder, options.dtype)
 
 
 def cut_encoded(
@@ -164,9 +176,22 @@ def cut_encoded(
         f"the first {options.dimension} numbers of the vectors in {larger}, none of which is encoded again"
     )
     count = cut_corpus(run, larger, folder, options.dtype, progress, options.lease)
-    publish(folder)
     manifest = read_manifest(folder / "manifest.json")
-    return _emitted(EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None), manifest)
+    warnings = (*_text_warnings(run, larger.name), *shard_warnings(folder, manifest, job_log(progress)))
+    result = EncodeResult(folder, manifest.total_rows, len(manifest.shards), count, 0.0, 0, "", None, warnings)
+    keep_result(run, folder.name, result)
+    publish(folder)
+    return _emitted(result, manifest)
+
+
+def _text_warnings(run: Run, encoded_name: str) -> list[RunWarning]:
+    """Return the warnings on the texts of an encoded corpus, and on those that were appended to it."""
+    lists = [
+        warnings
+        for job, warnings in read_warnings(run.workdir).items()
+        if job == f"encode {encoded_name}" or job.rpartition(" ")[0] == f"append {encoded_name}"
+    ]
+    return [one for warnings in lists for one in warnings if one.kind not in SHARD_WARNINGS]
 
 
 def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
@@ -185,16 +210,29 @@ def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
     return result
 
 
-def update_warnings(run: Run, job: str, result: EncodeResult) -> None:
-    """Keep the warnings of a job in the run's folder. One that encoded nothing keeps those of the jobs that did, beside
-    its own, and writes nothing if it has no news: a finished folder may be read-only. Only the first process writes."""
+def keep_result(run: Run, encoded_name: str, result: EncodeResult, part: int = 0) -> None:
+    """Keep the warnings and the time of a job in the run's folder.
+
+    A job that encoded nothing keeps the warnings of the jobs that did, beside its own, and writes nothing if it has no
+    news: a finished folder may be read-only. Only the first process writes.
+
+    Args:
+        run: the run that encoded.
+        encoded_name: of the encoded corpus.
+        result: of the job.
+        part: number of the appended part; 0 for the corpus.
+    """
     if jax.process_index() != 0:
         return
+    job = f"append {encoded_name} {part}" if part else f"encode {encoded_name}"
     before = read_warnings(run.workdir).get(job, [])
-    others = [one for one in before if one.kind not in SHARD_WARNINGS] if not result.timing else []
-    warnings = [*others, *result.warnings]
-    if result.timing or warnings != before:
+    others = [one for one in before if one.kind not in SHARD_WARNINGS] if not result.shards_written else []
+    warnings = list(dict.fromkeys([*others, *result.warnings]))
+    if result.shards_written or warnings != before:
         keep_warnings(run.workdir, job, warnings)
+    if result.timing:
+        name = f"{encoded_name}.append-{part}" if part else encoded_name
+        write_json(run.workdir.encoding_time(name), result.timing)
 
 
 def encoding_time(run: Run, passages: int, seconds: float) -> dict[str, Any]:
@@ -256,17 +294,10 @@ def encode_source(
     timing = encoding_time(run, rows_encoded, time.perf_counter() - start) if rows_encoded else None
     embedder = job.embedder
     manifest = writer.manifest()
-    kinds = {str(entry.get("made_on", "others")) for entry in manifest.shards}
     warnings = []
     if job.truncation and job.truncation.cut:
         warnings.append(RunWarning("truncation", str(job.truncation)))
-    if len(kinds) > 1:
-        devices = " and on ".join(sorted(kinds))
-        warnings.append(RunWarning("devices", f"shards were made on {devices}: their last digits differ by rounding"))
-        log(warnings[-1].text)
-    if warning := collapse_warning(ShardSet(folder, manifest)):
-        warnings.append(RunWarning("collapse", warning))
-        log(f"alarm: {warning}")
+    warnings += shard_warnings(folder, manifest, log)
     if job.own_shards:
         if len(job.own_shards) > 1 and not source.texts:
             log(str(job.truncation))
@@ -283,6 +314,20 @@ def encode_source(
         warnings=tuple(warnings),
     )
     return _emitted(result, manifest)
+
+
+def shard_warnings(folder: Path, manifest: Manifest, log: Callable[[str], None]) -> list[RunWarning]:
+    """Return the warnings of kinds SHARD_WARNINGS on finished shards, and log them."""
+    warnings = []
+    kinds = {str(entry.get("made_on", "others")) for entry in manifest.shards}
+    if len(kinds) > 1:
+        devices = " and on ".join(sorted(kinds))
+        warnings.append(RunWarning("devices", f"shards were made on {devices}: their last digits differ by rounding"))
+        log(warnings[-1].text)
+    if warning := collapse_warning(ShardSet(folder, manifest)):
+        warnings.append(RunWarning("collapse", warning))
+        log(f"alarm: {warning}")
+    return warnings
 
 
 def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progress: bool = False) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxret.data.formats import Corpus
-from jaxret.index.encode import encode_corpus
+from jaxret.index.encode import encode_corpus, find_vectors_to_cut
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.parallel.progress import job_log
 from jaxret.runs.ray_cluster import RETRIES, EngineOptions, RunOpening, connected, describe_workers
@@ -26,9 +26,12 @@ class EncodeJob:
     options: EncodeOptions  # how to encode and write
 
     def encode(self) -> str:
-        """Encode what no other worker does, until all is there; return the error that ended it, or ""."""
+        """Encode what no other worker does, until all is there, unless vectors are to be cut; return the error that
+        ended it, or ""."""
         try:
-            encode_corpus(self.run.open(), Corpus.open(self.source), self.name, self.options, progress=False)
+            run, corpus = self.run.open(), Corpus.open(self.source)
+            if not find_vectors_to_cut(run, corpus, self.name, self.options):  # the driver cuts, once
+                encode_corpus(run, corpus, self.name, self.options, progress=False)
         except (ValueError, OSError, RuntimeError) as error:  # the driver raises them: a bad record is bad again
             return str(error) or type(error).__name__
         return ""

@@ -53,7 +53,12 @@ def _append(request: EncodeRequest, workdir: Workdir, corpus: Corpus) -> EncodeR
 
 def _encode(request: EncodeRequest, corpus: Corpus | None) -> EncodeResult:
     """Encode a corpus, by workers if an engine has some; without one, cut the vectors of the encoded corpus that the
-    request names."""
+    request names. Raises ValueError for an engine that would have nothing to do."""
+    if request.engine.engine and not corpus and request.corpus in Workdir(request.workdir).corpora:
+        raise ValueError(
+            f"--engine={request.engine.engine}: workers encode passages, and {request.corpus} is an encoded corpus, "
+            "whose vectors this process cuts; leave --engine out"
+        )
     overrides = _overrides(request, request.passage_length)
     if request.engine.engine and corpus:
         opening = RunOpening(request.workdir, request.checkpoint, request.platform, overrides)

@@ -18,7 +18,7 @@ from jaxret.data.formats import Corpus, Policy, hash_id
 from jaxret.data.lines import decode_line, read_lines
 from jaxret.data.record_checks import shorten
 from jaxret.data.tokens.store import StringsBuilder
-from jaxret.index.encode import EncodeResult, encode_source, update_warnings
+from jaxret.index.encode import EncodeResult, encode_source, keep_result
 from jaxret.index.encode_options import EncodeOptions
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.parts_list import CorpusPart, part_name, read_parts, write_parts
@@ -78,14 +78,14 @@ def append_corpus(
             log(f"{corpus} was appended before{f'; {count:,} of its passages were deleted since' if count else ''}")
             as_before = replace(options, shard_rows=0, shard_mb=0)  # encodes damaged shards
             result = encode_source(run, folder / before.name, source, as_before, progress)
-            update_warnings(run, f"append {folder.name} {parts.index(before)}", result)
+            keep_result(run, folder.name, result, parts.index(before))
         else:
             encoded_corpus = open_encoded(folder)
             _require_new(encoded_corpus, source)
             number = len(encoded_corpus.parts)
             new = CorpusPart(part_name(number, sha256), sha256, source.scan.passages)
             result = encode_source(run, folder / new.name, source, options, progress)
-            update_warnings(run, f"append {folder.name} {number}", result)
+            keep_result(run, folder.name, result, number)
             write_parts(folder, [*encoded_corpus.parts, new])
     publish(folder)
     return result

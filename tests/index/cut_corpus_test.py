@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +22,17 @@ from jaxret.experiments.search_sizes import search_sizes
 from jaxret.index.cut_corpus import find_larger_vectors
 from jaxret.index.encode import cut_encoded, encode_corpus
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encode_request import EncodeRequest
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
+from jaxret.index.ray_encode import EncodeJob
+from jaxret.index.run_encode import run_encode
 from jaxret.index.shards import ShardError, ShardWriter, read_manifest
 from jaxret.index.update import append_corpus, delete_ids
 from jaxret.runs.cut_vectors import cut_vectors
 from jaxret.runs.mismatch import ContractError
+from jaxret.runs.ray_cluster import EngineOptions, RunOpening
 from jaxret.runs.run import Run, open_run
+from jaxret.runs.run_warnings import read_warnings
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import read_json
@@ -242,6 +249,29 @@ def test_a_job_waits_for_another_that_cuts_the_same_vectors(
     assert cut_encoded(run, "first", EncodeOptions(dimension=SIZE), progress=False).shards_written == 0
     waiting.join()
     assert capsys.readouterr().err.count("waiting: ") == 2
+
+
+def test_a_cut_keeps_the_warnings_on_its_texts(root: Path, runs: RunsByKind, tmp_path: Path) -> None:
+    shutil.copytree(runs[DAILY].workdir, tmp_path / "run")
+    run, lines = open_run(tmp_path / "run"), (root / "more.jsonl").read_text().splitlines()[:9]
+    long = json.dumps({"_id": "long", "text": "river " * 99})
+    (tmp_path / "texts.jsonl").write_text("\n".join([*lines, long]) + "\n")
+    corpus = Corpus.open(tmp_path / "texts.jsonl")
+    for options in (EncodeOptions(), EncodeOptions(dimension=SIZE), EncodeOptions(dimension=SIZE)):
+        encode_corpus(run, corpus, options=options, progress=False)
+    jobs = read_warnings(run.workdir)
+    assert [one.kind for one in jobs["encode texts"]] == ["truncation"]
+    assert jobs["encode texts-5"] == jobs["encode texts"]
+
+
+def test_workers_of_ray_do_not_cut(root: Path, runs: RunsByKind) -> None:
+    """The command does, once: in a bucket each worker would, in a copy of its own."""
+    workdir, options = runs[DAILY].workdir, EncodeOptions(dimension=SIZE)
+    opening = RunOpening(str(workdir), "best", "", {})
+    assert EncodeJob(opening, str(root / "first.jsonl"), "of-ray", options).encode() == ""
+    assert not workdir.embeddings("of-ray").exists()
+    with pytest.raises(ValueError, match=r"--engine=ray: .* first is an encoded corpus"):
+        run_encode(EncodeRequest(str(workdir), "first", options=options, engine=EngineOptions("ray")))
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.exact import search
 from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
+from jaxret.storage.atomic import read_json
 from jaxret.types import Ragged
 from tests.index.runs import RunsByKind, write_parts
 from tests.pipeline import PASSAGE_LENGTH, contents, run_script, untrained_run, write_data, write_encoder
@@ -205,6 +206,8 @@ def test_an_append_keeps_its_warnings(root: Path, runs: RunsByKind, tmp_path: Pa
     append_corpus(run, Corpus.open(path), folder, progress=False)
     append_corpus(run, Corpus.open(root / "b.jsonl"), folder, progress=False)
     assert read_warnings(run.workdir) == {**kept, "append a 2": []}, "also after the same append again"
+    times = [read_json(run.workdir.encoding_time(f"a.append-{part}"))["passages"] for part in (1, 2)]
+    assert times == [1, 20]
 
 
 def test_repeating_a_change_has_no_effect(root: Path, runs: RunsByKind, tmp_path: Path, capsys: Any) -> None:

@@ -191,9 +191,10 @@ def read_corpus(source: PathLike, policy: Policy | None = None) -> Iterator[Pass
 
 
 def stat_files(files: Sequence[Path]) -> dict[str, int]:
-    """Return {"bytes", "modified" (ns)}: the total size and the latest change of files."""
+    """Return {"bytes", "modified" (ns)}: the total size and the latest change of files; 0 of no files."""
     stats = [file.stat() for file in files]
-    return {"bytes": sum(stat.st_size for stat in stats), "modified": max(stat.st_mtime_ns for stat in stats)}
+    times = [stat.st_mtime_ns for stat in stats]
+    return {"bytes": sum(stat.st_size for stat in stats), "modified": max(times, default=0)}
 
 
 def hash_id(passage_id: str) -> int:

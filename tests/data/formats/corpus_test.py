@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from jaxret.data.formats import Corpus, TrainingSource, detect, file_sample, read_examples, write_dpr_examples
+from jaxret.data.formats import (
+    Corpus,
+    TrainingSource,
+    detect,
+    file_sample,
+    read_examples,
+    stat_files,
+    write_dpr_examples,
+)
 from jaxret.data.formats.example_writers import write_tevatron_examples
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.search_bm25 import search_bm25
@@ -245,3 +253,7 @@ def test_a_forced_format_is_part_of_the_digest(tmp_path: Path) -> None:
     assert scans[0].sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == scans[2].sha256
     assert scans[1].sha256 != scans[0].sha256
     assert len(list(forced.read(scan=scans[1]))) == 2
+
+
+def test_the_stat_of_no_files() -> None:
+    assert stat_files([]) == {"bytes": 0, "modified": 0}
