@@ -177,6 +177,15 @@ def _report_unraisable(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def shorten_spinning() -> None:
+    """Let threads of NumPy's OpenBLAS wait for work for 2^16 cycles of a processor, and then sleep.
+
+    By default they spin for 2^26 cycles, a tenth of a second with NumPy's import and after each large product, on cores
+    that XLA computes with. Must run before NumPy is imported; the user's own value takes precedence.
+    """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+
+
 def enable_compilation_cache() -> None:
     """Let JAX cache compiled programs in the user's cache folder, so that the same job compiles nothing when it starts
     again.
@@ -220,6 +229,7 @@ def _run_command(module: ModuleType, arguments: list[str]) -> None:
     require_utf8([*arguments, _working_directory()])
     require_known_schemes(arguments)
     silence_libraries()  # after parsing, where absl sets its log level
+    shorten_spinning()
     enable_compilation_cache()
     if _QUIET.value:
         from jaxret.parallel.progress import be_quiet

@@ -390,6 +390,21 @@ def test_location_of_the_compilation_cache(variables: Callable[..., dict[str, st
     assert variables(XDG_CACHE_HOME=str(tmp_path / "file")) == {}, "no room for it: compile as ever"
 
 
+@pytest.mark.skipif(os.cpu_count() == 1, reason="OpenBLAS has threads of its own where there are several cores")
+def test_threads_of_numpy_sleep_when_there_is_no_work() -> None:
+    program = (
+        "from jaxret.cli.app import shorten_spinning; shorten_spinning(); import glob, os, time, numpy;"
+        "time.sleep(0.3);"
+        "threads = [file for file in glob.glob('/proc/self/task/*/schedstat') if f'/{os.getpid()}/' not in file];"
+        "print(len(threads), sum(int(open(file).read().split()[0]) for file in threads))"  # ns on a core
+    )
+    user = {name: value for name, value in environment().items() if not name.startswith("OPENBLAS")}
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=user, capture_output=True, text=True)
+    threads, nanoseconds = map(int, done.stdout.split())
+    assert threads > 0
+    assert nanoseconds < 5e6, "they spin for 2e7 by default"
+
+
 @pytest.mark.table
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_xla_logs_are_shown_only_for_debugging(debug: str) -> None:
