@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxret.data.formats import Corpus
+from jaxret.data.errors import Policy
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.records import Passage, Query
 from jaxret.data.tokens.tokenizer import Truncation
 from jaxret.index.corpus_folder import corpus_folder
@@ -68,29 +69,63 @@ class RetrieverTeacher:
             ContractError: it was changed.
         """
         pool = RunPool(self.workdir, self.encoded_name, set(passages))
-        if ids := pool.missing(passages):
-            raise ValueError(
-                f"{self.workdir} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the "
-                "corpus that it encoded; encode the one that the training data are of"
-            )
-        _require_same_texts(pool, self.workdir, passages)
+        _require_no_missing(self.workdir, pool.missing(passages))
+        first = dict(islice(passages.items(), _COMPARED))
+        _require_same_texts(self.workdir, first, pool.searcher.passages(first.keys()))
         return RetrieverScorer(pool, queries)
 
 
-def _require_same_texts(pool: RunPool, workdir: str, passages: Mapping[str, Passage]) -> None:
-    """Raise ValueError if most of the first passages are other texts in the corpus of a pool.
+def require_passages(teacher: str, data: TrainingSource, corpus: Corpus, policy: Policy) -> None:
+    """Raise ValueError if a retriever that will encode a corpus cannot score records with texts, by the first ones:
+    they name passages that the corpus has not, or has with other texts.
+
+    Args:
+        teacher: name of the retriever, for the error.
+        data: the records; of judgements, and of records of ids, nothing is read.
+        corpus: read until it had the passages.
+        policy: for bad records.
+    """
+    passages: dict[str, Passage] = {}
+    for example in data.stream(policy):
+        passages |= {passage.id: passage for passage in (*example.positives, *example.negatives)}
+        if len(passages) >= _COMPARED:
+            break
+    corpus_passages: dict[str, Passage] = {}
+    for _, passage in corpus.read_located():
+        if len(corpus_passages) == len(passages):
+            break
+        if passage.id in passages:
+            corpus_passages.setdefault(passage.id, passage)
+    _require_no_missing(teacher, [key for key in passages if key not in corpus_passages])
+    _require_same_texts(teacher, passages, corpus_passages)
+
+
+def _require_no_missing(teacher: str, ids: Sequence[str]) -> None:
+    """Raise ValueError for ids of passages that the corpus of a teacher has not."""
+    if ids:
+        raise ValueError(
+            f"{teacher} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the corpus that it "
+            "encodes; encode the one that the training data are of"
+        )
+
+
+def _require_same_texts(teacher: str, passages: Mapping[str, Passage], corpus_passages: Mapping[str, Passage]) -> None:
+    """Raise ValueError if most of the passages are other texts in the corpus of a teacher.
 
     Ids may be row numbers, which another corpus has, too. A few texts may differ: positives of DPR's files are not
     always, to the letter, what its passages are.
+
+    Args:
+        teacher: for the error.
+        passages: of the training data.
+        corpus_passages: of the corpus, those of the same ids.
     """
-    ids = list(islice(passages, _COMPARED))
-    encoded_passages = pool.searcher.passages(ids)
-    others = [key for key in ids if not _contains_other(passages[key].text, encoded_passages[key].text)]
-    if 2 * len(others) > len(ids):
-        text, encoded_text = (source[others[0]].text[:60] for source in (passages, encoded_passages))
+    others = [key for key, one in passages.items() if not _contains_other(one.text, corpus_passages[key].text)]
+    if 2 * len(others) > len(passages):
+        text, encoded_text = (source[others[0]].text[:60] for source in (passages, corpus_passages))
         raise ValueError(
-            f"{workdir} scores by ids, and {len(others):,} of {len(ids):,} passages are other texts in the corpus that "
-            f"it encoded: {others[0]!r} is {encoded_text!r} there, and {text!r} in the training data; encode the "
+            f"{teacher} scores by ids, and {len(others):,} of {len(passages):,} passages are other texts in the corpus "
+            f"that it encodes: {others[0]!r} is {encoded_text!r} there, and {text!r} in the training data; encode the "
             "corpus that the training data are of"
         )
 

@@ -206,7 +206,7 @@ class TrainingSource:
         """The files that are read, or that libraries read for it. Raises DataError for one that is missing."""
         run = run_files(self.negatives_run) if self.negatives_run else []
         files: list[Path | None] = [self.file.path if self.file else None]
-        if self.file is None or self.file.format.examples is None:
+        if not self.has_texts:
             files += [self.judgements.file.path] if self.file is None else []
             queries = [one.path for one in self.queries.data_files]
             files += [*queries, self.corpus.file.path]
@@ -214,6 +214,11 @@ class TrainingSource:
                 find_file(path.parent, "answers.jsonl") for path in queries if path.name.startswith("queries.jsonl")
             ]
         return [*(file for place in files if place for file in list_files(place)), *run]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the examples are records with the texts of their passages."""
+        return self.file is not None and self.file.format.examples is not None
 
     @property
     def first_target_only(self) -> bool:
@@ -252,12 +257,16 @@ class TrainingSource:
 
     def has_teacher_scores(self, policy: Policy) -> bool:
         """Return whether the records have a teacher's scores of a target and a negative; read up to the first."""
-        if self.file is None or self.file.format.examples is None:  # judgements, or ids
-            return False
-        examples = (example for _, example in self.file.format.examples(self.file, policy))
-        if self.file.format.every_positive:
+        examples = self.stream(policy)
+        if not self.first_target_only:
             examples = (one for example in examples for one in examples_by_target(example))
         return any(example.is_distillable for example in examples)
+
+    def stream(self, policy: Policy) -> Iterator[Example]:
+        """Yield the examples of records with texts, as the file has them; nothing of judgements and of ids."""
+        if self.file is not None and self.file.format.examples is not None:
+            for _, example in self.file.format.examples(self.file, policy):
+                yield example
 
 
 def _read_file_queries(file: DataFile, policy: Policy) -> Iterable[Query]:

@@ -19,7 +19,7 @@ from jaxret.experiments.evaluate_search import require_answers
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_queries import read_evaluation_queries
 from jaxret.experiments.recipes.stages import Stage
-from jaxret.experiments.teachers import check_teacher
+from jaxret.experiments.teachers import check_teacher, require_passages
 from jaxret.index.encode import corpus_name
 from jaxret.mining.mining_job import require_meaning
 from jaxret.mining.pools import is_run_folder
@@ -170,14 +170,21 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
     """Check a teacher. A retriever scores passages by their ids in the corpus that it encoded, so the texts of the data
     must be those of that corpus."""
     corpus, path = evaluation.corpus, source_path(stage.config.data.train)
-    own_corpus: Corpus | None = None  # of records, which have their texts with them
+    own_corpus: Corpus | None = None  # records have their texts with them
     if stage.mining:
         own_corpus = corpus
     elif is_folder(path) and has_passages(path):
         own_corpus = training_corpus(stage.config)
+    elif not (data := training_data(stage.config)).has_texts:
+        own_corpus = data.corpus
     if stage.teacher not in stages:
         check_teacher(stage.teacher, corpus_name(corpus), own_corpus)
-    elif own_corpus and not stages[stage.teacher].is_reranker and own_corpus.file.path != corpus.file.path:
+    elif stages[stage.teacher].is_reranker:
+        return
+    elif not own_corpus:
+        policy = Policy(on_error_of(stage.config.data))
+        require_passages(f"the teacher {stage.teacher!r}", training_data(stage.config), corpus, policy)
+    elif own_corpus.file.path != corpus.file.path:
         corpus_digest, own_digest = ({"sha256": one.scan().sha256} for one in (corpus, own_corpus))
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
         require_equal(corpus_digest, own_digest, f"--corpus={corpus}", f"the corpus of {own_corpus}", remedy)

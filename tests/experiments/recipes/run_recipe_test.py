@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxret.configs import config_names, load_stages
-from jaxret.data.formats import Corpus, read_examples
+from jaxret.data.formats import Corpus, read_corpus, read_examples
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.run_recipe import _Recipe, run_recipe
@@ -345,6 +346,14 @@ def test_an_error_of_a_late_step_is_raised_first(
     assert not (tmp_path / "two").exists()
 
 
+def write_records(path: str, passages: Mapping[str, str]) -> None:
+    """Write a training record of passages: positives, of which the second has a score, and the last a negative."""
+    texts: list[dict[str, Any]] = [{"docid": key, "text": text} for key, text in passages.items()]
+    sides = {"positive_passages": texts[:-1], "negative_passages": [texts[-1] | {"score": 0}]}
+    sides["positive_passages"][-1]["score"] = 1
+    Path(path).write_text(json.dumps({"query_id": "q", "query": "river", **sides}) + "\n")
+
+
 CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
 
 
@@ -379,6 +388,14 @@ CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
             {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "other"}},
             "stage 'b': (.*\n)*.*sha256: (.*\n)*.*teacher 'a' scores by ids",
         ),
+        (
+            {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "turned.jsonl"}},
+            "stage 'b': the teacher 'a' scores by ids, and 3 of 3 passages are other texts .*'p0'",
+        ),
+        (
+            {"name": "b", "teacher": "a", "config": {"loss.kl.weight": 1.0, "data.train": "absent.jsonl"}},
+            "stage 'b': the teacher 'a' cannot score passage 'x', one of 1",
+        ),
         ({"name": "b", "config": {"data.dev": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
         ({"name": "b", "config": {"data.negatives_run": "gone.trec"}}, "stage 'b': gone.trec"),
         ({"name": "b", "config": {"data.pseudo_queries": "gone.jsonl"}}, "stage 'b': gone.jsonl"),
@@ -391,6 +408,8 @@ def test_an_error_of_a_late_stage_is_raised_before_the_first(
     encoder, data = write_encoder(Path("encoder")), write_data(Path("data"), train=4, dev=2)
     Path("ranks.tsv").write_text("".join(f"q0\tp{n}\t{n}\n" for n in range(1, 9)))
     write_data(Path("other"), train=4, dev=2, seed=1)
+    write_records("turned.jsonl", {key: f"other {key}" for key in ("p0", "p1", "n0")})
+    write_records("absent.jsonl", {"p0": "any", "x": "any"})
     small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
     small |= {"data.train": str(data)}
     first, late = (one | {"config": {**small, "data.negatives": 1, **one.get("config", {})}} for one in (FIRST, stage))
@@ -410,10 +429,7 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("questions").mkdir()
     shutil.copy(data / "queries.jsonl", "questions")
     Path("records").mkdir()
-    texts: list[dict[str, Any]] = [{"docid": name, "text": f"river {name}"} for name in "abc"]
-    sides = {"positive_passages": [texts[0], texts[1] | {"score": 1}], "negative_passages": [texts[2] | {"score": 0}]}
-    record = {"query_id": "q", "query": "river", **sides}
-    Path("records/train.jsonl").write_text(json.dumps(record) + "\n")
+    write_records("records/train.jsonl", {passage.id: passage.text for passage in islice(read_corpus(data), 3)})
     small = {"encoder.checkpoint": str(encoder), "tokens.query_length": 12, "tokens.passage_length": 24}
     small |= {"data.negatives": 1}
     taught = small | {"data.train": "records", "loss.kl.weight": 1.0}
