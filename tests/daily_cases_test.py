@@ -15,7 +15,7 @@ EXCEPTIONS: dict[str, str] = {
     "tests/experiments/mteb_test.py::test_results_in_mteb_files_equal_jaxret_search": "mteb, in another environment",
     "tests/index/bucket_jobs_test.py::test_four_jobs_with_two_killed_write_the_bytes_of_one_on_s3": "a server of S3",
     "tests/launch/launch_test.py::test_every_launcher_trains_encodes_and_searches": "three programs, each on two hosts",
-    "tests/models/flash_test.py::test_a_step_on_several_devices": "half a minute of compilation",
+    "tests/models/encoders/flash_test.py::test_a_step_on_several_devices": "half a minute of compilation",
     "tests/parallel/mesh_test.py::test_two_processes_train_stop_resume_and_encode": "minutes: six programs",
     "tests/search/process_group_test.py::test_four_processes_give_the_result_of_one": "seven programs",
     "tests/search/ray_search_test.py::test_workers_search_what_one_process_does": "a cluster of Ray",

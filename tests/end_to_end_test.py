@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,11 @@ def test_demo(minilm_dir: Path, tmp_path: Path) -> None:
     assert len(re.findall(r"^  [123]\. +\d+\.\d{4}  \w+", printed, re.MULTILINE)) == 15, "the top 3 of five questions"
     assert len(re.findall(r"the training step was compiled to [1-4] program\(s\)", printed)) == 2
     assert re.search(r"[\d,]+ passages: \d+\.\d% cut at 32 tokens, \d+\.\d% of tokens lost", printed)
-    assert printed.endswith(f"The report, which a browser opens: {tmp_path / 'report.html'}\n")
+    assert f"The report, which a browser opens: {tmp_path / 'report.html'}\n" in printed
+    verb, *arguments = shlex.split(printed.splitlines()[-1])
+    assert verb == "jaxret"
+    answered = subprocess.run([sys.executable, "-m", verb, *arguments], capture_output=True, text=True, check=True)
+    assert re.search(r"^  1\. +\d+\.\d{4}  \w+", answered.stdout, re.MULTILINE), "the last line is a command that works"
     assert "<title>Questions about Python</title>" in (tmp_path / "report.html").read_text()
     own_data = printed.split("The same on your own data")[1]
     assert re.findall(r"^  jaxret (\w+) ", own_data, re.MULTILINE) == ["train", "encode", "search", "search"]

@@ -27,7 +27,7 @@ class Query:
     instruction: str = ""  # a text that describes the relevant passages; "" if the data set has none
 
     def to_json(self) -> list[Any]:
-        """Return all fields, for digests; one without an instruction has no place for it, as in earlier releases."""
+        """Return all fields, for digests, without the instruction if it is empty."""
         return [self.id, self.text, list(self.answers), *([self.instruction] if self.instruction else [])]
 
 

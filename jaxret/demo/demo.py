@@ -233,10 +233,11 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
 
 
 def print_commands(workdir: Path) -> None:
-    """Print where everything is, the commands for other data, the one to type next, and last the path of the report."""
+    """Print where everything is, the commands for other data, and last the command to type next."""
     print(f"""
 Saved in {workdir}: the data (data/), and for each system its config, checkpoints, vectors, run file and evaluation
 ({", ".join(system.config for system in SYSTEMS)}); the tables are in {workdir / "results.md"}.
+The report, which a browser opens: {workdir / REPORT}
 
 The same on your own data, in any format of docs/data.md:
   jaxret train  --config=minilm:mlr --workdir=runs/mine --config.data.train=FOLDER_OR_FILE
@@ -244,9 +245,7 @@ The same on your own data, in any format of docs/data.md:
   jaxret search --workdir=runs/mine --queries=FILE --qrels=FILE --k=100
 
 Next, ask the retriever that was trained here a question (after `make demo`: source .venv/bin/activate):
-  jaxret search --workdir={workdir / "mlr"} --query="how do I sort a list of dictionaries by a key?"
-
-The report, which a browser opens: {workdir / REPORT}""")
+  jaxret search --workdir={workdir / "mlr"} --query="how do I sort a list of dictionaries by a key?\"""")
 
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:

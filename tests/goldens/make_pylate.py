@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def folders(root: Path) -> None:
-    from tests.models.pylate_test import CASES, TEXTS
+    from tests.models.heads.pylate_test import CASES, TEXTS
     from tests.sentence_transformers import write_pylate
 
     for name, settings in CASES.items():

@@ -22,7 +22,7 @@ from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, 
 from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[2] / "goldens"
 TINY = ("tiny_bert", "tiny_distilbert", "tiny_bert_mlm", "tiny_distilbert_mlm", "tiny_roberta", "tiny_xlm_roberta")
 IGNORE = ("pooler", "cls", "vocab_", "lm_head")
 TINY_TOLERANCE = 1e-5  # also of one float32 program against another compiled otherwise

@@ -20,7 +20,7 @@ from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.t5 import T5Config, relative_buckets
 from jaxret.types import HiddenStates, Tokens
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[2] / "goldens"
 TINY = ("tiny_t5", "tiny_t5_gated")
 TOLERANCE = 1e-5  # of the largest number of a layer: the residual stream grows
 
@@ -136,7 +136,7 @@ def test_recomputation_changes_nothing_and_bfloat16_little() -> None:
     assert distances(again, expected, tokens.mask).max() <= TOLERANCE
     half = encode(config, params, tokens, compute=Compute(jnp.bfloat16)).states
     assert half.dtype == jnp.float32, "the stream of hidden states"
-    # Two gated layers amplify differences of rounding; tests/models/attention_test.py bounds those of attention itself.
+    # Two gated layers amplify differences of rounding; attention_test.py bounds those of attention itself.
     assert 1e-3 < distances(half, expected, tokens.mask).max() < 0.2
 
 

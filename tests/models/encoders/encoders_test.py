@@ -28,7 +28,7 @@ from jaxret.models.encoders.selection import Selection
 from jaxret.parallel.mesh import make_mesh, replicated_sharding, shard_batch
 from jaxret.types import HiddenStates, Tokens
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[2] / "goldens"
 FOLDERS = {
     "bert": "tiny_bert",
     "distilbert": "tiny_distilbert",

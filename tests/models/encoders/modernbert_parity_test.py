@@ -20,7 +20,7 @@ from jaxret.models.encoders.pretrained import load_pretrained, save_pretrained, 
 from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
-GOLDEN = Path(__file__).parents[1] / "goldens" / "tiny_modernbert"
+GOLDEN = Path(__file__).parents[2] / "goldens" / "tiny_modernbert"
 IGNORE = ("head.", "decoder")
 TOLERANCE = 1e-5  # of the largest number of a layer: the residual stream grows
 
