@@ -32,7 +32,7 @@ _LATENCY_PASSAGES = flags.DEFINE_list(
     "latency_passages", [], "also time searches of the first N passages, such as 1000,100000, and of all"
 )
 _DIMENSION = flags.DEFINE_list(
-    "dimension", [], "search with the first N numbers of each vector; several sizes, such as 64,256,all, give a table"
+    "dimension", [], "search with the first N dimensions of vectors; several sizes, such as 64,256,all, give a table"
 )
 _CHECKPOINT = shared_flags.checkpoint()
 _QUERY_LENGTH = shared_flags.query_length()

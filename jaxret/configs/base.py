@@ -239,7 +239,7 @@ def get_config() -> ConfigDict:
     config.loss.binary.weight = 0.0  # 0: off
     config.loss.binary.positive_weight = 1.0  # factor of the positive's term
 
-    # Matryoshka: the loss is a weighted sum over vector sizes. A size keeps the first numbers of every vector, scaled
+    # Matryoshka: the loss is a weighted sum over vector sizes. A size keeps the first dimensions of every vector, scaled
     # to length 1 (needs `normalize`); it has every term that compares queries with passages (docs/training.md).
     config.loss.matryoshka = ConfigDict()
     config.loss.matryoshka.sizes = ()  # such as (768, 256, 64), with the size of the whole vector; (): off
@@ -288,7 +288,7 @@ def get_config() -> ConfigDict:
     config.lora.rank = 0  # rank of the adapters; 0: no adapters, and the whole encoder is trained
     config.lora.alpha = 16.0  # the output of an adapter is multiplied by alpha / rank
     config.lora.rslora = False  # True: the output of an adapter is multiplied by alpha / sqrt(rank) instead
-    config.lora.dropout = 0.0  # rate at which numbers of an adapter's input are dropped
+    config.lora.dropout = 0.0  # rate at which values of an adapter's input are dropped
     # Dense layers that get an adapter: names in the Hugging Face model, such as ("q_proj", "v_proj"), or regular
     # expressions of whole names, as in PEFT; ("all-linear",): all of the encoder's layers.
     config.lora.targets = ("all-linear",)

@@ -24,7 +24,7 @@ class EncodeOptions:
     )
     dimension: int = option(
         0,
-        "keep the first N numbers of a vector, in another corpus, NAME-N: stored vectors are cut, otherwise "
+        "keep the first N dimensions of a vector, in another corpus, NAME-N: stored vectors are cut, otherwise "
         "passages are encoded; default: the run's encode.dimension",
         lower_bound=0,
     )

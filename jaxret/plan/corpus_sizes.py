@@ -29,7 +29,7 @@ def corpus_size_table(folder: Path, topology: Topology) -> Iterator[str]:
     Times are of QUERY_ROWS queries on all chips of the topology.
     """
     headers = [f"{name}, {topology}" for name in SEARCHED]
-    yield " | ".join(["| family (vectors x numbers)", "passages", "float32 on disk", "float16", *headers]) + " |"
+    yield " | ".join(["| family (vectors x dimensions)", "passages", "float32 on disk", "float16", *headers]) + " |"
     yield "|:--|--:|--:|--:|" + "--:|" * len(headers)
     for name, vectors, dimension, of_query in config_families(folder):
         cell = _cell if of_query == 1 else partial(_list_cell, of_query)
@@ -58,14 +58,14 @@ def _cell(passages: int, vectors: int, dimension: int, precision: str, topology:
     share = math.ceil(passages / topology.devices) * row_bytes((vectors, dimension), PRECISIONS[precision])
     flops = 2 * QUERY_ROWS * passages * vectors * dimension
     seconds = max(_products(flops, precision, topology), share / topology.chip.bandwidth)
-    fits = "" if share <= topology.chip.memory else ", in pieces"
+    fits = "" if share <= topology.chip.memory else ", streamed"
     return f"{share / GIB:,.1f} GiB{fits}, {seconds * 1e3:,.0f} ms"
 
 
 def _list_cell(of_query: int, passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
     """Return the products' time for lists of vectors, which are searched a block at a time on one device."""
     flops = 2 * QUERY_ROWS * of_query * passages * vectors * dimension
-    return f"a block, {_products(flops, precision, topology) * topology.devices:,.1f} s"
+    return f"blocks, {_products(flops, precision, topology) * topology.devices:,.1f} s"
 
 
 def _products(flops: int, precision: str, topology: Topology) -> float:

@@ -42,7 +42,7 @@ def main() -> None:
     topologies = [parse_topology(text) for text in parser.parse_args().topologies.split(",")]
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_num_cpu_devices", max(topology.devices for topology in topologies))
-    print("| chips | queries | memory of a device | it sends | products | links | beside products | efficiency |")
+    print("| chips | queries | memory of a device | bytes sent | products | communication | overlapped | efficiency |")
     print("|:--|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     for topology in topologies:
         require_compiler(topology)

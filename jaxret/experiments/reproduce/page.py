@@ -28,7 +28,7 @@ Settings that the tables do not show:
 
 - The code of MLR (4 GPUs) and of DPR (8 GPUs) averages the gradients of a gathered loss. The gradient limit of 2.0
   therefore clips at 8 and 16. `--set=optimizer.reference_processes=4` (or 8) has the same effect. MVR is built on DPR's
-  code and was trained on 8 GPUs, too.
+  code and was also trained on 8 GPUs.
 - Some records of DPR's TriviaQA and SQuAD files have no positive passage. `data.on_error=skip` leaves them out and
   counts them.
 - Rows whose models are trained by the same command share one run in `--workdir`, named after the first of them: stages
@@ -43,12 +43,12 @@ Settings that the tables do not show:
   download script has no file of questions with answers for DPR's dev split.
 - The codes of MLR and I3 read MS MARCO's passages with RocketQA's titles, which `collection.tsv` does not have: their
   rows are on `msmarco_titles`. I3's code writes "NA" for a missing title; jaxret writes nothing.
-- All three train on all of these queries with BM25's negatives, at a depth that no paper states. The commands mine
-  them with `jaxret mine --pool=bm25`: 100 drawn from the first 1,000, once for all rows in a `--workdir`; recipes whose
-  first stage mines need no such file. MS MARCO's own file, `qidpidtriples.train.full.2.tsv.gz`, is not used: it has
-  negatives for 400,782 of the 502,939 queries (992 each), and takes 39 GB to read (99 bytes a triple, measured on
-  792,000). Do not put it into the folder: training and mining would then read only its queries. The published codes
-  read a file that was made from it; in MLR's code the other queries get random passages.
+- MLR, I3 and Aggretriever train on all of these queries with BM25's negatives, at a depth that no paper states. The
+  commands mine them with `jaxret mine --pool=bm25`: 100 drawn from the first 1,000, once for all rows in a `--workdir`;
+  recipes whose first stage mines need no such file. MS MARCO's own file, `qidpidtriples.train.full.2.tsv.gz`, is not
+  used: it has negatives for 400,782 of the 502,939 queries (992 each), and takes 39 GB to read (99 bytes a triple,
+  measured on 792,000). Do not put it into the folder: training and mining would then read only its queries. The
+  published codes read a file that was made from it; in MLR's code the other queries get random passages.
 - Aggretriever's code joins the title and the text of a BEIR passage by a space. The rows trained on MS MARCO do the
   same. The rows trained on NQ and TriviaQA follow DPR and put [SEP] between them, also on BEIR.
 - I3's pseudo-queries are from Flan-T5-XL, zero-shot; the paper states no prompt. The commands generate one for every
