@@ -1,4 +1,4 @@
-"""Table of the encoders, a file each; configs and tensors of their Hugging Face directories."""
+"""The table of encoder architectures; configs and tensor names of their Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from jaxret.models.encoders import bert, decoder, distilbert, gemma3, llama, modernbert, roberta, t5, xlm_roberta
 from jaxret.models.encoders.layers import Compute
-from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # where it is looked for
+from jaxret.models.encoders.protocol import EncoderConfig as EncoderConfig  # for imports from here
 from jaxret.models.encoders.stored import Architecture
 from jaxret.models.encoders.weight_files import has_weights, weight_shapes
 from jaxret.storage.foreign_files import read_settings
@@ -22,24 +22,24 @@ from jaxret.types import Tokens
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": bert.ARCHITECTURE,
     "distilbert": distilbert.ARCHITECTURE,
-    "gemma3_text": gemma3.GEMMA3,
-    "llama": llama.LLAMA,
-    "mistral": llama.MISTRAL,
+    "gemma3_text": gemma3.GEMMA3_ARCHITECTURE,
+    "llama": llama.LLAMA_ARCHITECTURE,
+    "mistral": llama.MISTRAL_ARCHITECTURE,
     "modernbert": modernbert.ARCHITECTURE,
-    "qwen3": llama.QWEN3,
+    "qwen3": llama.QWEN3_ARCHITECTURE,
     "roberta": roberta.ARCHITECTURE,
     "t5": t5.ARCHITECTURE,
     "xlm-roberta": xlm_roberta.ARCHITECTURE,
 }
-# Axes of stored tensors, in the names of configs; not all have the last one.
+# Fields of configs that are axes of stored tensors; a field that a config lacks is skipped.
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "head_size")
-_TABLES = ("max_positions", "type_vocab_size")  # of a BERT; where positions are rotations, any number may be allowed
-_MOST_LABELS = 100_000  # of a classifier, which is not read here; transformers makes a table of them
+_TABLES = ("max_positions", "type_vocab_size")  # axes of BERT's tables; encoders that rotate positions store no table
+_MOST_LABELS = 100_000  # labels of a classifier: not read here, but transformers makes a table of them
 _SUFFIXES = {"embedding": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 def read_config(directory: str | Path) -> EncoderConfig:
-    """Return the encoder's config of a directory's config.json. Raises ValueError with the key for an architecture or
+    """Return the encoder's config in a directory's config.json. Raises ValueError with the key for an architecture or
     an option that is not implemented, and for invalid values."""
     path = Path(directory) / "config.json"
     raw = read_settings(path)
@@ -54,7 +54,7 @@ def read_config(directory: str | Path) -> EncoderConfig:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     except (TypeError, AttributeError) as error:  # a list for a number, and the like
-        raise ValueError(f"{path}: a value is of a type that it cannot have ({error})") from error
+        raise ValueError(f"{path}: a value has a wrong type ({error})") from error
     require_usable_by_transformers(raw, config, path)
     if has_weights(Path(directory)):
         require_stored_sizes(config, architecture, path, weight_shapes(directory))
@@ -62,19 +62,19 @@ def read_config(directory: str | Path) -> EncoderConfig:
 
 
 def is_language_model(config: EncoderConfig) -> bool:
-    """Return whether an encoder is a language model: tokenizer.json says what is put around a text, not [CLS] and
-    [SEP]."""
+    """Return whether an encoder is a language model. The special tokens around its texts are those of tokenizer.json,
+    not [CLS] and [SEP]."""
     return isinstance(config, decoder.DecoderConfig)
 
 
 def require_usable_by_transformers(raw: Mapping[str, Any], config: EncoderConfig, path: Path) -> None:
-    """Raise ValueError for a value that is not used here, and with which transformers, whose vectors are compared with,
-    would take gigabytes or end in an obscure error.
+    """Raise ValueError for a value that only transformers reads, and that would cost it gigabytes or an obscure error.
+    Vectors are compared with those of transformers.
 
     Args:
         raw: content of config.json.
-        config: read from it.
-        path: of config.json, for the error.
+        config: the config that was read from `raw`.
+        path: path of config.json, for the error.
     """
     number, labels, pad = raw.get("num_labels", 2), raw.get("id2label") or {}, raw.get("pad_token_id")
     if type(number) is not int or not 0 <= number <= _MOST_LABELS:
@@ -88,24 +88,24 @@ def require_usable_by_transformers(raw: Mapping[str, Any], config: EncoderConfig
 def require_stored_sizes(
     config: EncoderConfig, architecture: Architecture, path: Path, shapes: Mapping[str, Sequence[int]]
 ) -> None:
-    """Raise ValueError for a number of layers or a size above all that the weights have. Names and shapes of a config's
-    parameters are made before they are compared with the file's, one by one; so they must not be of any number.
+    """Raise ValueError if a config has more layers than tensors are stored, or a size above every stored axis. Such a
+    config would use all memory: a name and a shape for each of its parameters are made before a file is compared.
 
     Args:
-        config: of config.json.
-        architecture: of the config.
-        path: of config.json, for the error.
-        shapes: of the stored tensors, by name.
+        config: content of config.json.
+        architecture: architecture of the config.
+        path: path of config.json, for the error.
+        shapes: shapes of the stored tensors, by name.
     """
     sizes = _SIZES + (_TABLES if isinstance(config, bert.BertConfig) else ())
     largest = max((max(shape, default=1) for shape in shapes.values()), default=0)
-    for field, most, what in (
+    for field, limit, what in (
         ("num_layers", len(shapes), "tensors"),
         *((field, largest, "as its largest axis") for field in sizes),
     ):
-        if (value := getattr(config, field, 0)) > most:
+        if (value := getattr(config, field, 0)) > limit:
             key = architecture.keys[field].name
-            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors beside it has {most:,} {what}")
+            raise ValueError(f"{path}: {key} is {value:,}, but model.safetensors beside it has {limit:,} {what}")
 
 
 def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Module:
@@ -114,22 +114,23 @@ def make_encoder(config: EncoderConfig, compute: Compute = Compute()) -> nn.Modu
 
 
 class StoredTensors(NamedTuple):
-    """Tensors of a parameter: one, or one per layer. Kernels are stored transposed, [out, in]."""
+    """The stored tensors of a parameter. Kernels are stored transposed, [out, in]."""
 
     names: tuple[str, ...]
-    shape: tuple[int, ...]
-    stacked: bool
+    shape: tuple[int, ...]  # shape of each tensor
+    stacked: bool  # whether there is a tensor for each layer
 
 
 def stored_tensors(config: EncoderConfig) -> dict[str, StoredTensors]:
-    """Return {parameter path: its tensors}."""
+    """Return {parameter path: stored tensors} for an encoder."""
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     shapes = jax.eval_shape(make_encoder(config).init, jax.random.key(0), tokens)["params"]
     return match_tensors(shapes, ARCHITECTURES[config.model_type].names(config), config.num_layers)
 
 
 def match_tensors(params: Any, names: Mapping[str, str], num_layers: int) -> dict[str, StoredTensors]:
-    """Return {parameter path: its tensors} for parameters, or their shapes, and names as in `Architecture.names`."""
+    """Return {parameter path: stored tensors} for parameters, or their shapes, and the names of
+    `Architecture.names`."""
     tensors = {}
     for path, leaf in traverse_util.flatten_dict(params, sep="/").items():
         parent, _, suffix = path.rpartition("/")

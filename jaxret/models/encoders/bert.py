@@ -1,6 +1,6 @@
-"""BERT in Linen with every hidden state exposed: MiniLM, BERT of any size, and architectures built like it.
+"""BERT of any size in Linen with every hidden state exposed. MiniLM, DistilBERT and RoBERTa are built like it.
 
-Layers are a `Stack`: their parameters lie in arrays with a leading layer axis. A `Selection` of states leaves it.
+The layers are a `Stack`: their parameters are arrays with a leading layer axis. It returns a `Selection` of states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import (
     DROPOUT,
-    LAYERS,
+    LAYER_COUNT,
     POSITIVE,
     SPREAD,
     Architecture,
@@ -41,14 +41,14 @@ class BertConfig:
     hidden_size: int
     num_layers: int
     num_heads: int
-    intermediate_size: int
-    max_positions: int
+    intermediate_size: int  # width of the feed-forward network
+    max_positions: int  # rows of the table of positions
     type_vocab_size: int = 2  # 0 for DistilBERT, which has no token types
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-12
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    initializer_range: float = 0.02
+    hidden_dropout: float = 0.1  # rate for the embeddings and the result of each block
+    attention_dropout: float = 0.1  # rate for attention weights
+    initializer_range: float = 0.02  # standard deviation of new parameters
     first_position: int = 0  # 2 for RoBERTa, whose positions begin after the id of padding and do not count padding
     mlm_head: bool = False  # whether there is a head of masked language modelling
     model_type: str = "bert"
@@ -59,7 +59,7 @@ class BertConfig:
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have."""
+        """The largest number of tokens of a text."""
         return self.max_positions - self.first_position
 
     @property
@@ -79,8 +79,8 @@ def bert_norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
 
 
 class BertEmbeddings(nn.Module):
-    """Word + position + type embeddings, layer norm, dropout. Token types are 0, as in DPR and MLR, and 1 in the second
-    text of a pair."""
+    """Word + position + type embeddings, layer norm, dropout. The token type is 1 in the second text of a pair, else 0,
+    as in DPR and MLR."""
 
     config: BertConfig
 
@@ -107,9 +107,9 @@ class BertEmbeddings(nn.Module):
         """Return the input of the first layer.
 
         Args:
-            ids: padded.
-            layout: of the tokens, prefix tokens included.
-            prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H].
+            ids: padded token ids.
+            layout: layout of the tokens, prefix tokens included.
+            prefix: n tokens that replace the first and all have its position: ids [n] or word embeddings [n,H].
             first: length of the first text of each pair; None: there are no pairs.
         """
         positions = self.positions(ids)
@@ -124,8 +124,8 @@ class BertEmbeddings(nn.Module):
         return Dropout(self.config.hidden_dropout, layout)(self.norm(hidden))
 
     def positions(self, ids: Int[jax.Array, "B T"]) -> Int[jax.Array, "#B T"]:
-        """Return rows of the position table. RoBERTa's follow from the ids, not from the mask: tokens with padding's id
-        have padding's row and are not counted."""
+        """Return the row of the position table for each token. For RoBERTa, it depends on the ids, not on the mask:
+        tokens with the id of padding have the row of padding and are not counted."""
         if not self.config.first_position:
             return jnp.arange(ids.shape[1])[None]
         padding = self.config.first_position - 1
@@ -139,7 +139,7 @@ def bert_mlm_head(config: BertConfig, compute: Compute) -> MlmHead:
 
 
 class BertAttention(nn.Module):
-    """Multi-head attention of one sequence to another, or to itself, in both directions."""
+    """Multi-head attention of one sequence to another or to itself, without causal mask."""
 
     config: BertConfig
     compute: Compute
@@ -155,10 +155,10 @@ class BertAttention(nn.Module):
         """Return the attention of queries from `hidden` to keys and values from `states`.
 
         Args:
-            hidden: of the queries.
-            states: of the keys and values.
-            mask: keys to attend to, the same for all queries or one mask for each.
-            layout: of the queries, for dropout.
+            hidden: states that queries are computed from.
+            states: states that keys and values are computed from.
+            mask: keys to attend to: one mask for all queries, or one for each query.
+            layout: layout of the queries, for dropout.
         """
         config = self.config
 
@@ -172,7 +172,7 @@ class BertAttention(nn.Module):
 
 
 class PostNormLayer(nn.Module):
-    """The blocks that layers like BERT's are made of: each adds its result to its input and norms the sum."""
+    """Blocks of layers like BERT's. Each block adds its result to its input and norms the sum."""
 
     config: BertConfig
     compute: Compute
@@ -186,13 +186,13 @@ class PostNormLayer(nn.Module):
         drop: Dropout,
         name: str = "attention",
     ) -> Float[jax.Array, "B Q H"]:
-        """Return hidden with its attention to `states` added, normed.
+        """Return norm(hidden + attention of `hidden` to `states`).
 
         Args:
-            hidden: of the queries.
-            states: of the keys and values.
-            mask: keys to attend to, the same for all queries or one mask for each.
-            name: of the parameters; those of the norm are called NAME_norm.
+            hidden: states that queries are computed from.
+            states: states that keys and values are computed from.
+            mask: keys to attend to: one mask for all queries, or one for each query.
+            name: name of the attention's parameters; the norm's name is NAME_norm.
         """
         output = BertAttention(self.config, self.compute, name=name)(hidden, states, mask, drop.layout)
         return bert_norm(self.config, f"{name}_norm")(hidden + drop(output))
@@ -207,7 +207,7 @@ class PostNormLayer(nn.Module):
 
 
 class BertLayer(PostNormLayer):
-    """A layer of BERT: returns its output, at the `first` positions or all, and its selected states."""
+    """A layer of BERT. It returns its output, at the `first` positions or all, and its selected states."""
 
     selection: Selection
 
@@ -256,10 +256,10 @@ class Bert(nn.Module):
         return selection.collect(embeddings, intermediate, last, layout)
 
 
-KEYS = {
+BERT_KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers", LAYERS),
+    "num_layers": Key("num_hidden_layers", LAYER_COUNT),
     "num_heads": Key("num_attention_heads"),
     "intermediate_size": Key("intermediate_size"),
     "max_positions": Key("max_position_embeddings"),
@@ -270,7 +270,7 @@ KEYS = {
     "attention_dropout": Key("attention_probs_dropout_prob", DROPOUT, 0.1),
     "initializer_range": Key("initializer_range", SPREAD, 0.02),
 }
-NAMES = {
+BERT_NAMES = {
     "embeddings/word": "embeddings.word_embeddings",
     "embeddings/position": "embeddings.position_embeddings",
     "embeddings/type": "embeddings.token_type_embeddings",
@@ -290,16 +290,16 @@ def check_bert(config: BertConfig) -> Iterator[tuple[str, str]]:
     if config.hidden_size % config.num_heads:
         yield "num_heads", f"divide the hidden size, {config.hidden_size}"
     if config.longest < 1:
-        yield "max_positions", f"be above {config.first_position}: positions begin there"
+        yield "max_positions", f"be above {config.first_position}, the first position"
 
 
 ARCHITECTURE = Architecture(
     "bert",
     BertConfig,
     Bert,
-    KEYS,
+    BERT_KEYS,
     lambda _: (
-        NAMES
+        BERT_NAMES
         | {
             "mlm_head/dense": "cls.predictions.transform.dense",
             "mlm_head/norm": "cls.predictions.transform.LayerNorm",

@@ -1,9 +1,10 @@
 """Language models in Linen with every hidden state exposed: Llama, Mistral, Qwen3 (files in llama.py), Gemma 3
 (gemma3.py).
 
-They are decoders: a token attends to itself and to those before it, unless `causal` is off. Rotary positions, groups of
-heads that share keys and values, RMS norms before each block, a gated feed-forward network. Qwen3 and Gemma norm
-queries and keys; Gemma also norms the result of each block, scales embeddings, and has windows in most layers.
+They are decoders: a token attends to itself and to the tokens before it, unless `causal` is off. They have rotary
+positions, groups of heads that share keys and values, RMS norms before each block, and a gated feed-forward network.
+Qwen3 and Gemma norm queries and keys. Gemma also norms the result of each block, scales embeddings, and has windows in
+most layers.
 
 As in transformers, state 0 is the embedding output, states 1 to L-1 are the raw residual stream after each layer, and
 state L has the final norm. `normalize_intermediate` gives every layer's output the final norm instead, so that layers
@@ -30,14 +31,14 @@ from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.types import HiddenStates, Tokens
 
-LACKS = {
+DECODER_LACKS = {
     "cls": "a language model has no [CLS]",
     "prefix_tokens": "a language model has no [CLS] to replace",
     "mlm_head": "a language model has no head of masked language modelling",
     "positioned_masks": "a language model has no [MASK], and its embeddings hold no positions",
 }
 CAUSAL_LACKS = {"leading_tokens": "its first tokens do not see the text after them (encoder.direction)"}
-Number = int | float  # config.json has both
+Number = int | float  # config.json may have either
 GATES = ACTIVATIONS | {"silu": jax.nn.silu}
 
 
@@ -49,49 +50,49 @@ class DecoderConfig:
     hidden_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int  # each serves num_heads / num_kv_heads query heads
-    head_size: int
-    intermediate_size: int
+    num_kv_heads: int  # heads of keys and values; each serves num_heads / num_kv_heads query heads
+    head_size: int  # width of a head
+    intermediate_size: int  # width of the feed-forward network
     max_positions: int
     hidden_act: str = "silu"
     norm_eps: Number = 1e-6
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    theta: Number = 10_000.0
-    local_theta: Number = 0.0  # of layers with a window; 0: theta
-    rope_type: str = "default"  # default, linear or llama3: scaling of theta's rates
+    attention_bias: bool = False  # whether the dense layers of attention have biases
+    mlp_bias: bool = False  # whether those of the feed-forward network have them
+    theta: Number = 10_000.0  # base of the rotary rates, theta ** -(2i / head_size)
+    local_theta: Number = 0.0  # theta of layers with a window; 0: the same theta
+    rope_type: str = "default"  # scaling of theta's rates: default (none), linear or llama3
     rope_factor: Number = 1.0
     rope_low: Number = 1.0  # llama3: wavelengths above rope_original / rope_low are scaled, ...
     rope_high: Number = 4.0  # ... those below rope_original / rope_high are not
-    rope_original: int = 8192
-    window: int = 0  # tokens that a token attends to in layers with a window; 0: there are none
+    rope_original: int = 8192  # llama3: tokens of a text before the extension to longer texts
+    window: int = 0  # tokens that a token attends to in layers with a window; 0: no layer has one
     first_window: int = 0  # the first layer with a window
-    global_every: int = 0  # every n-th layer has no window; 0: all from first_window on have one
-    query_scalar: Number = 0.0  # scores are divided by its square root; 0: by that of head_size
+    global_every: int = 0  # every n-th layer has no window; 0: all layers from first_window on have one
+    query_scalar: Number = 0.0  # scores are divided by its square root; 0: by the square root of head_size
     causal: bool = True
     attention_dropout: Number = 0.0
-    initializer_range: Number = 0.02
-    normalize_intermediate: bool = False
+    initializer_range: Number = 0.02  # standard deviation of new parameters
+    normalize_intermediate: bool = False  # whether intermediate states get the final norm
     model_type: str = "llama"
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have: no table ends there, but longer texts were not trained on."""
+        """The largest number of tokens of a text: the encoder was not trained on longer texts."""
         return self.max_positions
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        return LACKS | CAUSAL_LACKS if self.causal else LACKS
+        return DECODER_LACKS | CAUSAL_LACKS if self.causal else DECODER_LACKS
 
     @property
     def gemma(self) -> bool:
-        """Whether norms multiply by 1 + weight and follow blocks, too, embeddings are multiplied by the square root of
-        the hidden size, and half of a window lies on each side where attention has both directions."""
+        """Whether this is Gemma: norms multiply by 1 + weight, and there is one after each block, too; embeddings are
+        multiplied by the square root of the hidden size; without `causal`, half of a window is on each side."""
         return self.model_type.startswith("gemma")
 
     @property
     def norms_queries(self) -> bool:
-        """Whether each head's queries and keys are normed before their rotation."""
+        """Whether the queries and keys of each head are normed before their rotation."""
         return self.gemma or self.model_type == "qwen3"
 
     @property
@@ -100,7 +101,7 @@ class DecoderConfig:
 
 
 class DecoderAttention(nn.Module):
-    """Attention of a sequence to itself with rotary positions; groups of query heads share a head of keys and
+    """Attention of a sequence to itself, with rotary positions. Groups of query heads share a head of keys and
     values."""
 
     config: DecoderConfig
@@ -118,11 +119,11 @@ class DecoderAttention(nn.Module):
         """Return the attention of all positions.
 
         Args:
-            hidden: of all positions.
+            hidden: states of all positions.
             mask: keys that each query attends to.
-            positions: of the tokens in their texts.
-            rates: rotary angles per position.
-            layout: for dropout.
+            positions: positions of the tokens in their texts.
+            rates: rotary angle per position, for each pair of dimensions.
+            layout: layout of the tokens, for dropout.
         """
         config = self.config
         dense = partial(
@@ -131,7 +132,7 @@ class DecoderAttention(nn.Module):
 
         def heads(name: str, count: int, normed: bool = False) -> Float[jax.Array, "B T heads width"]:
             flat = dense(count * config.head_size, name=name, part="columns")(hidden)
-            split = split_heads(flat, flat.shape[-1] // config.head_size)  # a device's own heads
+            split = split_heads(flat, flat.shape[-1] // config.head_size)  # the heads of this device
             return decoder_norm(config, f"{name}_norm")(split) if normed else split
 
         query = rotate(heads("query", config.num_heads, config.norms_queries), positions, rates)
@@ -154,7 +155,7 @@ def decoder_norm(config: DecoderConfig, name: str) -> ScaledNorm:
 
 
 class LanguageModelLayer(nn.Module):
-    """A pre-norm layer: returns its output and its selected states."""
+    """A pre-norm layer. It returns its output and its selected states."""
 
     config: DecoderConfig
     compute: Compute
@@ -169,18 +170,18 @@ class LanguageModelLayer(nn.Module):
         positions: Int[jax.Array, "*rows W"],
         final_scale: Float[jax.Array, " H"],
     ) -> tuple[Float[jax.Array, "R W H"], Float[jax.Array, "N K H"] | None]:
-        """Compute the layer.
+        """Return the layer's output and its selected states.
 
         Args:
             hidden: output of the layer below.
-            constants: this layer's row of `decoder_constants`.
-            positions: of the tokens in their texts.
-            final_scale: of the norm after the last layer.
+            constants: row of `decoder_constants` for this layer.
+            positions: positions of the tokens in their texts.
+            final_scale: scale of the norm after the last layer.
         """
         config = self.config
         dense = partial(decoder_dense, config=config, compute=self.compute, use_bias=config.mlp_bias, layout=layout)
-        near = constants["backward"], constants["forward"]
-        mask = WindowMask(layout.attention_mask, positions, *near, choices=tuple(sorted({*layer_windows(config)})))
+        bounds = constants["backward"], constants["forward"]
+        mask = WindowMask(layout.attention_mask, positions, *bounds, choices=tuple(sorted({*layer_windows(config)})))
 
         inputs = self.compute.enter_parts(decoder_norm(config, "attention_norm")(hidden))
         attention = DecoderAttention(config, self.compute, name="attention")
@@ -220,7 +221,7 @@ class Decoder(nn.Module):
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
         if prefix is not None:
-            raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
+            raise ValueError(f"prefix tokens are not supported: {DECODER_LACKS['prefix_tokens']}")
         config = self.config
         require_length(tokens.ids.shape[1], config.longest)
         layout = TokenLayout.of(tokens, train)
@@ -237,8 +238,10 @@ class Decoder(nn.Module):
 
 
 def decoder_constants(config: DecoderConfig) -> dict[str, jax.Array]:
-    """Return the constants that may differ between layers, each with a leading layer axis: how far before (backward)
-    and after it (forward) a token attends, and rotary angles per position (rates)."""
+    """Return the constants that may differ between layers, each with a leading layer axis.
+
+    backward and forward: how many positions before and after itself a token attends. rates: rotary angles per position.
+    """
     windows = layer_windows(config)
     local = rotary_rates(config.local_theta or config.theta, config.head_size)
     has_local = [window and config.local_theta > 0 for window in layers_with_window(config)]
@@ -259,10 +262,10 @@ def layers_with_window(config: DecoderConfig) -> list[bool]:
 
 
 def layer_windows(config: DecoderConfig) -> list[tuple[int, int]]:
-    """Return how far before and after it a token attends in each layer."""
+    """Return (backward, forward) for each layer: how many positions before and after itself a token attends."""
     side = config.window // 2 if config.gemma else config.window
-    local, everywhere = ((config.window - 1, 0), (FAR, 0)) if config.causal else ((side, side), (FAR, FAR))
-    return [local if window else everywhere for window in layers_with_window(config)]
+    local, no_bound = ((config.window - 1, 0), (FAR, 0)) if config.causal else ((side, side), (FAR, FAR))
+    return [local if window else no_bound for window in layers_with_window(config)]
 
 
 def rotary_rates(theta: Number, width: int) -> Float[np.ndarray, " half"]:
@@ -271,16 +274,16 @@ def rotary_rates(theta: Number, width: int) -> Float[np.ndarray, " half"]:
 
 
 def scaled_rates(config: DecoderConfig) -> Float[np.ndarray, " half"]:
-    """Return theta's rotary angles per position, scaled for texts longer than those of the first pre-training.
+    """Return the rotary angles per position of `theta`, scaled for longer texts than in the first pre-training.
 
-    linear: all are divided by the factor. llama3: those of long wavelengths are, short ones stay, and between the two
-    bounds the divisor changes smoothly.
+    linear: all angles are divided by the factor. llama3: only angles of long wavelengths are divided, those of short
+    wavelengths stay, and between the two bounds the divisor changes smoothly.
     """
     rates = rotary_rates(config.theta, config.head_size)
     if config.rope_type == "default":
         return rates
     if config.rope_type == "linear":
         return rates / config.rope_factor
-    turns = config.rope_original * rates / (2 * np.pi)  # in the texts of the first pre-training
+    turns = config.rope_original * rates / (2 * np.pi)  # of an angle in a text of the first pre-training
     smooth = np.clip((turns - config.rope_low) / (config.rope_high - config.rope_low), 0, 1)
     return rates * ((1 - smooth) / config.rope_factor + smooth)

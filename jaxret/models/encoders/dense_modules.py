@@ -1,4 +1,4 @@
-"""Dense modules of sentence-transformers and PyLate: products with a matrix, in folders of their own."""
+"""Dense modules of sentence-transformers and PyLate: each is a matrix in a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxret.models.encoders.sentence_transformers import MODULES, read_modules
 from jaxret.storage.foreign_files import read_settings, read_tensors
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
-# Keys of config.json besides the sizes: the value of a file without the key, and those that are read.
+# Keys of config.json besides the sizes -> the value where the key is missing, and the allowed values.
 _SETTINGS: dict[str, tuple[Any, Sequence[Any]]] = {
     "bias": (True, (False,)),
     "activation_function": ("torch.nn.modules.activation.Tanh", (_IDENTITY,)),
@@ -26,11 +26,12 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
     """Return the matrix [in,out] of a Dense module.
 
     Args:
-        folder: of the module.
-        settings: keys of config.json -> the value where it is missing, and the allowed ones.
+        folder: folder of the module.
+        settings: keys of config.json -> the value where the key is missing, and the allowed values.
+
     Raises:
-        ValueError: the module is more than a product.
-        FileNotFoundError: it has no model.safetensors.
+        ValueError: the module computes more than a product.
+        FileNotFoundError: the folder has no model.safetensors.
     """
     config = read_settings(folder / "config.json")
     if not isinstance(config, dict):
@@ -40,7 +41,9 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
             value = config.get(key, default)
             raise ValueError(f"{folder / 'config.json'}: {key} is {value!r}; only {values[0]!r} is implemented")
     if not (folder / "model.safetensors").is_file():
-        raise FileNotFoundError(f"{folder} has no model.safetensors; save the model again: a pickle is never opened")
+        raise FileNotFoundError(
+            f"{folder} has no model.safetensors; save the model as safetensors: a pickle is never opened"
+        )
     tensors = read_tensors(folder / "model.safetensors")
     if set(tensors) != {"linear.weight"} or tensors["linear.weight"].ndim != 2:
         raise ValueError(f"{folder / 'model.safetensors'} has {', '.join(sorted(tensors))}; linear.weight is needed")
@@ -52,16 +55,16 @@ def read_dense(folder: Path, settings: Mapping[str, tuple[Any, Sequence[Any]]] =
 
 
 def read_dense_modules(root: Path) -> list[np.ndarray]:
-    """Return the matrices of a sentence-transformers directory's Dense modules, in order; []: it has none. Raises
-    ValueError if one does not fit the one before it."""
+    """Return the matrices of a sentence-transformers directory's Dense modules, in order. Raises ValueError if a matrix
+    does not fit the matrix before it."""
     if not (root / MODULES).is_file():
         return []
     folders = [module.folder for module in read_modules(root) if module.kind == "Dense"]
     matrices = [read_dense(folder) for folder in folders]
-    for folder, before, matrix in zip(folders[1:], matrices, matrices[1:], strict=False):
-        if before.shape[1] != matrix.shape[0]:
+    for folder, predecessor, matrix in zip(folders[1:], matrices, matrices[1:], strict=False):
+        if predecessor.shape[1] != matrix.shape[0]:
             raise ValueError(
-                f"{folder}: the matrix takes vectors of {matrix.shape[0]} numbers, and those before it have "
-                f"{before.shape[1]}"
+                f"{folder}: the module expects vectors of size {matrix.shape[0]}; the module before it returns size "
+                f"{predecessor.shape[1]}"
             )
     return matrices

@@ -7,12 +7,12 @@ from functools import partial
 
 from jaxret.models.encoders import bert
 from jaxret.models.encoders.attention import ACTIVATIONS
-from jaxret.models.encoders.stored import DROPOUT, LAYERS, SPREAD, Key, one_of
+from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, SPREAD, Key, one_of
 
-KEYS = {
+DISTILBERT_KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("dim"),
-    "num_layers": Key("n_layers", LAYERS),
+    "num_layers": Key("n_layers", LAYER_COUNT),
     "num_heads": Key("n_heads"),
     "intermediate_size": Key("hidden_dim"),
     "max_positions": Key("max_position_embeddings"),
@@ -21,7 +21,7 @@ KEYS = {
     "attention_dropout": Key("attention_dropout", DROPOUT, 0.1),
     "initializer_range": Key("initializer_range", SPREAD, 0.02),
 }
-NAMES = {
+DISTILBERT_NAMES = {
     "embeddings/word": "embeddings.word_embeddings",
     "embeddings/position": "embeddings.position_embeddings",
     "embeddings/norm": "embeddings.LayerNorm",
@@ -42,11 +42,11 @@ ARCHITECTURE = replace(
     bert.ARCHITECTURE,
     model_type="distilbert",
     config=partial(bert.BertConfig, type_vocab_size=0),
-    keys=KEYS,
-    names=lambda _: NAMES,
+    keys=DISTILBERT_KEYS,
+    names=lambda _: DISTILBERT_NAMES,
     class_name="DistilBertModel",
     prefix="distilbert.",
     mlm_class="DistilBertForMaskedLM",
     mlm_output="vocab_projector.weight",
-    classifier=None,  # its own has a ReLU for tanh
+    classifier=None,  # transformers' class for it has ReLU instead of tanh, which is not implemented
 )

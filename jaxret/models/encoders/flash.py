@@ -1,7 +1,7 @@
-"""FlashAttention (Dao et al. 2022) for TPUs: a text's scores and weights never leave the chip's on-chip memory.
+"""FlashAttention (Dao et al. 2022) for TPUs: scores and weights of attention never leave the on-chip memory.
 
 A block of queries attends to all keys at once, so nothing is carried from block to block. The backward pass computes
-weights again from queries and keys. Results equal `attention.attend` up to rounding, dropout masks exactly.
+the weights again from queries and keys. Results equal `attention.attend` up to rounding; dropout masks are identical.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.models.encoders.window import WindowMask
 
 LANES = 128  # numbers in a row of a TPU's registers
-BLOCK = 256  # upper bound of queries at a time
-SCORES = 2**18  # upper bound of the scores of a head and a block, unless a block has 64 queries
+QUERY_BLOCK = 256  # largest number of queries in a block
+BLOCK_SCORES = 2**18  # largest number of scores of a head in a block, unless the block has only 64 queries
 
 
 class Kernel(NamedTuple):
     """Static arguments of a kernel call."""
 
-    heads: int  # of the queries
-    heads_per_key: int  # heads of the queries that a head of the keys serves
-    queries: int  # of a text, without padding
-    rate: float  # of dropout
-    interpret: bool  # XLA runs the kernel, on any device
+    heads: int  # heads of the queries
+    heads_per_key: int  # query heads that one head of the keys serves
+    queries: int  # queries of a text, without padding
+    rate: float  # dropout rate of the weights
+    interpret: bool  # whether XLA runs the kernel, which works on any device
 
 
 def flash_attention(
@@ -44,28 +44,29 @@ def flash_attention(
     keys: Int[jax.Array, "B 2"] | None = None,
     interpret: bool = False,
 ) -> Float[jax.Array, "B Q heads width"]:
-    """Return softmax(query·key) value, with the softmax in float32.
+    """Return softmax(query·key) value. The softmax is computed in float32.
 
     Args:
-        query: scaled.
-        key, value: of the tokens to attend to; each of their heads serves heads / kv_heads consecutive query heads.
-        mask: keys to attend to; of a `WindowMask`, those that are near.
-        rate: of dropout of the weights.
-        keys: a text's threefry key as int32; dropout masks are those of jax.random.bernoulli. None: no dropout.
-        interpret: let XLA run the kernel, on any device.
+        query: queries, already scaled.
+        key, value: keys and values of the tokens to attend to. Each of their heads serves heads / kv_heads consecutive
+          query heads.
+        mask: keys to attend to, or a window around each query.
+        rate: dropout rate of the weights.
+        keys: threefry key of each text as int32, for the masks that jax.random.bernoulli draws; None: no dropout.
+        interpret: whether XLA runs the kernel, which works on any device.
     """
     rows, queries, heads, _ = query.shape
-    padding = -queries % 64 if queries > BLOCK else 0  # so that equal blocks exist
+    padding = -queries % 64 if queries > QUERY_BLOCK else 0  # for blocks of equal size
     query = jnp.pad(query, ((0, 0), (0, padding), (0, 0), (0, 0)))
     flat = (x.reshape(*x.shape[:2], -1) for x in (query, key, value))
     scalars = (jnp.zeros((rows, 2), jnp.int32) if keys is None else keys).reshape(-1)
-    places: tuple[jax.Array, ...] = ()
+    positions: tuple[jax.Array, ...] = ()
     if isinstance(mask, WindowMask):
         scalars = jnp.concatenate([scalars, jnp.stack([mask.backward, mask.forward])])
-        places = jnp.pad(mask.positions, (0, padding))[:, None], mask.positions[None]
+        positions = jnp.pad(mask.positions, (0, padding))[:, None], mask.positions[None]
         mask = mask.keys
     kernel = Kernel(heads, heads // key.shape[2], queries, rate, interpret)
-    context = _attend(kernel, *flat, (mask[:, None].astype(jnp.int32), *places), scalars)
+    context = _attend(kernel, *flat, (mask[:, None].astype(jnp.int32), *positions), scalars)
     return context[:, :queries].reshape(rows, queries, heads, -1)
 
 
@@ -88,36 +89,43 @@ _attend.defvjp(_forward, _backward)
 
 
 def heads_at_a_time(heads: int, width: int) -> int:
-    """Return the smallest number of heads that fills whole registers; all, if there is none."""
+    """Return the smallest number of heads that fills whole registers, or all heads if no number does."""
     divisors = (n for n in range(1, heads) if heads % n == 0 and n * width % LANES == 0)
     return next(divisors, heads)
 
 
 def block_rows(queries: int, keys: int) -> int:
-    """Return the number of queries in a block: all, or the largest divisor of them from 64 to BLOCK with few enough
-    scores."""
-    if queries <= BLOCK:
+    """Return the number of queries in a block: all, or the largest divisor from 64 to QUERY_BLOCK that gives at most
+    BLOCK_SCORES scores."""
+    if queries <= QUERY_BLOCK:
         return queries
-    sizes = (n for n in range(64, BLOCK + 1, 16) if queries % n == 0 and (n == 64 or n * keys <= SCORES))
+    sizes = (n for n in range(64, QUERY_BLOCK + 1, 16) if queries % n == 0 and (n == 64 or n * keys <= BLOCK_SCORES))
     return max(sizes, default=64)
 
 
 def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, ...], masks: Any, scalars: Any) -> Any:
     """Call a kernel for every text, group of heads, and block of queries.
 
-    The first input and output, and a fourth input, have the shape of the queries; the others that of the keys, whose
-    gradients are summed over the blocks. `masks`: real keys [B,1,T] and, with a window, positions of queries [Q,1] and
-    of keys [1,T]. `scalars`: two of each text's key for dropout, then the bounds of the window.
+    The first input, the first output and the fourth input have the shape of the queries. The other arrays have the
+    shape of the keys, and the gradients among them are summed over the blocks.
+
+    Args:
+        kernel: static arguments.
+        function: kernel function.
+        outputs: arrays with the shapes of the outputs.
+        inputs: query, key, value and, backward, the gradient of the output.
+        masks: real keys [B,1,T] and, with a window, positions of queries [Q,1] and of keys [1,T].
+        scalars: random key of each text, as two numbers, then the two bounds of the window.
     """
-    (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]  # queries may be padded
+    (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]  # here, `queries` includes padding
     width = hidden // kernel.heads
-    group = heads_at_a_time(kernel.heads // kernel.heads_per_key, width)  # of keys
+    group = heads_at_a_time(kernel.heads // kernel.heads_per_key, width)  # heads of keys
     block = block_rows(queries, length)
     of_queries = pl.BlockSpec(
         (1, block, group * kernel.heads_per_key * width), lambda text, head, part: (text, part, head)
     )
     of_keys = pl.BlockSpec((1, length, group * width), lambda text, head, part: (text, 0, head))
-    both = [of_queries, of_keys, of_keys, of_queries]
+    query_and_key_specs = [of_queries, of_keys, of_keys, of_queries]
     of_masks = [
         pl.BlockSpec((1, 1, length), lambda text, head, part: (text, 0, 0)),
         pl.BlockSpec((block, 1), lambda text, head, part: (part, 0)),
@@ -130,9 +138,9 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
             *of_masks[: len(masks)],
-            *both[: len(inputs)],
+            *query_and_key_specs[: len(inputs)],
         ],
-        out_specs=both[: len(outputs)],
+        out_specs=query_and_key_specs[: len(outputs)],
         out_shape=[jax.eval_shape(lambda x: x, x) for x in outputs],
         scratch_shapes=[total] * (len(outputs) - 1),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
@@ -143,7 +151,7 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
 
 
 def _cost(inputs: tuple[Any, ...], outputs: list[Any]) -> pl.CostEstimate:
-    """Return the cost for XLA, which cannot analyse a kernel: two products forward, five backward."""
+    """Return the estimated cost of a kernel, which XLA cannot analyse: two products forward, five backward."""
     (rows, queries, hidden), length = inputs[0].shape, inputs[1].shape[1]
     products, bytes_of = 2 if len(outputs) == 1 else 5, lambda x: x.size * x.dtype.itemsize
     return pl.CostEstimate(
@@ -189,30 +197,30 @@ def _backward_kernel(*refs: Any, kernel: Kernel, group: int) -> None:
 
 
 class _Block:
-    """The data of one step of the grid: a group of heads, a block of a text's queries, and all its keys."""
+    """The data of one step of the grid: a group of heads, a block of queries of a text, and all keys of the text."""
 
     def __init__(self, scalars: Any, masks: list[Any], query: Any, key: Any, kernel: Kernel, group: int) -> None:
         self._scalars, self._query, self._key, self._kernel = scalars, query, key, kernel
-        self.shape = query.shape[1], key.shape[1]  # queries of the block, keys
-        real, *places = masks
+        self.shape = query.shape[1], key.shape[1]  # (queries of the block, keys)
+        real, *positions = masks
         self.mask = jnp.broadcast_to(real[0], self.shape) != 0
-        if places:
-            before = places[0][...] - places[1][...]  # how far a key is before a query
+        if positions:
+            distance = positions[0][...] - positions[1][...]  # positions from a key to a query after it
             backward, forward = (scalars[scalars.shape[0] - n] for n in (2, 1))
-            self.mask &= (before <= backward) & (-before <= forward)
+            self.mask &= (distance <= backward) & (-distance <= forward)
         width = key.shape[2] // group
         first = pl.program_id(1) * group * kernel.heads_per_key
-        # For each head of the queries: its columns, those of its keys, its number in the layer.
+        # For each head of the queries: columns of its queries, columns of its keys, its index in the layer.
         self.heads = [
             (_columns(n, width), _columns(n // kernel.heads_per_key, width), first + n)
             for n in range(group * kernel.heads_per_key)
         ]
 
     def product(self, a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-        """Return a product over an axis of each; rounded and summed as in `layers.product`."""
+        """Return the product of two matrices over one axis of each, with the rounding of `layers.product`."""
         dtype = self._query.dtype
         a, b = a.astype(dtype), b.astype(dtype)
-        exact = dtype == jnp.float32 or self._kernel.interpret  # XLA on CPUs lacks this product of bfloat16
+        exact = dtype == jnp.float32 or self._kernel.interpret  # XLA on CPUs cannot multiply bfloat16 this way
         if exact:
             a, b = a.astype(jnp.float32), b.astype(jnp.float32)
         dimensions = (((axes[0],), (axes[1],)), ((), ()))
@@ -220,7 +228,7 @@ class _Block:
         return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
     def weights(self, columns: slice, key_columns: slice, head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Return the softmax of a head's scores, and the dropout mask of its weights."""
+        """Return the attention weights of a head, and their dropout mask; None: no dropout."""
         scores = jnp.where(
             self.mask, self.product(self._query[0, :, columns], self._key[0, :, key_columns], (1, 1)), MASKED_LOGIT
         )
@@ -231,7 +239,7 @@ class _Block:
         return x if dropout is None else jnp.where(dropout, x / (1 - self._kernel.rate), 0.0)
 
     def _dropout(self, head: jax.Array) -> jax.Array:
-        """Return this block of the mask that JAX would draw for all heads, queries and keys of the text."""
+        """Return this block's part of the mask that JAX would draw for all heads, queries and keys of the text."""
         first = head * self._kernel.queries + pl.program_id(2) * self.shape[0]
         row, column = (jax.lax.broadcasted_iota(jnp.int32, self.shape, axis) for axis in (0, 1))
         index = (first + row) * self.shape[1] + column
@@ -245,10 +253,10 @@ def _columns(head: int, width: int) -> slice:
 
 
 def threefry(first: jax.Array, second: jax.Array, count: Int[jax.Array, "*shape"]) -> Int[jax.Array, "*shape"]:
-    """Return the 32 bits that threefry (Salmon et al. 2011), JAX's default generator, draws at each index of an array.
+    """Return the 32 random bits of threefry (Salmon et al. 2011), JAX's default generator, at each index of an array.
 
     Args:
-        first, second: the key, as two int32.
+        first, second: random key, as two int32.
         count: indices.
     """
     keys = first, second, first ^ second ^ np.int32(0x1BD11BDA)

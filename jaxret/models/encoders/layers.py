@@ -1,4 +1,4 @@
-"""Parts of every layer: products, dense layers, dropout; and the options of their computation."""
+"""Parts of every layer (products, dense layers, norms, dropout), and the options of their computation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.parallel.mesh import TENSOR, ParameterGatherer
 
-MASKED_LOGIT = -1e30  # softmax makes exactly 0 of it, and no NaN of a row of nothing else
+MASKED_LOGIT = -1e30  # softmax turns it into exactly 0, and a row of only this value has no NaN
 
-# Recompute policy -> names of activations to save for the backward pass; None saves all.
+# Recompute policy -> names of the activations to save for the backward pass; None: all.
 RECOMPUTE: dict[str, tuple[str, ...] | None] = {
     "none": None,
-    "cheap": ("product", "mixed"),  # activations, attention's scores and weights, norms, dropout
+    "cheap": ("product", "mixed"),  # recomputed: activation functions, scores and weights of attention, norms, dropout
     "layer": (),
 }
 
@@ -30,11 +30,11 @@ RECOMPUTE: dict[str, tuple[str, ...] | None] = {
 class Adapters:
     """Low-rank adapters of dense layers, during training (lora.py)."""
 
-    rank: int  # of the adapters
-    scaling: float  # factor of their product
-    dropout: float  # rate at which their input is dropped
-    layers: tuple[str, ...]  # paths of the dense layers that have one, relative to a layer of the encoder
-    # of the encoder's layers, from 1, whose adapters count. Those of others are there, in the same arrays, and add
+    rank: int  # rank of the product
+    scaling: float  # factor of the product
+    dropout: float  # dropout rate of the input
+    layers: tuple[str, ...]  # paths of the dense layers with an adapter, relative to a layer of the encoder
+    # Encoder layers, from 1, whose adapters are used. The arrays have rows for the other layers, too, which add
     # nothing.
     numbers: tuple[int, ...]
 
@@ -43,40 +43,41 @@ class Adapters:
 class Compute:
     """Options of computing an encoder and its head. All but `adapters` change results by rounding only."""
 
-    # Of the operands of products and of activations. Parameters, sums, norms and hidden states are float32.
+    # Type of activations and of the operands of products. Parameters, sums, norms and hidden states are float32.
     dtype: Any = jnp.float32
     recompute: str = "none"  # a policy of RECOMPUTE
-    # Gathers a layer's parameters inside `jax.shard_map`; None: they are not split.
+    # Gathers the parameters of a layer inside `jax.shard_map`; None: parameters are not split.
     gatherer: ParameterGatherer | None = None
     attention: str = "plain"  # a key of fused.ATTENTION_PLATFORMS
-    interpret: bool = False  # XLA runs kernels, so that tests can run them on a CPU
-    adapters: Adapters | None = None  # None: dense layers have none
-    # Layers are trained without a loop: on a CPU, a step takes an eighth less time, and compile time grows with depth.
-    # Only without recomputation: outside a loop, XLA on a CPU would keep what is to be recomputed.
+    interpret: bool = False  # whether XLA runs kernels, so that tests can use a CPU
+    adapters: Adapters | None = None  # None: dense layers have no adapters
+    # Whether layers are trained without a loop. On a CPU, a step then takes an eighth less time, but compile time grows
+    # with depth. Not for recomputation: without a loop, XLA on a CPU keeps the activations that should be recomputed.
     unrolled: bool = False
 
     @property
     def tensor(self) -> int:
-        """Return how many devices share each layer's products, inside `jax.shard_map`."""
+        """Return the number of devices that share each product of a layer, inside `jax.shard_map`."""
         return self.gatherer.tensor if self.gatherer else 1
 
     def enter_parts(self, x: jax.Array) -> jax.Array:
-        """Return x, which each of these devices has whole, for products with their parts of kernels: its gradient is
-        summed over them."""
+        """Return x, of which each device has a full copy, for products with each device's part of a kernel. The
+        gradient of x is summed over the devices."""
         return jax.lax.pcast(x, TENSOR, to="varying") if self.tensor > 1 else x
 
 
 def product(spec: str, a: jax.Array, b: jax.Array, dtype: Any, out: Any) -> jax.Array:
     """Return the einsum of `a` and `b` with operands in `dtype` and sums in float32.
 
-    Gradients are products of the same kind. They have the types of `a` and `b`, so that gradients that are subtracted
-    (in a softmax) or summed over a batch are not rounded before. float32 is exact: TPUs and newer GPUs would round the
+    Gradients are products of the same kind. They have the types of `a` and `b`, so that they are not rounded before
+    they are subtracted (in a softmax) or summed over a batch. float32 is exact: TPUs and newer GPUs would round the
     operands by default.
 
     Args:
-        spec: of the einsum.
-        dtype: the operands are rounded to it.
-        out: dtype of the result.
+        spec: subscripts of the einsum.
+        a, b: operands.
+        dtype: type to which the operands are rounded.
+        out: type of the result.
     """
     return _product(spec, dtype, out, (a.dtype, b.dtype), a, b)
 
@@ -119,8 +120,8 @@ def _gradient_of_right(left: str, result: str, right: str, a: jax.Array, gradien
     """Return the gradient of the right operand of a product: the einsum "left,result->right" of a and the gradient of
     the result.
 
-    It sums over rows of both operands. XLA on a CPU then copies its left operand, transposed; here that is the smaller
-    of the two.
+    It sums over rows of both operands. XLA on a CPU then makes a transposed copy of the left operand, so here the left
+    operand is the smaller one.
     """
 
     def plain(a: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -144,15 +145,15 @@ _product.defvjp(_forward, _backward)
 
 
 class Dense(nn.Module):
-    """x W + b in the compute dtype, and what an adapter adds; sums, and the gradient of b, are float32."""
+    """x W + b in the compute dtype, plus the product of an adapter. Sums and the gradient of b are float32."""
 
     features: int
     compute: Compute
     kernel_init: Any
     use_bias: bool = True
-    layout: TokenLayout | None = None  # of the rows of x, for the dropout of adapters
-    # What a device has of the kernel under mesh.tensor: all (""); "columns", and the same ones of y; or "rows", and the
-    # same columns of x, and y is a sum over devices.
+    layout: TokenLayout | None = None  # positions of x, for dropout of adapters
+    # Which part of the kernel a device holds under mesh.tensor. "": all. "columns": the device computes the same
+    # columns of y. "rows": the device has the same columns of x, and y is a sum over devices.
     part: str = ""
 
     @nn.compact
@@ -177,13 +178,13 @@ class Dense(nn.Module):
     def low_rank(
         self, x: Float[jax.Array, "*batch I"], adapters: Adapters, features: int
     ) -> Float[jax.Array, "*batch O"]:
-        """Return what the adapter of this layer adds to these features, float32."""
+        """Return the term that the adapter adds to y, float32."""
         dtype, rows = self.compute.dtype, "abc"[: x.ndim - 1]
         if adapters.dropout:
-            assert self.layout is not None, f"{'/'.join(self.path)} drops numbers of its input: it needs the layout"
+            assert self.layout is not None, f"{'/'.join(self.path)} has dropout of its input and needs the layout"
             parts = self.compute.tensor if self.part == "rows" else 1
             x = Dropout(adapters.dropout, self.layout, parts)(x)
-        uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # +-1/sqrt(in), as PEFT's
+        uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within +-1/sqrt(in), as in PEFT
         lora_a = self.param("lora_a", uniform, (x.shape[-1], adapters.rank))
         lora_b = self.param("lora_b", nn.initializers.zeros, (adapters.rank, features))
         if self.part == "columns":
@@ -201,9 +202,9 @@ def scaled_norm(
 
     Args:
         hidden: x.
-        scale: learned.
-        eps: added to the mean square.
-        centred: subtract the mean first, which makes it layer norm without a bias.
+        scale: learned scale.
+        eps: constant that is added to the mean square.
+        centred: whether to subtract the mean first, as in layer norm (without a bias).
     """
     wide = hidden.astype(jnp.float32)
     if centred:
@@ -213,7 +214,7 @@ def scaled_norm(
 
 
 class ScaledNorm(nn.Module):
-    """`scaled_norm` with a learned scale, or with the sum of it and `offset`."""
+    """`scaled_norm` whose scale is `offset` plus a learned parameter."""
 
     eps: float
     centred: bool = False
@@ -226,26 +227,26 @@ class ScaledNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Set numbers to 0 at `rate` and divide the others by 1 - `rate`; every call draws another mask. No-op outside of
-    training.
+    """Set numbers to 0 with probability `rate` and divide the other numbers by 1 - `rate`. Every call draws a new mask.
+    Outside of training, it returns its input.
 
-    A mask depends on the text's row in the whole batch, which the layout has, not on the device or the chunk that
-    holds it, nor on packing.
+    A mask depends on the text's row in the full batch, which the layout holds. It does not depend on devices, chunks
+    or packing.
     """
 
     rate: float
     layout: TokenLayout
-    parts: int = 1  # devices along "tensor" that have a part of x's last axis each
+    parts: int = 1  # devices along "tensor" among which the last axis of x is divided
 
     @property
     def training(self) -> bool:
-        """Return whether the batch is one of training, also where the rate is 0."""
+        """Return whether this is a training batch, even if the rate is 0."""
         return self.layout.batch_rows is not None
 
     @property
     def active(self) -> bool:
-        """Return whether numbers are dropped. Initializing drops none: no parameter depends on it, and each start of a
-        run traces it."""
+        """Return whether numbers are dropped. None are dropped at initialization, which every start of a run traces:
+        no parameter depends on it."""
         return self.training and self.rate > 0 and not self.is_initializing()
 
     @nn.compact
@@ -253,18 +254,18 @@ class Dropout(nn.Module):
         if not self.active:
             return x
         keep, keys = 1 - self.rate, self.keys()
-        whole = (*x.shape[:-1], x.shape[-1] * self.parts)
+        full_shape = (*x.shape[:-1], x.shape[-1] * self.parts)
         if self.layout.packing is None:
-            keep_mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep, whole[1:]))(keys)
+            keep_mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep, full_shape[1:]))(keys)
         else:
-            keep_mask = packed_bernoulli(keys, self.layout, keep, whole)
+            keep_mask = packed_bernoulli(keys, self.layout, keep, full_shape)
         if self.parts > 1:
-            own = jax.lax.axis_index(TENSOR) * x.shape[-1]
-            keep_mask = jax.lax.dynamic_slice_in_dim(keep_mask, own, x.shape[-1], axis=-1)
+            start = jax.lax.axis_index(TENSOR) * x.shape[-1]
+            keep_mask = jax.lax.dynamic_slice_in_dim(keep_mask, start, x.shape[-1], axis=-1)
         return jnp.where(keep_mask, x / keep, 0)
 
     def keys(self) -> jax.Array:
-        """Return a key for each text, other ones at every call."""
+        """Return a random key for each text; every call returns new keys."""
         key = self.make_rng("dropout")
         return jax.vmap(lambda row: jax.random.fold_in(key, row))(self.layout.batch_rows)
 
@@ -272,16 +273,16 @@ class Dropout(nn.Module):
 def packed_bernoulli(
     keys: jax.Array, layout: TokenLayout, probability: float, shape: tuple[int, ...]
 ) -> Bool[jax.Array, ...]:
-    """Return the numbers of jax.random.bernoulli for padded texts, at the positions of packed ones.
+    """Return the mask that jax.random.bernoulli draws for padded texts, arranged for packed rows.
 
-    The i-th number of jax.random.bernoulli(key, probability, shape) is a hash of the key and i, whatever the shape is
-    (threefry, JAX's default generator, with its default jax_threefry_partitionable). i counts as in the padded array.
+    The i-th number of jax.random.bernoulli(key, probability, shape) is a hash of the key and i for any shape (threefry,
+    JAX's default generator, with its default jax_threefry_partitionable). i is the index in the padded array.
 
     Args:
-        keys: of the texts [N].
-        layout: packed.
-        probability: of True.
-        shape: of states [R,W,H], or of attention weights [R,heads,W,W].
+        keys: random keys of the texts [N].
+        layout: layout of packed rows.
+        probability: probability of True.
+        shape: shape of states [R,W,H] or of attention weights [R,heads,W,W].
     """
     assert layout.packing is not None
     words = jax.random.key_data(keys)[layout.packing.text]  # [R,W,2]
@@ -295,4 +296,4 @@ def packed_bernoulli(
         index = (heads * (layout.queries or length) + token[:, None, :, None]) * length + token[:, None, None, :]
     first, second, high, low = jnp.broadcast_arrays(words[..., 0], words[..., 1], jnp.uint32(0), index)
     bits = jnp.bitwise_xor(*threefry2x32_p.bind(first, second, high, low))
-    return (bits >> 9).astype(jnp.float32) * 2.0**-23 < probability  # 23 bits are a float32 in [0, 1)
+    return (bits >> 9).astype(jnp.float32) * 2.0**-23 < probability  # 23 bits -> a float32 in [0, 1)

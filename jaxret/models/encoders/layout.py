@@ -1,8 +1,8 @@
 """Positions of the tokens of texts in an encoder's layers: padded (a text per row) or packed (several texts per row).
 
-Hidden states leave the encoder by text and position either way. A layer depends on the layout in three ways: which
-tokens a token may attend to, which position embedding it gets, and which of its numbers dropout removes. All three
-follow the token's text and its position in that text, so packing changes nothing but the order of sums.
+In both cases, the encoder returns hidden states by text and position. A layer depends on the layout in three ways: the
+tokens that a token may attend to, its position embedding, and its dropout mask. All three depend on the token's text
+and on its position in that text, so packing changes only the order of sums.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jaxret.types import Tokens
 class PackedPositions:
     """Positions of packed texts in R rows of W tokens."""
 
-    starts: Int[jax.Array, " N"]  # first token of each text, rows laid end to end
-    text: Int[jax.Array, "R W"]  # text of the token at each position; -1: none
-    token: Int[jax.Array, "R W"]  # its index in that text
+    starts: Int[jax.Array, " N"]  # index of the first token of each text in the concatenated rows
+    text: Int[jax.Array, "R W"]  # index of the text at each position; -1: none
+    token: Int[jax.Array, "R W"]  # index of the token in that text
 
 
 @struct.dataclass
@@ -31,15 +31,16 @@ class TokenLayout:
     """Layout of a batch of N texts of up to T tokens."""
 
     mask: Bool[jax.Array, "N T"]  # real tokens, prefix tokens included
-    batch_rows: Int[jax.Array, " N"] | None = None  # rows in the whole batch, for dropout; None: nothing is dropped
+    batch_rows: Int[jax.Array, " N"] | None = None  # row of each text in the full batch, for dropout; None: no dropout
     packing: PackedPositions | None = None  # None: a text per row
-    # Packed: tokens of a text whose attention weights are drawn, the others are not read; None: all T.
+    # In packed rows: the number of first tokens of a text that are queries of the last layer. It is an axis of the
+    # dropout mask of attention weights. None: all T.
     queries: int | None = struct.field(pytree_node=False, default=None)
-    mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that a mean is over; None: all real ones
+    mean_mask: Bool[jax.Array, "N T"] | None = None  # tokens that count in a mean; None: all real tokens
 
     @classmethod
     def of(cls, tokens: Tokens, train: bool = False, prefix: jax.Array | None = None) -> TokenLayout:
-        """Return the layout of a batch. Only the length of `prefix`, which replaces the first token, is read."""
+        """Return the layout of a batch. `prefix` replaces the first token; only its length is read."""
         mask = tokens.mask if prefix is None else repeat_first(tokens.mask, len(prefix))
         rows = jnp.arange(len(tokens.ids)) if tokens.rows is None else tokens.rows
         layout = cls(mask, rows if train else None, mean_mask=tokens.mean_mask)
@@ -47,7 +48,7 @@ class TokenLayout:
             return layout
         starts, shape = tokens.packing.starts, (tokens.packing.rows, tokens.packing.width)
         position = jnp.arange(shape[0] * shape[1])
-        text = jnp.sum(starts[None] <= position[:, None], axis=1) - 1  # starts rise: the last one at or before it
+        text = jnp.sum(starts[None] <= position[:, None], axis=1) - 1  # starts are in ascending order
         token = position - starts[text]
         real = (text >= 0) & (token < jnp.sum(mask, axis=1)[text])
         text, token = jnp.where(real, text, -1), jnp.where(real, token, 0)
@@ -55,14 +56,15 @@ class TokenLayout:
 
     @property
     def attention_mask(self) -> Bool[jax.Array, "N T"] | Bool[jax.Array, "R W W"]:
-        """Keys that may be attended to: the real tokens of a text; if packed, for each token those of its text."""
+        """Mask of the keys that may be attended to: the real tokens of a text; in packed rows, a mask for each
+        token."""
         if self.packing is None:
             return self.mask
         text = self.packing.text
         return (text[:, :, None] == text[:, None, :]) & (text >= 0)[:, None, :]
 
     def arrange(self, values: Int[jax.Array, "*N T"]) -> Int[jax.Array, "*R W"]:
-        """Move a number per token of each text (or of all texts) to the positions of the layers."""
+        """Return a value per token, given for each text or for all texts, at the positions of the layers."""
         if self.packing is None:
             return values
         return jnp.broadcast_to(values, self.mask.shape)[self.packing.text, self.packing.token]
@@ -71,8 +73,8 @@ class TokenLayout:
         """Return word embeddings at the positions of the layers, float32.
 
         Args:
-            table: looks ids up; one that is frozen may be bfloat16.
-            ids: of the tokens, without prefix tokens.
+            table: module that looks up ids; a frozen table may be bfloat16.
+            ids: ids of the tokens, without prefix tokens.
             prefix: ids [n] or word embeddings [n,H] that replace the first token; None: no replacement.
         """
 
@@ -94,9 +96,9 @@ class TokenLayout:
     def last_layer_queries(
         self, hidden: Float[jax.Array, "R W H"], first: int | None
     ) -> tuple[Float[jax.Array, "R queries H"], TokenLayout]:
-        """Return the last layer's queries, the `first` positions of each text (None: all), and their layout.
+        """Return the queries of the last layer, the `first` positions of each text (None: all), and their layout.
 
-        Packed rows are computed whole, because texts begin everywhere in them.
+        In packed rows, all positions are computed, because texts begin anywhere.
         """
         if self.packing is None or first is None:
             return hidden[:, :first], self
@@ -105,8 +107,8 @@ class TokenLayout:
     def by_text(
         self, hidden: Float[jax.Array, "R some H"], count: int | None
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
-        """Return the first `count` states of each text (None: all) and a mask of the real ones; packed texts have 0
-        for the others."""
+        """Return the first `count` states of each text (None: all), and a mask of real tokens. Packed texts have 0 for
+        other tokens."""
         mask = self.mask[:, :count]
         if self.packing is None:
             return hidden[:, :count], mask
@@ -116,5 +118,5 @@ class TokenLayout:
 
 
 def repeat_first(row: Shaped[jax.Array, "*B T"], count: int) -> Shaped[jax.Array, "*B longer"]:
-    """Return a mask, ids or positions with the first entry `count` times, once for each prefix token."""
+    """Return a mask, ids or positions in which the first entry occurs `count` times, once for each prefix token."""
     return jnp.concatenate([jnp.repeat(row[..., :1], count, axis=-1), row[..., 1:]], axis=-1)

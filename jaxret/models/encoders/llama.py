@@ -1,4 +1,4 @@
-"""Files of Llama 2 and 3, Mistral and Qwen3, whose encoder is in decoder.py."""
+"""The Hugging Face files of Llama 2 and 3, Mistral and Qwen3, whose encoder is in decoder.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from jaxret.models.encoders import rope
 from jaxret.models.encoders.decoder import GATES, Decoder, DecoderConfig
-from jaxret.models.encoders.stored import DROPOUT, LAYERS, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
+from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, POSITIVE, SPREAD, Architecture, Key, at_least, one_of
 
 FLAG = one_of(False, True)
-KEYS = {
+LLAMA_KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers", LAYERS),
+    "num_layers": Key("num_hidden_layers", LAYER_COUNT),
     "num_heads": Key("num_attention_heads"),
     "num_kv_heads": Key("num_key_value_heads"),
     "head_size": Key("head_dim"),
@@ -22,16 +22,16 @@ KEYS = {
     "hidden_act": Key("hidden_act", one_of(*GATES), "silu"),
     "norm_eps": Key("rms_norm_eps", POSITIVE, 1e-6),
     "theta": Key("rope_theta", POSITIVE, 10_000.0),
-    **rope.KEYS,
+    **rope.ROPE_KEYS,
     "causal": Key("is_causal", FLAG, True),
     "attention_dropout": Key("attention_dropout", DROPOUT, 0.0),
     "initializer_range": Key("initializer_range", SPREAD, 0.02),
 }
 BIAS = {"attention_bias": Key("attention_bias", FLAG, False)}
 WINDOW = {"window": Key("sliding_window", at_least(0))}
-ONLY = {"partial_rotary_factor": 1.0}
+DECODER_ONLY = {"partial_rotary_factor": 1.0}
 NO_LAYER_TYPES = {"layer_types": None}  # transformers ignores them in these architectures
-NAMES = {
+LLAMA_NAMES = {
     "word": "embed_tokens",
     "final_norm": "norm.weight",
     "layers/attention/query": "layers.{}.self_attn.q_proj",
@@ -50,7 +50,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def translate_llama(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the heads that null, or nothing, stands for, and with rotary parameters as in `KEYS`."""
+    """Return config.json with the keys of `LLAMA_KEYS`. Where `num_key_value_heads` or `head_dim` is null or missing,
+    it is computed from the other keys."""
     flat = rope.translate_rope(raw)
     heads, size = raw.get("num_attention_heads"), raw.get("hidden_size")
     if flat.get("num_key_value_heads") is None:
@@ -65,7 +66,8 @@ def translate_mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_qwen3(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a config whose windows begin at a layer. Raises ValueError for other `layer_types`."""
+    """Return config.json with the keys of Qwen3. Raises ValueError for `layer_types` other than windows from some layer
+    on."""
     flat = translate_llama({"head_dim": 128, **raw})
     window = (flat.get("sliding_window", 4096) or 0) if raw.get("use_sliding_window") else 0
     flat |= {"sliding_window": window, "max_window_layers": flat.get("max_window_layers", 28)}
@@ -77,8 +79,8 @@ def translate_qwen3(raw: Mapping[str, Any]) -> dict[str, Any]:
     first = types.index(SLIDING) if count and SLIDING in types else count
     if not count or types != [FULL] * first + [SLIDING] * (count - first) or (SLIDING in types and not window):
         raise ValueError(
-            f"layer_types is {types}; it must name each of the num_hidden_layers layers, those from some layer on "
-            f"{SLIDING!r}, if there is a window (use_sliding_window, sliding_window), the others {FULL!r}"
+            f"layer_types is {types}; it must have {FULL!r} or {SLIDING!r} for each of the num_hidden_layers layers. "
+            f"Only the last layers can be {SLIDING!r}, and only with a window (use_sliding_window, sliding_window)"
         )
     return {**flat, "max_window_layers": first} if SLIDING in types else {**flat, "sliding_window": 0}
 
@@ -95,7 +97,7 @@ def check_decoder(config: DecoderConfig) -> Iterator[tuple[str, str]]:
     if config.num_heads % config.num_kv_heads:
         yield "num_kv_heads", f"divide num_attention_heads, {config.num_heads}"
     if config.head_size % 2:
-        yield "head_size", "be even: pairs of numbers are rotated"
+        yield "head_size", "be even: dimensions are rotated in pairs"
     if config.rope_type == "llama3" and config.rope_high <= config.rope_low:
         yield "rope_high", f"be above low_freq_factor, {config.rope_low}"
 
@@ -104,9 +106,9 @@ def decoder_architecture(model_type: str, class_name: str, **options: Any) -> Ar
     """Return the architecture of a language model.
 
     Args:
-        model_type: in config.json.
-        class_name: transformers' class of it without an output layer.
-        options: what differs from Llama's: fields of Architecture.
+        model_type: model_type in config.json.
+        class_name: name of transformers' class without an output layer.
+        options: fields of `Architecture` that differ from Llama's.
     """
     options = {"translate": translate_llama, "spell": rope.nest_rope, **options}
     return Architecture(
@@ -114,35 +116,35 @@ def decoder_architecture(model_type: str, class_name: str, **options: Any) -> Ar
         DecoderConfig,
         Decoder,
         options.pop("keys"),
-        options.pop("names", lambda _: NAMES),
+        options.pop("names", lambda _: LLAMA_NAMES),
         class_name=class_name,
         prefix="model.",
-        only=ONLY | options.pop("only", {}),
+        only=DECODER_ONLY | options.pop("only", {}),
         check=check_decoder,
-        buffers=("lm_head.",),  # the output layer, which an encoder has not
-        buffer_endings=(".rotary_emb.inv_freq",),  # in old files
+        buffers=("lm_head.",),  # the output layer, which an encoder does not have
+        buffer_endings=(".rotary_emb.inv_freq",),  # buffers in old files
         **options,
     )
 
 
-LLAMA = decoder_architecture(
+LLAMA_ARCHITECTURE = decoder_architecture(
     "llama",
     "LlamaModel",
-    keys=KEYS | BIAS | {"mlp_bias": Key("mlp_bias", FLAG, False)},
+    keys=LLAMA_KEYS | BIAS | {"mlp_bias": Key("mlp_bias", FLAG, False)},
     only=NO_LAYER_TYPES,
 )
-MISTRAL = decoder_architecture(
+MISTRAL_ARCHITECTURE = decoder_architecture(
     "mistral",
     "MistralModel",
-    keys=KEYS | WINDOW,
+    keys=LLAMA_KEYS | WINDOW,
     only=NO_LAYER_TYPES,
     translate=translate_mistral,
     spell=spell_mistral,
 )
-QWEN3 = decoder_architecture(
+QWEN3_ARCHITECTURE = decoder_architecture(
     "qwen3",
     "Qwen3Model",
-    keys=KEYS | BIAS | WINDOW | {"first_window": Key("max_window_layers", at_least(0))},
+    keys=LLAMA_KEYS | BIAS | WINDOW | {"first_window": Key("max_window_layers", at_least(0))},
     translate=translate_qwen3,
     spell=spell_qwen3,
 )

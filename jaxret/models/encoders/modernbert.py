@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024) in Linen with every hidden state exposed.
 
-Rotary positions, every third layer global and the others with a local window, gated feed-forward, norms before each
-block and no biases.
+It has rotary positions, a gated feed-forward network, norms before each block, and no biases. Every third layer is
+global; the other layers have a local window.
 
 As in transformers, state 0 is the embedding output, states 1 to L-1 are the raw residual stream after each layer, and
 state L has the final norm. `normalize_intermediate` gives every layer's output the final norm instead, so that layers
@@ -28,7 +28,7 @@ from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
 from jaxret.models.encoders.stored import (
     DROPOUT,
-    LAYERS,
+    LAYER_COUNT,
     POSITIVE,
     SPREAD,
     Architecture,
@@ -40,7 +40,7 @@ from jaxret.models.encoders.stored import (
 from jaxret.models.encoders.window import FAR, WindowMask
 from jaxret.types import HiddenStates, Tokens
 
-LACKS = {
+MODERNBERT_LACKS = {
     "positioned_masks": "ModernBERT's embeddings hold no positions, so its [MASK]s are all alike",
 }
 
@@ -53,21 +53,21 @@ class ModernBertConfig:
     hidden_size: int
     num_layers: int
     num_heads: int
-    intermediate_size: int
+    intermediate_size: int  # width of the feed-forward network
     max_positions: int
     hidden_act: str = "gelu"
     norm_eps: float = 1e-5
-    global_every: int = 3  # layer 0 and every n-th after it are global
-    local_window: int = 128  # in the others a token attends to those at most half of this away
-    global_theta: float = 160_000.0
-    local_theta: float = 10_000.0
-    attention_dropout: float = 0.0
-    mlp_dropout: float = 0.0
+    global_every: int = 3  # layer 0 and every n-th layer after it are global
+    local_window: int = 128  # tokens of a window in the other layers, half of them on each side
+    global_theta: float = 160_000.0  # base of the rotary rates in global layers
+    local_theta: float = 10_000.0  # the same in other layers
+    attention_dropout: float = 0.0  # rate for attention weights
+    mlp_dropout: float = 0.0  # rate inside of feed-forward networks
     embedding_dropout: float = 0.0
-    initializer_range: float = 0.02
-    normalize_intermediate: bool = False
+    initializer_range: float = 0.02  # standard deviation of new parameters
+    normalize_intermediate: bool = False  # whether intermediate states get the final norm
     mlm_head: bool = False  # whether there is a head of masked language modelling
-    classifier_pooling: str = "cls"  # token that a cross-encoder scores from; retrievers do not read it
+    classifier_pooling: str = "cls"  # "cls" or "mean": the state that a cross-encoder scores; retrievers ignore it
     model_type: str = "modernbert"
 
     @property
@@ -76,12 +76,12 @@ class ModernBertConfig:
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have: no table ends there, but longer texts were not trained on."""
+        """The largest number of tokens of a text: the encoder was not trained on longer texts."""
         return self.max_positions
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        return LACKS
+        return MODERNBERT_LACKS
 
 
 def modernbert_dense(
@@ -95,11 +95,12 @@ def modernbert_dense(
     """Return a dense layer without a bias.
 
     Args:
-        features: of the output.
-        compute: dtype of the product.
-        name: of the parameters.
-        residual: whether it writes to the residual stream: it is then initialized smaller, by the depth of the encoder.
-        layout: of the input's rows, for adapters.
+        features: size of the output.
+        compute: options of the product.
+        name: name of the parameters.
+        residual: whether its result is added to the residual stream. Its initial values are then divided by
+          sqrt(2 * layers).
+        layout: layout of the input, for dropout of adapters.
     """
     deviation = config.initializer_range / ((2 * config.num_layers) ** 0.5 if residual else 1)
     init = nn.initializers.truncated_normal(deviation)
@@ -107,7 +108,7 @@ def modernbert_dense(
 
 
 class ModernBertEmbeddings(nn.Module):
-    """Word embeddings, norm, dropout: positions come with the attention."""
+    """Word embeddings, norm, dropout. Attention adds the positions."""
 
     config: ModernBertConfig
 
@@ -121,7 +122,7 @@ class ModernBertEmbeddings(nn.Module):
     def __call__(
         self, ids: Int[jax.Array, "N T"], layout: TokenLayout, prefix: jax.Array | None = None
     ) -> Float[jax.Array, "R W H"]:
-        """Return the input of the first layer; `prefix`: as in `TokenLayout.embed`."""
+        """Return the input of the first layer. `prefix` is described in `TokenLayout.embed`."""
         return Dropout(self.config.embedding_dropout, layout)(self.norm(layout.embed(self.word, ids, prefix)))
 
 
@@ -131,7 +132,7 @@ def modernbert_mlm_head(config: ModernBertConfig, compute: Compute) -> MlmHead:
 
 
 class ModernBertAttention(nn.Module):
-    """Multi-head attention of a sequence, or of its first positions, to itself, with rotary positions."""
+    """Multi-head attention of the first positions of a sequence to the sequence, with rotary positions."""
 
     config: ModernBertConfig
     compute: Compute
@@ -149,12 +150,12 @@ class ModernBertAttention(nn.Module):
         """Return the attention of the first positions.
 
         Args:
-            hidden: of all positions.
+            hidden: states of all positions.
             mask: keys that each query attends to.
-            positions: of the tokens in their texts.
-            rates: rotary angles per position.
-            layout: of the queries, for dropout.
-            queries: number of them.
+            positions: positions of the tokens in their texts.
+            rates: rotary angle per position, for each pair of dimensions.
+            layout: layout of the queries, for dropout.
+            queries: number of first positions that are queries.
         """
         config = self.config
         drop = Dropout(config.attention_dropout, layout)
@@ -167,7 +168,7 @@ class ModernBertAttention(nn.Module):
 
 
 class ModernBertLayer(nn.Module):
-    """A pre-norm layer: returns its output, at the `first` positions or all, and its selected states."""
+    """A pre-norm layer. It returns its output, at the `first` positions or all, and its selected states."""
 
     config: ModernBertConfig
     compute: Compute
@@ -183,14 +184,14 @@ class ModernBertLayer(nn.Module):
         final_scale: Float[jax.Array, " H"],
         first: int | None = None,
     ) -> tuple[Float[jax.Array, "R queries H"], Float[jax.Array, "N K H"] | None]:
-        """Compute the layer.
+        """Return the layer's output and its selected states.
 
         Args:
             hidden: output of the layer below.
-            constants: this layer's row of `layer_constants`, and the scale of its norm before attention.
-            positions: of the tokens in their texts.
-            final_scale: of the norm after the last layer.
-            first: number of positions to compute, from the first one on; None: all.
+            constants: row of `layer_constants` for this layer, and the scale of its norm before attention.
+            positions: positions of the tokens in their texts.
+            final_scale: scale of the norm after the last layer.
+            first: number of first positions to compute; None: all.
         """
         config = self.config
         queries, query_layout = layout.last_layer_queries(hidden, first)
@@ -216,8 +217,8 @@ class ModernBertLayer(nn.Module):
 
 
 class LaterNorms(nn.Module):
-    """Scales of the norms before attention, which are not part of the stacked parameters, because layer 0 has no such
-    norm: its row is a constant 1."""
+    """Scales of the norms before attention. They are not among the stacked parameters, because layer 0 has no such
+    norm. Its row is a constant 1."""
 
     config: ModernBertConfig
 
@@ -225,7 +226,7 @@ class LaterNorms(nn.Module):
     def __call__(self) -> Float[jax.Array, "L H"]:
         shape = (self.config.num_layers - 1, self.config.hidden_size)
         first = jnp.ones((1, shape[1]))
-        if not shape[0]:  # no parameter without a number in it
+        if not shape[0]:  # an encoder of one layer has no such parameter
             return first
         return jnp.concatenate([first, self.param("attention_norm", nn.initializers.ones, shape)])
 
@@ -272,12 +273,15 @@ class ModernBert(nn.Module):
 
 
 def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:
-    """Return the constants that differ between layers, each with a leading layer axis: whether there is a norm before
-    attention (normed), the largest distance that is attended to (reach), rotary angles per position (rates)."""
+    """Return the constants that differ between layers, each with a leading layer axis.
+
+    normed: whether there is a norm before attention. reach: the largest distance of a key. rates: rotary angles per
+    position.
+    """
     layers = np.arange(config.num_layers)
-    everywhere = layers % config.global_every == 0
+    is_global = layers % config.global_every == 0
     width = config.head_size
-    theta = np.where(everywhere, config.global_theta, config.local_theta)[:, None]
+    theta = np.where(is_global, config.global_theta, config.local_theta)[:, None]
     return {
         "normed": jnp.asarray(layers > 0),
         "reach": jnp.asarray(layer_reaches(config), jnp.int32),
@@ -286,14 +290,14 @@ def layer_constants(config: ModernBertConfig) -> dict[str, jax.Array]:
 
 
 def layer_reaches(config: ModernBertConfig) -> list[int]:
-    """Return how far before and after it a token attends in each layer."""
+    """Return the largest distance of a key from its query for each layer."""
     return [config.local_window // 2 if layer % config.global_every else FAR for layer in range(config.num_layers)]
 
 
-KEYS = {
+MODERNBERT_KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("hidden_size"),
-    "num_layers": Key("num_hidden_layers", LAYERS),
+    "num_layers": Key("num_hidden_layers", LAYER_COUNT),
     "num_heads": Key("num_attention_heads"),
     "intermediate_size": Key("intermediate_size"),
     "max_positions": Key("max_position_embeddings"),
@@ -309,7 +313,7 @@ KEYS = {
     "initializer_range": Key("initializer_range", SPREAD, 0.02),
     "classifier_pooling": Key("classifier_pooling", one_of("cls", "mean"), "cls"),
 }
-ONLY = {
+MODERNBERT_ONLY = {
     "norm_bias": False,
     "attention_bias": False,
     "mlp_bias": False,
@@ -318,7 +322,7 @@ ONLY = {
     "classifier_activation": "gelu",
     "rope_scaling": None,
 }
-NAMES = {
+MODERNBERT_NAMES = {
     "embeddings/word": "embeddings.tok_embeddings",
     "embeddings/norm": "embeddings.norm",
     "later_layers/attention_norm": "layers.{}.attn_norm.weight",
@@ -336,20 +340,20 @@ LAYER_KINDS = {"full_attention": "global_rope_theta", "sliding_attention": "loca
 
 
 def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Translate `layer_types` and `rope_parameters`, as transformers 5 writes them, -> the keys of the first files.
-    Raises ValueError for layers or rotary positions that are not implemented."""
+    """Return config.json with `layer_types` and `rope_parameters`, which transformers 5 writes, translated to older
+    keys. Raises ValueError for layers or rotary positions that are not implemented."""
     older = dict(raw)
     types = raw.get("layer_types")
     if types is not None:
         layers = len(types) if isinstance(types, list) else 0
-        every = next((i for i in range(1, layers) if types[i] == "full_attention"), max(layers, 1))
-        expected = ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
+        period = next((i for i in range(1, layers) if types[i] == "full_attention"), max(layers, 1))
+        expected = ["sliding_attention" if i % period else "full_attention" for i in range(layers)]
         if types != expected or layers != raw.get("num_hidden_layers"):
             raise ValueError(
                 f"layer_types is {types}; it must name each of the num_hidden_layers layers, the first and every n-th "
                 "after it 'full_attention', the others 'sliding_attention'"
             )
-        older["global_attn_every_n_layers"] = every
+        older["global_attn_every_n_layers"] = period
     rope = raw.get("rope_parameters") or {}
     for kind, parameters in rope.items() if isinstance(rope, dict) else [("", rope)]:
         theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
@@ -374,14 +378,14 @@ ARCHITECTURE = Architecture(
     "modernbert",
     ModernBertConfig,
     ModernBert,
-    KEYS,
-    lambda _: NAMES,
+    MODERNBERT_KEYS,
+    lambda _: MODERNBERT_NAMES,
     class_name="ModernBertModel",
     prefix="model.",
-    only=ONLY,
+    only=MODERNBERT_ONLY,
     translate=translate_modernbert,
     check=check_modernbert,
-    # Their defaults are ids of one vocabulary, and errors in a smaller one.
+    # transformers' default ids are out of range in smaller vocabularies.
     extra=dict.fromkeys(f"{token}_token_id" for token in ("pad", "bos", "eos", "cls", "sep")),
     mlm_head=modernbert_mlm_head,
     mlm_class="ModernBertForMaskedLM",

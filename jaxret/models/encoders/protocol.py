@@ -1,4 +1,4 @@
-"""Interface of encoders. An architecture is one file and a line in the table of `architectures.py`."""
+"""The interface of encoders. An architecture is one file and one line in the table of `architectures.py`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jaxret.models.encoders.layers import Compute
 from jaxret.models.encoders.selection import Selection
 from jaxret.types import HiddenStates, Tokens
 
-# Abilities that a head or the config may need. An encoder without one gives the reason (`EncoderConfig.lacks`).
+# Abilities that a head or the config may need. `EncoderConfig.lacks` has the reason for each missing ability.
 ABILITIES = (
-    "fused_attention",  # scores are products alone; keys are masked by padding, or by their distance
+    "fused_attention",  # scores have no bias, and only padding or distance masks keys
     "cls",  # the first token is [CLS], whose state stands for the text
-    "leading_tokens",  # the states of the first tokens have seen the text after them
+    "leading_tokens",  # the states of the first tokens depend on the text after them
     "prefix_tokens",  # `prefix` may replace the first token
-    "mlm_head",  # there may be a pre-trained head of masked language modelling
-    "positioned_masks",  # `embed` exists, and gives several [MASK]s different embeddings, by their positions
+    "mlm_head",  # the files may have a pre-trained head of masked language modelling
+    "positioned_masks",  # `embed` exists, and the embeddings of several [MASK]s differ by position
 )
 
 
@@ -28,8 +28,9 @@ ABILITIES = (
 class EncoderConfig(Protocol):
     """Shapes and constants of an encoder, read from config.json: a frozen dataclass of plain values.
 
-    A run's config may set `num_layers` (the first ones) and, where there is such a field, `mlm_head` (bool; there
-    unless lacking) and `normalize_intermediate` (bool; where states below the last layer have no norm).
+    A run's config may set `num_layers` (to use only the first layers). It may also set the bool fields `mlm_head`,
+    which exists unless "mlm_head" is lacking, and `normalize_intermediate`, which exists if states below the last layer
+    have no norm.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -48,12 +49,12 @@ class EncoderConfig(Protocol):
 
     @property
     def head_size(self) -> int:
-        """Width of a head of attention."""
+        """The width of an attention head."""
         ...
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have."""
+        """The largest number of tokens of a text."""
         ...
 
     @property
@@ -63,8 +64,8 @@ class EncoderConfig(Protocol):
 
 
 class Encoder(Protocol):
-    """A Linen module `Encoder(config, compute)`. Its layers are a `stack.Stack` and use the products and the dropout of
-    `layers.py`, which implement `compute`."""
+    """A Linen module `Encoder(config, compute)`. Its layers are a `stack.Stack`. They use the products and the dropout
+    of `layers.py`, which implement `compute`."""
 
     config: Any
     compute: Compute
@@ -72,21 +73,22 @@ class Encoder(Protocol):
     def __call__(
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
-        """Encode a batch; state 0 is the output of the embeddings. Packing changes states by rounding only.
+        """Encode a batch. State 0 is the output of the embeddings. Packing changes states only by rounding.
 
         Args:
-            train: whether there is dropout, which needs a "dropout" rng.
-            prefix: n tokens in place of the first, all at its position: ids [n] or word embeddings [n,H]. The T of the
-              states is then T - 1 + n.
+            train: whether to use dropout, which needs a "dropout" rng.
+            prefix: n tokens that replace the first and all have its position: ids [n] or word embeddings [n,H]. The
+              states then have T - 1 + n tokens.
 
         Raises:
-            ValueError: prefix tokens, where the encoder lacks "prefix_tokens", or a batch longer than `config.longest`.
+            ValueError: `prefix` is set and the encoder lacks "prefix_tokens", or a text is longer than
+              `config.longest`.
         """
         ...
 
     def embed(self, tokens: Tokens, train: bool) -> Float[jax.Array, "B T H"]:
-        """Return the input of the first layer, position embeddings included; not there if "positioned_masks" is
-        lacking."""
+        """Return the input of the first layer, position embeddings included. Encoders that lack "positioned_masks" do
+        not have this method."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""RoBERTa: BERT whose positions begin after the id of padding and follow from the ids."""
+"""RoBERTa: a BERT whose positions begin after the id of padding and depend on the ids."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxret.models.encoders.stored import Classifier, Key, at_least, one_of
 ARCHITECTURE = replace(
     bert.ARCHITECTURE,
     model_type="roberta",
-    keys=bert.KEYS
+    keys=bert.BERT_KEYS
     | {
-        "hidden_act": Key("hidden_act", one_of("gelu"), "gelu"),  # the MLM head's, whatever the layers'
+        "hidden_act": Key("hidden_act", one_of("gelu"), "gelu"),  # the MLM head always has GELU
         "first_position": Key("pad_token_id", at_least(0), 1, offset=1),
     },
     names=lambda _: (
-        bert.NAMES
+        bert.BERT_NAMES
         | {"mlm_head/dense": "lm_head.dense", "mlm_head/norm": "lm_head.layer_norm", "mlm_head/bias": "lm_head.bias"}
     ),
     class_name="RobertaModel",

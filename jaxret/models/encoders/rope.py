@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxret.models.encoders.stored import POSITIVE, Key, one_of
 
-_SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {its key: our field}
+_SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {key of config.json: field of DecoderConfig}
     "default": {},
     "linear": {"factor": "rope_factor"},
     "llama3": {
@@ -18,7 +18,7 @@ _SCALINGS: dict[str, dict[str, str]] = {  # rope_type -> {its key: our field}
         "original_max_position_embeddings": "rope_original",
     },
 }
-KEYS = {  # of what `flatten_rope` returns
+ROPE_KEYS = {  # keys that `flatten_rope` returns
     "rope_type": Key("rope_type", one_of(*_SCALINGS), "default"),
     "rope_factor": Key("factor", POSITIVE, 1.0),
     "rope_low": Key("low_freq_factor", POSITIVE, 1.0),
@@ -28,14 +28,14 @@ KEYS = {  # of what `flatten_rope` returns
 
 
 def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:
-    """Return rotary parameters by the names of `KEYS`, and `rope_theta` if it is among them.
+    """Return rotary parameters under the names of `ROPE_KEYS`, and `rope_theta` if it is among them.
 
     Args:
-        name: of the key, for errors.
-        parameters: its value; None: no scaling.
+        name: key of config.json, for errors.
+        parameters: value of the key; None: no scaling.
 
     Raises:
-        ValueError: a kind of scaling, or a key of it, that is not implemented.
+        ValueError: the kind of scaling, or one of its keys, is not implemented.
     """
     if parameters is None:
         return {}
@@ -45,27 +45,29 @@ def flatten_rope(name: str, parameters: Any) -> dict[str, Any]:
     if kind not in _SCALINGS:
         raise ValueError(f"{name} is {parameters}; implemented is rope_type {' or '.join(map(repr, _SCALINGS))}")
     keys = {*_SCALINGS[kind], "rope_type", "type", "rope_theta"}
-    wrong = [f"lacks {key}" for key in _SCALINGS[kind] if key not in parameters]
-    wrong += [f"has no {key}" for key in sorted(parameters.keys() - keys)]
-    if wrong:
-        raise ValueError(f"{name} is {parameters}; it {wrong[0]} here, where rope_type is {kind!r}")
+    problems = [f"lacks {key}" for key in _SCALINGS[kind] if key not in parameters]
+    problems += [f"has the unknown key {key}" for key in sorted(parameters.keys() - keys)]
+    if problems:
+        raise ValueError(f"{name} is {parameters}; it {problems[0]}, where rope_type is {kind!r}")
     flat = {key: parameters[key] for key in ("rope_theta", *_SCALINGS[kind]) if key in parameters}
     return {"rope_type": kind, **flat}
 
 
 def translate_rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the rotary parameters that all layers share at its top level. Raises ValueError for
-    scaling that is not implemented, or that is given twice."""
+    """Return config.json with the rotary parameters at its top level, the same for all layers. Raises ValueError for
+    scaling that is not implemented or occurs twice."""
     if raw.get("rope_parameters") is not None and raw.get("rope_scaling") is not None:
-        raise ValueError(f"rope_scaling is {raw['rope_scaling']}, and there are rope_parameters: one of them is needed")
+        raise ValueError(
+            f"rope_scaling is {raw['rope_scaling']}, and rope_parameters exist, too; delete one of the two keys"
+        )
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
     return {**raw, **flatten_rope(name, raw.get(name))}
 
 
 def nest_rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return config.json with the keys of `KEYS` in `rope_scaling`, which transformers 4 and 5 read."""
-    flat = {field: raw[key.name] for field, key in KEYS.items()}
-    names = {key.name for key in KEYS.values()}
+    """Return config.json with the keys of `ROPE_KEYS` moved into `rope_scaling`, which transformers 4 and 5 read."""
+    flat = {field: raw[key.name] for field, key in ROPE_KEYS.items()}
+    names = {key.name for key in ROPE_KEYS.values()}
     scaling = {name: flat[field] for name, field in _SCALINGS[flat["rope_type"]].items()}
     rope_scaling = {"rope_type": flat["rope_type"], **scaling} if scaling else None
     return {**{key: value for key, value in raw.items() if key not in names}, "rope_scaling": rope_scaling}

@@ -1,4 +1,4 @@
-"""Selection of the hidden states that leave an encoder: one of [CLS] never holds [L+1,B,T,H], only [L+1,B,1,H]."""
+"""Selection of the hidden states that an encoder returns. For [CLS], it keeps [L+1,B,1,H] instead of [L+1,B,T,H]."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jaxret.types import HiddenStates
 class Selection:
     """Positions and layers to return."""
 
-    tokens: int | None = None  # this many positions from the first one, [CLS], on; None: all
-    mean: bool = False  # whether the mean over real tokens comes before them
-    # Tokens of the mean: all, those after the first (of a text of one token, it), or the last.
+    tokens: int | None = None  # number of positions, from [CLS] on; None: all
+    mean: bool = False  # whether the mean over real tokens comes before the positions
+    # Tokens of the mean: all, all but the first, or only the last. In a text of one token, "later" is this token.
     over: Literal["all", "later", "last"] = "all"
     layers: Literal["all", "last"] = "all"  # all: L+1, from the embeddings to the last layer
 
     def last_layer_positions(self, length: int) -> int | None:
-        """Return how many positions of the last layer are needed, from the first one on; None: all of `length`."""
+        """Return the number of first positions that the last layer has to compute; None: all of `length`."""
         return None if self.mean or self.tokens is None or self.tokens >= length else self.tokens
 
     def select(
         self, hidden: Float[jax.Array, "R queries H"], layout: TokenLayout
     ) -> tuple[Float[jax.Array, "N K H"], Bool[jax.Array, "N K"]]:
-        """Return the selected positions of one layer's output, of which `last_layer_positions` are enough."""
+        """Return the selected positions of one layer's output. The output may have `last_layer_positions` alone."""
         return self.select_positions(*layout.by_text(hidden, None if self.mean else self.tokens), layout.mean_mask)
 
     def select_positions(
@@ -39,13 +39,13 @@ class Selection:
         mask: Bool[jax.Array, "B T"],
         mean_mask: Bool[jax.Array, "B T"] | None = None,
     ) -> tuple[Float[jax.Array, "B K H"], Bool[jax.Array, "B K"]]:
-        """Return the selected positions of states by text. Missing ones, of a batch shorter than `tokens`, are masked
-        zeros, so that K does not depend on the batch.
+        """Return the selected positions of states by text. A batch shorter than `tokens` gets masked zeros at the end,
+        so that K does not depend on the batch.
 
         Args:
-            hidden: states.
+            hidden: states of each text.
             mask: real tokens.
-            mean_mask: tokens that the mean is over; None: all real ones.
+            mean_mask: tokens that count in the mean; None: all real tokens.
         """
         parts, masks = [hidden[:, : self.tokens]], [mask[:, : self.tokens]]
         if self.tokens is not None and self.tokens > hidden.shape[1]:
@@ -63,7 +63,7 @@ class Selection:
         return jnp.concatenate(parts, axis=1), jnp.concatenate(masks, axis=1)
 
     def _tokens_of_mean(self, mask: Bool[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
-        number = jnp.cumsum(mask, axis=1)  # of real tokens up to each
+        number = jnp.cumsum(mask, axis=1)  # number of real tokens up to each position
         count = number[:, -1:]
         if self.over == "last":
             return mask & (number == count)
@@ -76,13 +76,13 @@ class Selection:
         last: Float[jax.Array, "R queries H"],
         layout: TokenLayout,
     ) -> HiddenStates:
-        """Return an encoder's result.
+        """Return the hidden states that an encoder returns.
 
         Args:
             embeddings: output of the embeddings.
-            intermediate: selected states of the layers below the last, as the stack returns them; None: there are none.
+            intermediate: selected states of the layers below the last, from `Stack`; None: the encoder has one layer.
             last: output of the last layer, with its final norm.
-            layout: of the batch.
+            layout: layout of the batch.
         """
         state, positions = self.select(last, layout)
         if self.layers == "last":

@@ -1,8 +1,8 @@
 """sentence-transformers directories: the settings of their modules as keys of the config.
 
-modules.json lists the modules and their folders; only JSON is read. The modules compute the dual encoder's vector:
-`head.token`, `normalize`, the lengths and the prompts. Any other setting is an error, because the encoder alone would
-silently give other vectors.
+modules.json lists the modules and their folders; only JSON is read. The modules compute the vector of a dual encoder
+with `head.token`, `normalize`, lengths and prompts. Any other setting is an error, because ignoring it would silently
+change the vectors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIMENSION_KEY = "encode.dimension"
 PROMPT_IN_MEAN = "tokens.prompt_in_mean"
 END_TOKEN = "tokens.end_token"
 PROMPTS = {"tokens.query_prompt": ("query",), "tokens.passage_prompt": ("document", "passage", "corpus")}
-DENSE = "pylate.models.Dense.Dense"  # of PyLate's models, whose vectors heads/pylate.py reads
+DENSE = "pylate.models.Dense.Dense"  # in models of PyLate, which heads/pylate.py reads
 _REASONS = {
     "Router": "queries and documents have encoders of their own; one encoder is read from a directory",
     "Asym": "queries and documents have encoders of their own; one encoder is read from a directory",
@@ -33,7 +33,7 @@ _REASONS = {
 _PYLATE = ["sentence_transformersTransformer", "pylateDense"]
 # File names that sentence-transformers has used for a Transformer's settings.
 _TRANSFORMER = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-_PLAIN: dict[str, tuple[Any, ...]] = {  # key of these settings -> values without effect here
+_PLAIN: dict[str, tuple[Any, ...]] = {  # key of the Transformer's settings -> values without effect
     "do_lower_case": (False,),
     "transformer_task": ("feature-extraction",),
     "module_output_name": ("token_embeddings",),
@@ -44,7 +44,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # key of these settings -> values withou
     "config_args": ({},),
 }
 _TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}  # the only supported modality
-_POOLINGS = {  # old key -> mode; several are concatenated
+_POOLINGS = {  # key of older versions -> mode; sentence-transformers concatenates the vectors of several modes
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -57,13 +57,13 @@ _POOLINGS = {  # old key -> mode; several are concatenated
 class ModuleEntry(NamedTuple):
     """A line of modules.json."""
 
-    kind: str  # the class, without its package
+    kind: str  # name of the class, without its package
     folder: Path
 
 
 def read_modules(root: Path) -> list[ModuleEntry]:
-    """Return the modules of a directory, in order; [] if it is not a sentence-transformers directory. Raises ValueError
-    naming the first that is not supported."""
+    """Return the modules of a directory, in order, or [] if it is not a sentence-transformers directory. Raises
+    ValueError that names the first module that is not supported."""
     path = root / MODULES
     if not path.is_file():
         return []
@@ -78,15 +78,16 @@ def read_modules(root: Path) -> list[ModuleEntry]:
     expected = ("Transformer", "Pooling", "Dense", "Normalize")
     if is_pylate(root):
         if [type.partition(".")[0] + module.kind for (type, _), module in zip(lines, entries, strict=True)] != _PYLATE:
-            raise ValueError(f"{path}: PyLate's modules here are {', '.join(t for t, _ in lines)}; a Transformer and "
-                             "one Dense are read")  # fmt: skip
+            raise ValueError(f"{path}: PyLate's modules are {', '.join(t for t, _ in lines)}; only a Transformer and "
+                             "one Dense are supported")  # fmt: skip
         return entries
     for number, ((type, folder), module) in enumerate(zip(lines, entries, strict=True)):
         kinds = expected[number : number + 1] if number < 2 else expected[2:]
         ended = number > 2 and entries[number - 1].kind == "Normalize"
         if module.kind not in kinds or ended or not type.startswith("sentence_transformers."):
             reason = _REASONS.get(
-                module.kind, f"modules are {', '.join(expected)} (any number of Dense; Normalize or not), in this order"
+                module.kind,
+                f"modules are {', '.join(expected)}, in this order (any number of Dense, Normalize optional)",
             )
             raise ValueError(f"{path}: module {number}, {folder or module.kind}, is a {type}; {reason}")
     if len(entries) < 2:
@@ -104,20 +105,20 @@ def is_pylate(root: Path) -> bool:
 
 
 def encoder_folder(root: Path) -> Path:
-    """Return the encoder's folder in a directory: that of its Transformer, or, without modules.json, the directory."""
+    """Return the folder of the encoder: the folder of the Transformer, or the directory itself without modules.json."""
     return read_modules(root)[0].folder if (root / MODULES).is_file() else root
 
 
 def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
-    """Return the config keys, with values, that a directory sets; {} if it is not a sentence-transformers directory.
+    """Return {config key: value} of the settings in a directory, or {} if it is not a sentence-transformers directory.
 
-    Cosine similarity, the default, is `normalize=True`, with or without a Normalize module. Raises ValueError with file
-    and key for settings that are not supported.
+    Cosine similarity, the default, means `normalize=True`, with or without a Normalize module. Raises ValueError with
+    file and key for settings that are not supported.
     """
     entries = read_modules(root)
     if not entries:
         return {}
-    settings = _read(root / SETTINGS)
+    settings = _read_object(root / SETTINGS)
     if (kind := settings.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise ValueError(f"{root / SETTINGS}: model_type is {kind!r}; only 'SentenceTransformer' is read")
     similarity = settings.get("similarity_fn_name") or "cosine"
@@ -131,22 +132,22 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
     token, in_mean = _token(entries[1].folder / "config.json")
     mean = {} if in_mean or token != "mean" else {PROMPT_IN_MEAN: False}
     normalize = similarity == "cosine" or entries[-1].kind == "Normalize"
-    lengths = _lengths(entries[0].folder)
+    lengths = _read_lengths(entries[0].folder)
     title = {TITLE_SEPARATOR: title_separator(root)}
     end = {END_TOKEN: False} if is_language_model(read_config(entries[0].folder)) else {}
     return {"head.token": token, "normalize": normalize, **lengths, **prompts, **mean, **title, **cut, **end}
 
 
 def title_separator(root: Path) -> str:
-    """Return the text between title and text of a passage that a model was evaluated with, and mostly trained.
+    """Return the text between title and text of a passage that a model was evaluated with, and usually trained with.
 
-    sentence-transformers and PyLate read one text; BEIR, mteb and PyLate's evaluation make it of title, space and text.
+    sentence-transformers and PyLate read one text. BEIR, mteb and PyLate's evaluation join title and text with a space.
     """
     return " " if (root / MODULES).is_file() else SEPARATOR
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return a JSON object; {} if there is no file."""
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or {} if the file does not exist."""
     content = read_settings(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path}: a JSON object is needed, found {type(content).__name__}")
@@ -154,8 +155,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _token(path: Path) -> tuple[str, bool]:
-    """Return the head.token of the Pooling, and whether tokens of a prompt count in its mean."""
-    raw = _read(path)
+    """Return the value of head.token for a Pooling module, and whether tokens of a prompt count in its mean."""
+    raw = _read_object(path)
     pooling_mode = raw.get("pooling_mode") or [mode for key, mode in _POOLINGS.items() if raw.get(key)] or "mean"
     modes = pooling_mode if isinstance(pooling_mode, list) else [pooling_mode]
     tokens = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -169,31 +170,31 @@ def _token(path: Path) -> tuple[str, bool]:
 
 
 def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the prompt of each side: the first of its names that has a text."""
+    """Return the prompt of each side: the first non-empty prompt among the side's names."""
     prompts = settings.get("prompts") or {}
     prompt_names = [name for names in PROMPTS.values() for name in names]
     if (name := settings.get("default_prompt_name")) not in (None, *prompt_names):
-        raise ValueError(f"{path}: default_prompt_name is {name!r}, which is neither for queries nor for passages")
+        raise ValueError(f"{path}: default_prompt_name is {name!r}, which is no prompt of queries or passages")
     if not isinstance(prompts, dict) or not all(isinstance(prompts.get(name) or "", str) for name in prompt_names):
         raise ValueError(f"{path}: prompts is {prompts!r}; texts by name are needed")
     return {key: next((prompts[name] for name in names if prompts.get(name)), "") for key, names in PROMPTS.items()}
 
 
-def _lengths(folder: Path) -> dict[str, int]:
-    """Return the length limits in tokens, markers included: those of the Transformer's settings, else the tokenizer's
-    limit; at most the encoder's positions."""
+def _read_lengths(folder: Path) -> dict[str, int]:
+    """Return the length limits in tokens, markers included, from the Transformer's settings or else from the
+    tokenizer's. No limit exceeds the encoder's positions."""
     paths = [folder / f"sentence_{name}_config.json" for name in _TRANSFORMER]
     path = next((path for path in paths if path.is_file()), paths[0])
-    raw = _read(path)
+    raw = _read_object(path)
     for key, values in _PLAIN.items():
         if raw.get(key) not in (None, *values):
             right = " or ".join(map(repr, values)) or "null"
             raise ValueError(f"{path}: {key} is {raw[key]!r}; only {right} is implemented")
     if (modality := raw.get("modality_config", {"text": _TEXT})) != {"text": _TEXT}:
-        raise ValueError(f"{path}: modality_config is {modality!r}; only text, as its last hidden state, is read")
-    own = folder / "tokenizer_config.json"
-    limit = raw.get("max_seq_length") or _read(own).get("model_max_length") or sys.maxsize
-    limits = {f"max_seq_length, or model_max_length of {own.name}": limit}
+        raise ValueError(f"{path}: modality_config is {modality!r}; only text with its last hidden state is supported")
+    tokenizer_config = folder / "tokenizer_config.json"
+    limit = raw.get("max_seq_length") or _read_object(tokenizer_config).get("model_max_length") or sys.maxsize
+    limits = {f"max_seq_length, or model_max_length of {tokenizer_config.name}": limit}
     limits |= {key: raw.get(key) or limit for key in (f"{side}_length" for side in LENGTH_KEYS)}
     for key, value in limits.items():
         if type(value) not in (int, float):

@@ -17,23 +17,23 @@ from jaxret.models.encoders.layers import RECOMPUTE, Compute
 from jaxret.parallel.mesh import LAYER_PATH, map_with_names
 from jaxret.types import Tree
 
-_FIRST = "0"  # name of the first layer, where layers are apart
+_FIRST = "0"  # name of the first layer in parameters of `split_layers`
 
 
 class Stack(nn.Module):
-    """`length` layers, one after another; their parameters have a leading layer axis.
+    """`length` layers, one after another. Their parameters have a leading layer axis.
 
-    Compile time does not grow with depth. With one selected position, the last layer computes its feed-forward there
-    alone, without copying the other layers' parameters. A gradient step of BERT layers on a CPU (batch 16 x 128):
-    6 x 384 takes 16 % less time than flax.linen.scan over all layers and 33 MiB less temporary memory; 12 x 768 (batch
-    4 x 128) takes 308 MiB less than a scan over slices of the parameters. It compiles more slowly than flax.linen.scan,
-    which has no second body for the last layer: 20 s against 11 s. (python bench/stack.py)
+    Compile time does not grow with depth. With one selected position, the last layer computes its feed-forward network
+    at this position only, without copying the other layers' parameters. A gradient step of BERT layers on a CPU (batch
+    16 x 128): 6 x 384 takes 16 % less time than flax.linen.scan over all layers and 33 MiB less temporary memory; 12 x
+    768 (batch 4 x 128) takes 308 MiB less than a scan over slices of the parameters. It compiles more slowly than
+    flax.linen.scan, which has no second body for the last layer: 20 s against 11 s. (python bench/stack.py)
 
     Raises ValueError for a name that `parallel.mesh.LAYER_PATH` does not match.
     """
 
-    # Makes a layer, as `partial(BertLayer, config, compute, selection)`: a module (hidden, its row of `per_layer` if
-    # there is one, *shared) -> (hidden, selected states or None).
+    # Makes a layer, such as `partial(BertLayer, config, compute, selection)`: a module that maps (hidden, its row of
+    # `per_layer` unless this is None, *common_arguments) to (hidden, selected states or None).
     layer: Callable[..., nn.Module]
     length: int
     compute: Compute
@@ -42,7 +42,7 @@ class Stack(nn.Module):
         super().__post_init__()
         if not re.search(LAYER_PATH, f"{self.name}/"):
             raise ValueError(
-                f"a stack of layers is called {self.name!r}; its name must be 'layers' or end with '_layers'"
+                f"a stack of layers is called {self.name!r}; the name must be 'layers' or end with '_layers'"
             )
 
     def __call__(
@@ -52,25 +52,25 @@ class Stack(nn.Module):
         per_layer: Tree = None,
         first: int | None = None,
     ) -> tuple[Float[jax.Array, "B queries H"], Tree]:
-        """Return the output of the last layer, and the selected states of all layers below it on a leading axis.
+        """Return the output of the last layer, and the selected states of the layers below it on a leading axis.
 
         Args:
             hidden: input of the first layer.
             *common_arguments: arguments that all layers get.
             per_layer: arrays with a row for each layer.
-            first: number of positions to compute in the last layer, which gets it as `first=`; None: all.
+            first: number of first positions to compute in the last layer, its argument `first`; None: all.
         """
         if self.is_initializing():
             return self._initialize(hidden, per_layer, common_arguments, first)
         if _FIRST in self.variables["params"]:
-            return self._apart(hidden, per_layer, common_arguments, first)
+            return self._compute_split_layers(hidden, per_layer, common_arguments, first)
         # The gradient of the stack goes backward through the layers as one carry, into which each layer writes its row.
-        # The loop can end before the last layer, and neither the stack nor its gradient is copied to be sliced.
+        # So the loop can end before the last layer without a copy of a slice of the stack or of its gradient.
         stack, gradient = jax.lax.stop_gradient(self.variables["params"]), _gradient(self.variables["params"])
 
         def compute(hidden: jax.Array, row: Tree, inputs: Tree, first: int | None) -> tuple[jax.Array, Tree]:
             index, per_layer, rngs = inputs
-            params = _read(stack, row, index)
+            params = _read_layer(stack, row, index)
             if self.compute.gatherer is not None:
                 params = self.compute.gatherer.gather_layer(params)
             params = self._without_other_adapters(params, index)
@@ -78,7 +78,7 @@ class Stack(nn.Module):
 
         def layer(carry: Tree, inputs: Tree, first: int | None = None) -> tuple[Tree, Tree]:
             hidden, gradient = carry
-            row, gradient = _row(gradient, inputs[0])
+            row, gradient = _open_row(gradient, inputs[0])
             run_layer = self._recomputed(partial(compute, first=first), in_loop=first is None)
             hidden, states = run_layer(hidden, row, inputs)
             return (hidden, gradient), states
@@ -94,25 +94,25 @@ class Stack(nn.Module):
         (hidden, _), _ = layer(carry, jax.tree.map(lambda x: x[-1], inputs), first)
         return hidden, states
 
-    def _apart(
+    def _compute_split_layers(
         self, hidden: jax.Array, per_layer: Tree, common_arguments: tuple[Any, ...], first: int | None
     ) -> tuple[jax.Array, Tree]:
-        """Return what `__call__` returns, for parameters of `split_layers`: no loop, and no layer is copied."""
+        """Return the result of `__call__` for parameters of `split_layers`, without a loop or a copy of a layer."""
         inputs, states = (per_layer, self._keys("dropout")), []
         for index in range(self.length):
             params = self.variables["params"][str(index)]
             if self.compute.gatherer is not None:
                 params = self.compute.gatherer.gather_layer(params)
-            row, rngs = jax.tree.map(itemgetter(index), inputs)
+            constants, rngs = jax.tree.map(itemgetter(index), inputs)
             last = first if index == self.length - 1 else None
-            hidden, state = self._apply(params, rngs, hidden, row, common_arguments, last)
+            hidden, state = self._apply(params, rngs, hidden, constants, common_arguments, last)
             states.append(state)
         below = states if first is None else states[:-1]
-        stack = jax.tree.map(lambda *each: jnp.stack(each), *below) if below else None
+        stack = jax.tree.map(lambda *layers: jnp.stack(layers), *below) if below else None
         return hidden, stack if first is not None else jax.tree.map(lambda x: x[:-1], stack)
 
     def _without_other_adapters(self, params: Tree, index: jax.Array) -> Tree:
-        """Return a layer's parameters; of one whose adapters do not count, these are 0, and so are their gradients."""
+        """Return a layer's parameters. If its adapters are not used, they become 0, and so do their gradients."""
         adapters = self.compute.adapters
         if adapters is None or len(adapters.numbers) == self.length:
             return params
@@ -120,7 +120,7 @@ class Stack(nn.Module):
         return map_with_names(lambda name, x: x * counts if name.endswith(("lora_a", "lora_b")) else x, params)
 
     def _recomputed(self, function: Callable[..., Any], in_loop: bool) -> Callable[..., Any]:
-        """Return the function with the recompute policy. Gathered parameters, read inside, are never saved."""
+        """Return the function with the recompute policy. It never saves gathered parameters, which it reads itself."""
         names = RECOMPUTE[self.compute.recompute]
         if names is None:
             return function
@@ -135,14 +135,14 @@ class Stack(nn.Module):
         return self.layer(parent=None).apply({"params": params}, hidden, *arguments, rngs=rngs, **last)
 
     def _keys(self, name: str) -> dict[str, jax.Array]:
-        """Return a key for each layer, if there are keys."""
+        """Return {name: random key of each layer}, or {} without random keys of this name."""
         return {name: jax.random.split(self.make_rng(name), self.length)} if self.has_rng(name) else {}
 
     def _initialize(
         self, hidden: jax.Array, per_layer: Tree, common_arguments: Tree, first: int | None
     ) -> tuple[jax.Array, Tree]:
-        """Make the parameters. Returns what `__call__` returns, but for the values, which initializing does not read:
-        every layer has the same input."""
+        """Make the parameters, and return arrays with the shapes of the result of `__call__`. Their values are of no
+        use, because every layer gets the same input."""
         row = jax.tree.map(lambda x: x[0], per_layer)
         arguments = common_arguments if per_layer is None else (row, *common_arguments)
         layers = jax.vmap(lambda rngs: self.layer(parent=None).init_with_output(rngs, hidden, *arguments))
@@ -153,56 +153,59 @@ class Stack(nn.Module):
 
 
 def _one_by_one(layer: Callable[[Tree, Tree], tuple[Tree, Tree]], carry: Tree, inputs: Tree) -> tuple[Tree, Tree]:
-    """Return what `jax.lax.scan` returns, computed without a loop."""
-    each = []
+    """Return the result of `jax.lax.scan`, computed without a loop."""
+    layer_states = []
     for index in range(len(jax.tree.leaves(inputs)[0])):
         carry, states = layer(carry, jax.tree.map(itemgetter(index), inputs))
-        each.append(states)
-    return carry, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
+        layer_states.append(states)
+    return carry, jax.tree.map(lambda *layers: jnp.stack(layers), *layer_states)
 
 
 def split_layers(params: Tree) -> Tree:
-    """Return parameters with the layers of every stack apart, which a Stack computes one after another without a loop.
+    """Return parameters in which the layers of every stack are separate arrays. A `Stack` computes them without a loop.
 
-    The loop copies the parameters of each layer, which takes longer than to compute a short text on a CPU. Without it,
-    compile time grows with depth. It is for inference: parameters are stored and trained as a stack.
+    The loop copies the parameters of each layer. On a CPU, the copy takes longer than the computation of a short text.
+    Without the loop, compile time grows with depth. This is for inference: parameters are stored and trained as a
+    stack.
     """
     if not isinstance(params, dict):
         return params
     split = {}
-    for name, own in params.items():
+    for name, subtree in params.items():
         if re.search(LAYER_PATH, f"{name}/"):
-            depth = len(jax.tree.leaves(own)[0])
-            split[name] = {str(index): jax.tree.map(itemgetter(index), own) for index in range(depth)}
+            depth = len(jax.tree.leaves(subtree)[0])
+            split[name] = {str(index): jax.tree.map(itemgetter(index), subtree) for index in range(depth)}
         else:
-            split[name] = split_layers(own)
+            split[name] = split_layers(subtree)
     return split
 
 
 @jax.custom_vjp
 def _gradient(stack: Tree) -> Tree:
-    """Return the carry in which the gradients of all layers are collected. Forward, it is zeros that nothing reads."""
+    """Return the carry that collects the gradients of all layers. In the forward pass, it is zeros that nothing
+    reads."""
     return jax.tree.map(jnp.zeros_like, stack)
 
 
 @jax.custom_vjp
-def _row(gradient: Tree, index: jax.Array) -> tuple[Tree, Tree]:
-    """Return a layer's row and the carry; backward, the row's gradient is written into the carry's."""
+def _open_row(gradient: Tree, index: jax.Array) -> tuple[Tree, Tree]:
+    """Return a layer's row and the carry. Backward, the gradient of the row is written into the gradient of the
+    carry."""
     return jax.tree.map(lambda x: jnp.zeros_like(x[0]), gradient), gradient
 
 
 @jax.custom_vjp
-def _read(stack: Tree, row: Tree, index: jax.Array) -> Tree:
-    """Return the parameters of a layer; backward, their gradient goes to `row`."""
+def _read_layer(stack: Tree, row: Tree, index: jax.Array) -> Tree:
+    """Return the parameters of a layer. Backward, their gradient goes to `row`."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stack)
 
 
-def _write(index: jax.Array, gradients: tuple[Tree, Tree]) -> tuple[Tree, None]:
+def _write_row(index: jax.Array, gradients: tuple[Tree, Tree]) -> tuple[Tree, None]:
     row, gradient = gradients
     write = jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda whole, part: write(whole, part, index, 0), gradient, row), None
+    return jax.tree.map(lambda rows, new_row: write(rows, new_row, index, 0), gradient, row), None
 
 
 _gradient.defvjp(lambda stack: (_gradient(stack), None), lambda _, g: (g,))
-_row.defvjp(lambda gradient, index: (_row(gradient, index), index), _write)
-_read.defvjp(lambda stack, row, index: (_read(stack, row, index), None), lambda _, g: (None, g, None))
+_open_row.defvjp(lambda gradient, index: (_open_row(gradient, index), index), _write_row)
+_read_layer.defvjp(lambda stack, row, index: (_read_layer(stack, row, index), None), lambda _, g: (None, g, None))

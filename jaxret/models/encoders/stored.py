@@ -1,5 +1,5 @@
-"""Description of an architecture's Hugging Face files: keys of config.json and names of tensors. Every architecture's
-file ends with an `Architecture`."""
+"""Description of an architecture's Hugging Face files: keys of config.json and names of tensors. The file of each
+architecture ends with an `Architecture`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
 
 
 COUNT = at_least(1)
-LAYERS = Values("a whole number from 1 to 10,000", lambda v: type(v) is int and 1 <= v <= 10_000)
+LAYER_COUNT = Values("a whole number from 1 to 10,000", lambda v: type(v) is int and 1 <= v <= 10_000)
 POSITIVE = Values("a number above 0", _between(math.nextafter(0.0, 1.0), math.inf))
 SPREAD = Values("a number of at least 0", _between(0.0, math.inf))
 DROPOUT = Values("a number from 0 to below 1", _between(0.0, 1.0))
@@ -40,7 +40,7 @@ DROPOUT = Values("a number from 0 to below 1", _between(0.0, 1.0))
 
 @dataclass(frozen=True)
 class Key:
-    """A key of config.json; our field is its value plus `offset`."""
+    """A key of config.json. The field of our config is its value plus `offset`."""
 
     name: str
     values: Values = COUNT
@@ -48,7 +48,7 @@ class Key:
     offset: int = 0
 
 
-# Options of any config.json that change the computation, with the only value that is implemented.
+# Options of any config.json that change the computation -> the only implemented value.
 PLAIN: dict[str, Any] = {"is_decoder": False, "pruned_heads": {}, "quantization_config": None}
 
 
@@ -62,21 +62,21 @@ def _nothing(_: Any) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Classifier:
-    """The head of transformers' class for sequence classification: dense, activation, norm or not, dropout, dense."""
+    """The head of transformers' class for sequence classification: dense, activation, optional norm, dropout, dense."""
 
     class_name: str
-    dense: str  # name of the module
-    score: str  # name of the last module
-    inside: str = ""  # name prefix of modules that belong to the encoder's own class
-    dropout_before: bool = False  # whether there is dropout before the dense layer, too
-    separators: int = 1  # markers between two texts
+    dense: str  # name of the first dense module
+    score: str  # name of the last dense module
+    inside: str = ""  # name prefix of modules that belong to the encoder's class
+    dropout_before: bool = False  # whether there is dropout before the first dense module, too
+    separators: int = 1  # number of separator tokens between two texts
     activation: str = "tanh"
-    norm: str = ""  # name of the module; "": none
-    dense_bias: bool = True
+    norm: str = ""  # name of the norm module; "": no norm
+    dense_bias: bool = True  # whether the first dense module has a bias
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Return the name prefixes of its tensors."""
+        """Return the name prefixes of the head's tensors."""
         return tuple(filter(None, (self.dense, self.norm, self.score)))
 
 
@@ -85,32 +85,31 @@ class Architecture:
     """One `model_type` of transformers."""
 
     model_type: str
-    config: Callable[..., Any]  # makes our config of its fields
-    module: Callable[..., Any]  # makes the encoder of (config, compute); see protocol.py
-    keys: Mapping[str, Key]  # our field -> its key
-    # config -> {parameter path: tensor name}. A module's name is without suffix, and "{}" is the layer; a parameter
-    # with fewer rows than there are layers has those of the last ones.
+    config: Callable[..., Any]  # fields -> our config
+    module: Callable[..., Any]  # (config, compute) -> the encoder of protocol.py
+    keys: Mapping[str, Key]  # field of our config -> key of config.json
+    # config -> {parameter path: tensor name}. A module's name is without suffix, and "{}" is the layer. A parameter
+    # with fewer rows than layers has rows for the last layers.
     names: Callable[[Any], Mapping[str, str]]
     class_name: str  # transformers' class of the encoder alone
-    prefix: str = ""  # of every name, in models with a head
+    prefix: str = ""  # prefix of every tensor's name in models with a head
     only: Mapping[str, Any] = field(default_factory=dict)  # more options like PLAIN
-    # Returns config.json in the spelling of `keys`; raises ValueError if that is impossible.
+    # Returns config.json with the keys of `keys`; raises ValueError if that is impossible.
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
-    check: Callable[[Any], Iterator[tuple[str, str]]] = (
-        _nothing  # config -> (field, requirement) of values that conflict
-    )
+    # config -> (field, requirement) of values that conflict
+    check: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
     extra: Mapping[str, Any] = field(default_factory=dict)  # more keys that transformers needs in config.json
     buffers: tuple[str, ...] = ()  # name prefixes of stored tensors that are not weights of the encoder
-    buffer_endings: tuple[str, ...] = ()  # and endings
-    spell: Callable[[dict[str, Any]], dict[str, Any]] = dict  # undoes `translate`
-    mlm_head: Callable[..., Any] | None = None  # makes the MLM head of (config, compute)
+    buffer_endings: tuple[str, ...] = ()  # name endings of such tensors
+    spell: Callable[[dict[str, Any]], dict[str, Any]] = dict  # the inverse of `translate`
+    mlm_head: Callable[..., Any] | None = None  # (config, compute) -> the MLM head
     mlm_class: str = ""  # transformers' class with the MLM head
-    mlm_output: str = ""  # where the MLM head's output matrix may be stored, although it is the word table
+    mlm_output: str = ""  # name of the MLM head's output matrix, which may be stored although it is the word table
     classifier: Classifier | None = None  # head of a cross-encoder; None: not supported
 
     def read(self, raw: Mapping[str, Any]) -> Any:
-        """Return our config of the content of config.json. Raises ValueError naming the key that is missing, invalid or
-        not implemented."""
+        """Return our config for the content of config.json. Raises ValueError that names a key that is missing, invalid
+        or not implemented."""
         for option, only in (PLAIN | dict(self.only)).items():
             if raw.get(option) is not None and raw[option] != only:
                 raise ValueError(f"{option} is {raw[option]!r}; only {only!r} is implemented for {self.model_type}")
@@ -119,14 +118,14 @@ class Architecture:
         if missing_keys:
             raise ValueError(f"{', '.join(missing_keys)} missing; found {', '.join(sorted(raw))}")
         fields = {}
-        for ours, key in self.keys.items():
+        for field_name, key in self.keys.items():
             value = raw.get(key.name, key.default)
             if not key.values.include(value):
                 raise ValueError(f"{key.name} is {value!r}; it must be {key.values.words}")
-            fields[ours] = value + key.offset if key.offset else value
+            fields[field_name] = value + key.offset if key.offset else value
         config = self.config(**fields, model_type=self.model_type)
-        for ours, requirement in self.check(config):
-            key = self.keys[ours]
+        for field_name, requirement in self.check(config):
+            key = self.keys[field_name]
             raise ValueError(f"{key.name} is {raw.get(key.name, key.default)!r}; it must {requirement}")
         return config
 
@@ -139,7 +138,7 @@ class Architecture:
             "torch_dtype": "float32",
             **self.extra,
         }
-        for ours, key in self.keys.items():
-            value = getattr(config, ours)
+        for field_name, key in self.keys.items():
+            value = getattr(config, field_name)
             raw[key.name] = value - key.offset if key.offset else value
         return self.spell(raw)

@@ -1,7 +1,7 @@
 """The encoder of T5 in Linen with every hidden state exposed (v1.0 with ReLU, v1.1 with gated GELU).
 
 As in transformers, state 0 is the embedding output, states 1 to L-1 are the raw residual stream after each block, and
-state L has the final norm: raw states are many times larger than the last one. `normalize_intermediate` gives every
+state L has the final norm. Raw states are many times larger than the last state. `normalize_intermediate` gives every
 block's output the final norm instead, so that layers can be compared; it is off in the reference (MLR).
 """
 
@@ -23,10 +23,10 @@ from jaxret.models.encoders.layers import Compute, Dense, Dropout, ScaledNorm, s
 from jaxret.models.encoders.layout import TokenLayout
 from jaxret.models.encoders.selection import Selection
 from jaxret.models.encoders.stack import Stack
-from jaxret.models.encoders.stored import DROPOUT, LAYERS, POSITIVE, SPREAD, Architecture, Key, one_of
+from jaxret.models.encoders.stored import DROPOUT, LAYER_COUNT, POSITIVE, SPREAD, Architecture, Key, one_of
 from jaxret.types import HiddenStates, Tokens
 
-LACKS = {
+T5_LACKS = {
     "cls": "T5 has no [CLS]",
     "fused_attention": "T5 adds a bias of positions to its scores",
     "prefix_tokens": "T5 has no [CLS] to replace, and no position 0",
@@ -36,7 +36,7 @@ LACKS = {
 
 
 def activation(feed_forward: str) -> tuple[bool, str]:
-    """Return whether there is a gate, and the activation; "gated-gelu" is the tanh approximation in transformers."""
+    """Return whether there is a gate, and the name of the activation. transformers' "gated-gelu" is the tanh form."""
     gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
     return gated, "gelu_new" if feed_forward == "gated-gelu" else name
 
@@ -49,25 +49,25 @@ class T5Config:
     hidden_size: int
     num_layers: int
     num_heads: int
-    head_size: int
-    intermediate_size: int
+    head_size: int  # width of a head
+    intermediate_size: int  # width of the feed-forward network
     feed_forward: str = "relu"  # "relu" (v1.0) or "gated-gelu" (v1.1)
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: int = 32  # buckets of relative positions
+    max_distance: int = 128  # all distances from here on share a bucket
     layer_norm_eps: float = 1e-6
     dropout: float = 0.1
-    initializer_factor: float = 1.0
-    normalize_intermediate: bool = False
+    initializer_factor: float = 1.0  # factor of the standard deviations of new parameters
+    normalize_intermediate: bool = False  # whether intermediate states get the final norm
     model_type: str = "t5"
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have: positions are relative, so there is no limit."""
+        """The largest number of tokens of a text: positions are relative, so there is no limit."""
         return 2**31 - 1
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        return LACKS
+        return T5_LACKS
 
     @property
     def gated(self) -> bool:
@@ -79,9 +79,9 @@ class T5Config:
 
 
 def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Array, "T T"]:
-    """Return the bucket of each key position minus query position.
+    """Return the bucket of each relative position, which is key position minus query position.
 
-    Half of the buckets are for each direction. Small distances have a bucket of their own, larger ones share buckets
+    Each direction has half of the buckets. A small distance has a bucket of its own; larger distances share buckets
     whose width grows logarithmically up to `max_distance`.
     """
     distance = jnp.arange(length)[None] - jnp.arange(length)[:, None]  # [query,key]
@@ -89,16 +89,16 @@ def relative_buckets(length: int, buckets: int, max_distance: int) -> Int[jax.Ar
     return jnp.where(distance > 0, half, 0) + distance_buckets(jnp.abs(distance), half, max_distance)
 
 
-def distance_buckets(far: Int[jax.Array, "Q T"], buckets: int, max_distance: int) -> Int[jax.Array, "Q T"]:
-    """Return the bucket of each distance in one direction; half of the buckets are for a single distance."""
+def distance_buckets(distance: Int[jax.Array, "Q T"], buckets: int, max_distance: int) -> Int[jax.Array, "Q T"]:
+    """Return the bucket of each distance in one direction. Half of the buckets hold a single distance each."""
     exact = buckets // 2
     scale = (buckets - exact) / math.log(max_distance / exact)
-    far_buckets = exact + (jnp.log(jnp.maximum(far, 1).astype(jnp.float32) / exact) * scale).astype(jnp.int32)
-    return jnp.where(far < exact, far, jnp.minimum(far_buckets, buckets - 1))
+    far_buckets = exact + (jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) * scale).astype(jnp.int32)
+    return jnp.where(distance < exact, distance, jnp.minimum(far_buckets, buckets - 1))
 
 
 class T5Layer(nn.Module):
-    """A pre-norm layer: returns its output and its selected states."""
+    """A pre-norm layer. It returns its output and its selected states."""
 
     config: T5Config
     compute: Compute
@@ -162,25 +162,25 @@ class T5(nn.Module):
         self, tokens: Tokens, selection: Selection = Selection(), train: bool = False, prefix: jax.Array | None = None
     ) -> HiddenStates:
         if prefix is not None:
-            raise ValueError(f"prefix tokens are not supported: {LACKS['prefix_tokens']}")
+            raise ValueError(f"prefix tokens are not supported: {T5_LACKS['prefix_tokens']}")
         config, layout = self.config, TokenLayout.of(tokens, train)
         drop = Dropout(config.dropout, layout, name="drop")
         embeddings = drop(layout.embed(self.word, tokens.ids, None))
-        # Distances between tokens of a text are those in its row, packed or not.
+        # In packed rows, too, the distance of two tokens of a text is their distance in the row.
         buckets = relative_buckets(embeddings.shape[1], config.buckets, config.max_distance)
-        bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,W,W], the same in every layer
+        bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))  # [heads,W,W], shared by all layers
         make_layer = partial(T5Layer, config, self.compute, selection)
         layers = Stack(make_layer, config.num_layers, self.compute, name="layers")
-        # There is no [CLS]: heads select the mean or every token, so the last layer computes all positions.
+        # T5 has no [CLS]. Heads select the mean or all tokens, so the last layer computes all positions.
         last, intermediate = layers(embeddings, layout, bias, self.final_norm)
         last = drop(scaled_norm(last, self.final_norm, config.layer_norm_eps))
         return selection.collect(embeddings, intermediate, last, layout)
 
 
-KEYS = {
+T5_KEYS = {
     "vocab_size": Key("vocab_size"),
     "hidden_size": Key("d_model"),
-    "num_layers": Key("num_layers", LAYERS),
+    "num_layers": Key("num_layers", LAYER_COUNT),
     "num_heads": Key("num_heads"),
     "head_size": Key("d_kv"),
     "intermediate_size": Key("d_ff"),
@@ -191,7 +191,7 @@ KEYS = {
     "dropout": Key("dropout_rate", DROPOUT, 0.1),
     "initializer_factor": Key("initializer_factor", SPREAD, 1.0),
 }
-NAMES = {
+T5_NAMES = {
     "word": "shared",
     "position_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
     "final_norm": "encoder.final_layer_norm.weight",
@@ -211,8 +211,8 @@ GATED = {  # v1.1
 
 
 def translate_t5(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Translate a config: transformers repeats the activation in a key of its own, and believes that one. Raises
-    ValueError for keys that disagree."""
+    """Return config.json unchanged. Raises ValueError if `is_gated_act` or `dense_act_fn`, which transformers uses,
+    disagrees with `feed_forward_proj`."""
     feed_forward = str(raw.get("feed_forward_proj", "relu"))
     for key, value in zip(("is_gated_act", "dense_act_fn"), activation(feed_forward), strict=True):
         if raw.get(key, value) != value:
@@ -222,20 +222,20 @@ def translate_t5(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_t5(config: T5Config) -> Iterator[tuple[str, str]]:
     if config.buckets < 4:
-        yield "buckets", "be at least 4: two directions, near and far"
+        yield "buckets", "be at least 4: small and large distances in two directions"
     if config.max_distance <= config.buckets // 4:
-        yield "max_distance", f"be above {config.buckets // 4}: nearer distances have buckets of their own"
+        yield "max_distance", f"be above {config.buckets // 4}: smaller distances have buckets of their own"
 
 
 ARCHITECTURE = Architecture(
     "t5",
     T5Config,
     T5,
-    KEYS,
-    lambda config: NAMES | (GATED if config.gated else UNGATED),
+    T5_KEYS,
+    lambda config: T5_NAMES | (GATED if config.gated else UNGATED),
     class_name="T5EncoderModel",
     translate=translate_t5,
     check=check_t5,
-    # Files of the whole model also hold the word table a second and third time.
+    # Files of the full model store the word table a second and third time.
     buffers=("encoder.embed_tokens", "decoder.embed_tokens"),
 )

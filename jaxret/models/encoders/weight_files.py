@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face directory: model.safetensors, or the parts that model.safetensors.index.json lists."""
+"""The weights of a Hugging Face directory: model.safetensors, or the parts that model.safetensors.index.json lists."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.foreign_files import open_tensors, read_settings, tensor_shapes
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
 class StoredWeights:
     """The opened weights of a directory, by tensor name."""
 
     def __init__(self, path: Path, files: dict[str, Path], handles: dict[Path, Any]) -> None:
-        self.path, self.files, self._handles = path, files, handles  # path: for messages
+        self.path, self.files, self._handles = path, files, handles  # path is for messages
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._handles[self.files[name]].get_slice(name).get_shape())
@@ -37,7 +37,8 @@ class StoredWeights:
 
 @contextmanager
 def open_weights(directory: str | Path) -> Iterator[StoredWeights]:
-    """Open the weights of a directory. Raises FileNotFoundError and ValueError as `weight_files`."""
+    """Open the weights of a directory. Raises FileNotFoundError for missing files, and ValueError for an index that
+    does not match its parts."""
     files = weight_files(directory)
     with ExitStack() as stack:
         paths = sorted(set(files.values()))
@@ -45,36 +46,36 @@ def open_weights(directory: str | Path) -> Iterator[StoredWeights]:
         for name, path in files.items():
             if name not in handles[path].keys():  # noqa: SIM118 (not a dict)
                 raise ValueError(
-                    f"{Path(directory) / INDEX} says that {name} is in {path.name}, which does not have it"
+                    f"{Path(directory) / INDEX_FILE} says that {name} is in {path.name}, which does not have it"
                 )
         for path in paths:
             if unlisted_names := sorted(set(handles[path].keys()) - files.keys()):
-                raise ValueError(f"{path} has {unlisted_names[0]}, which {INDEX} does not list")
-        yield StoredWeights(paths[0] if len(paths) == 1 else Path(directory) / INDEX, files, handles)
+                raise ValueError(f"{path} has {unlisted_names[0]}, which {INDEX_FILE} does not list")
+        yield StoredWeights(paths[0] if len(paths) == 1 else Path(directory) / INDEX_FILE, files, handles)
 
 
 def weight_files(directory: str | Path) -> dict[str, Path]:
     """Return {tensor name: its file}.
 
     Raises:
-        FileNotFoundError: there are no weights, or a part is missing.
+        FileNotFoundError: the weights or a part of them are missing.
         ValueError: the index is damaged, or is not a file.
     """
     directory = Path(directory)
-    whole, index = directory / WHOLE, directory / INDEX
-    for path in (whole, index):
+    single_file, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
+    for path in (single_file, index):
         if os.path.lexists(path) and not path.is_file():
-            raise ValueError(f"{path} is not a file")  # a pipe, or a link that leads nowhere
-    if whole.is_file():
-        with open_tensors(whole) as file:
-            return dict.fromkeys(file.keys(), whole)
+            raise ValueError(f"{path} is not a file")  # a pipe, or a link without a target
+    if single_file.is_file():
+        with open_tensors(single_file) as file:
+            return dict.fromkeys(file.keys(), single_file)
     if not index.is_file():
         remedy = "a Hugging Face directory with safetensors is needed"
         if (directory / "pytorch_model.bin").is_file():
             remedy = "pytorch_model.bin is a pickle and is never opened here; this converts it:\n" + (
                 conversion_command(directory)
             )
-        raise FileNotFoundError(f"{directory} has neither {whole.name} nor {index.name}; {remedy}")
+        raise FileNotFoundError(f"{directory} has neither {single_file.name} nor {index.name}; {remedy}")
     content = read_settings(index)
     parts = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
@@ -86,34 +87,36 @@ def weight_files(directory: str | Path) -> dict[str, Path]:
 
 
 def weight_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors by name; none is read. Raises as `weight_files`."""
+    """Return the shapes of all tensors by name, without reading the tensors. Raises the errors of `weight_files`."""
     return {
         name: shape for path in set(weight_files(directory).values()) for name, shape in tensor_shapes(path).items()
     }
 
 
 def has_weights(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in (WHOLE, INDEX))
+    return any((directory / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
 
 
 def weights_digest(directory: str | Path, expected: str = "") -> str:
-    """Return the hex SHA-256 of model.safetensors; of weights in parts, that of the lines "DIGEST  NAME" that sha256sum
-    prints of them. Raises ValueError if another one is expected."""
-    whole = Path(directory) / WHOLE
-    if whole.is_file():
-        path, digest = whole, sha256_file(whole)
+    """Return the hex SHA-256 of model.safetensors. For weights in parts, return the SHA-256 of the output of sha256sum,
+    the lines "DIGEST  NAME". Raises ValueError if the digest differs from `expected`."""
+    single_file = Path(directory) / WEIGHTS_FILE
+    if single_file.is_file():
+        path, digest = single_file, sha256_file(single_file)
     else:
-        path, parts = Path(directory) / INDEX, sorted(set(weight_files(directory).values()))
+        path, parts = Path(directory) / INDEX_FILE, sorted(set(weight_files(directory).values()))
         lines = "".join(f"{sha256_file(part)}  {part.name}\n" for part in parts)
         digest = hashlib.sha256(lines.encode()).hexdigest()
     if expected and digest != expected:
-        raise ValueError(f"{path} has sha256 {digest}, encoder.sha256 asks for {expected}: not the expected weights")
+        raise ValueError(
+            f"{path} has sha256 {digest}, but encoder.sha256 requires {expected}: these are not the expected weights"
+        )
     return digest
 
 
 def conversion_command(directory: Path) -> str:
-    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which this package
-    does not; `weights_only=True` keeps the pickle from running code."""
+    """Return the shell command that writes model.safetensors from pytorch_model.bin. It needs torch, which is no
+    requirement of this package. `weights_only=True` keeps the pickle from running code."""
     folder = str(directory)
     code = (
         f"import torch, safetensors.torch as s; d = {folder!r}; "
@@ -124,8 +127,8 @@ def conversion_command(directory: Path) -> str:
 
 
 def gguf_command(path: Path) -> str:
-    """Return the shell command that writes a Hugging Face directory beside a GGUF: config, tokenizer, and weights in
-    float32. It needs torch, transformers and gguf, which this package does not."""
+    """Return the shell command that writes a Hugging Face directory from a GGUF file: config, tokenizer, and float32
+    weights. It needs torch, transformers and gguf, which are no requirements of this package."""
     code = (
         "from transformers import AutoModel, AutoTokenizer; "
         f"d, f = {str(path.parent)!r}, {path.name!r}; m = AutoModel.from_pretrained(d, gguf_file=f); "

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: RoBERTa under another name, with a vocabulary of a hundred languages."""
+"""XLM-RoBERTa: RoBERTa with a vocabulary of a hundred languages and with other class names."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_flash_equals_plain_attention(
     dtype: Any, length: int, rate: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, with padding, a text that is nothing but padding, and the weights that dropout takes."""
-    monkeypatch.setattr(flash, "BLOCK", 64)
+    monkeypatch.setattr(flash, "QUERY_BLOCK", 64)
     mask = lengths_mask(length, length, 7, 1, 0)
     actual = value_and_gradients(FLASH, dtype, length, mask, rate)
     expected = value_and_gradients(Compute(), dtype, length, mask, rate)
@@ -98,7 +98,7 @@ def test_windows_and_shared_keys_equal_plain_attention(
     window: tuple[int, int], heads: tuple[int, int], leading: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, with several blocks of queries, padding on either side, and dropout."""
-    monkeypatch.setattr(flash, "BLOCK", 64)
+    monkeypatch.setattr(flash, "QUERY_BLOCK", 64)
     length = 70
     keys = lengths_mask(length, length, 7).at[1].set(jnp.arange(length) >= 60)
     positions = jnp.maximum(jnp.arange(length) - (leading - 1), 0)

@@ -43,7 +43,7 @@ def changed(folder: Path, golden: str, changes: dict[str, Any]) -> Path:
         ("tiny_bert", "type_vocab_size", -1, "it must be a whole number of at least 0"),
         ("tiny_distilbert", "n_heads", 3, "it must divide the hidden size, 32"),
         ("tiny_roberta", "pad_token_id", -1, "it must be a whole number of at least 0"),
-        ("tiny_roberta", "max_position_embeddings", 2, "it must be above 2: positions begin there"),
+        ("tiny_roberta", "max_position_embeddings", 2, "it must be above 2, the first position"),
         ("tiny_xlm_roberta", "hidden_act", "relu", "it must be 'gelu'"),
         ("tiny_t5", "dense_act_fn", "silu", "but feed_forward_proj 'relu' means 'relu'"),
         ("tiny_t5", "relative_attention_num_buckets", 2, "it must be at least 4"),

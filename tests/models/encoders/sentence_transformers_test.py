@@ -105,7 +105,7 @@ def test_an_encoder_in_a_subfolder(tmp_path: Path) -> None:
     [
         (
             {"normalize": True, "more": [("3_Dense", "models.Dense")]},
-            r"modules.json: module 3, 3_Dense, is a .*Dense; modules are Transformer, Pooling, Dense, Normalize \(any",
+            r"modules.json: module 3, 3_Dense, is a .*Dense; modules are Transformer, Pooling, Dense, Normalize, in",
         ),
         (
             {"more": [("2_LSTM", "models.LSTM")]},
