@@ -30,9 +30,9 @@ def main(*words: str) -> None:
         if any(verb.startswith(group) for verb in VERBS) and HELP.intersection(arguments[bool(group) :][:1]):
             print(overview(group))
             return
-        verb, rest = split_verb(arguments)
+        verb, options = split_verb(arguments)
         module = importlib.import_module(f"jaxret.cli.{verb.replace(' ', '_')}")
-    run_command(module, rest)
+    run_command(module, options)
 
 
 def overview(group: str = "") -> str:

@@ -307,7 +307,7 @@ def _fetch_addresses(module: ModuleType, positional: list[str]) -> list[str]:
 def _addresses_in(value: Any) -> list[str]:
     """Return the addresses in the value of a flag or argument: ADDRESS, NAME=ADDRESS,ADDRESS, or a list of these."""
     if isinstance(value, list):
-        return [address for one in value for address in _addresses_in(one)]
+        return [address for item in value for address in _addresses_in(item)]
     if not isinstance(value, str):
         return []
     if is_bucket_address(value):
@@ -318,11 +318,11 @@ def _addresses_in(value: Any) -> list[str]:
 def _replaced(value: Any, paths: Mapping[str, str]) -> Any:
     """Return the value of a flag or argument with paths for its addresses."""
     if isinstance(value, list):
-        return [_replaced(one, paths) for one in value]
+        return [_replaced(item, paths) for item in value]
     if value in paths:
         return paths[value]
-    name, equals, rest = value.partition("=")
-    return name + equals + ",".join(paths.get(part, part) for part in rest.split(","))
+    name, equals, parts = value.partition("=")
+    return name + equals + ",".join(paths.get(part, part) for part in parts.split(","))
 
 
 def require_known_schemes(arguments: Iterable[str]) -> None:
@@ -371,9 +371,9 @@ def parse_flags(module: ModuleType, arguments: list[str]) -> list[str]:
     if missing_arguments:
         raise ValueError(f"{' and '.join(missing_arguments)} must be given (--help explains it)")
     if len(values) > len(positional) and not (positional and positional[-1].endswith("...")):
-        others = f"besides {' and '.join(positional)} " if positional else ""
+        positional_hint = f"besides {' and '.join(positional)} " if positional else ""
         extra = " ".join(values[len(positional) :])
-        raise ValueError(f"unexpected argument {extra!r}: {others}every argument is a flag, --name=value")
+        raise ValueError(f"unexpected argument {extra!r}: {positional_hint}every argument is a flag, --name=value")
     return values
 
 

@@ -26,16 +26,16 @@ class OptionFlags(Generic[T]):
         types = get_type_hints(kind)
         self.kind = kind
         self.holders: dict[str, flags.FlagHolder] = {
-            each.name: _define(each, types[each.name], defaults.get(each.name, each.default))
-            for each in fields(options)
-            if "help" in each.metadata
+            option.name: _define(option, types[option.name], defaults.get(option.name, option.default))
+            for option in fields(options)
+            if "help" in option.metadata
         }
 
-    def __call__(self, **others: Any) -> T:
+    def __call__(self, **changes: Any) -> T:
         """Return the dataclass. others: values of further fields."""
-        values = {name: holder.value for name, holder in self.holders.items()} | others
+        values = {name: holder.value for name, holder in self.holders.items()} | changes
         kind: Any = self.kind
-        if "explicit_fields" in {each.name for each in fields(kind)}:
+        if "explicit_fields" in {option.name for option in fields(kind)}:
             values["explicit_fields"] = tuple(name for name, holder in self.holders.items() if holder.present)
         return self.kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 

@@ -189,13 +189,13 @@ class RequestFlags(OptionFlags["EvaluationRequest"]):
             "match": match(None, "; default: strings, or the setting of a stage's mining"),
         }
 
-    def __call__(self, **others: Any) -> EvaluationRequest:
+    def __call__(self, **changes: Any) -> EvaluationRequest:
         from jaxret.experiments.recipes.check_recipe import EvaluationRequest
 
         self.kind = EvaluationRequest
         names, match = self.holders["measures"].value, self.holders["match"].value
         values = {"corpus": open_corpus(self.holders["corpus"]), "measures": names or None, "match": match or ""}
-        return super().__call__(**values | others)
+        return super().__call__(**values | changes)
 
 
 def of_job(verb: ModuleType) -> dict[str, str]:

@@ -41,12 +41,12 @@ def find_config(config: str) -> str:
     for path in paths:
         if path.suffix == ".py" and path.is_file():
             return f"{path}{colon}{suffix}"
-    names = [f"configs/{one}.py" if name.startswith("configs/") else one for one in config_names()]
+    names = [f"configs/{config}.py" if name.startswith("configs/") else config for config in config_names()]
     same_name = re.sub(r"\.(ya?ml|json|toml|cfg|ini)$", "", name)  # of other libraries' configs
     suggestion = suggest_name(same_name, [*names, *map(str, Path(name).parent.glob("*.py"))])
     raise ValueError(
         f"--config={config}: there is no file {name!r} that ends in .py, and no config of that name is shipped"
-        + (suggestion or f" ({', '.join(one for one in names if '/' not in one)}, ...)")
+        + (suggestion or f" ({', '.join(config for config in names if '/' not in config)}, ...)")
     )
 
 
@@ -107,9 +107,9 @@ def require_keys(config: ConfigDict, keys: Iterable[str], source: str, prefix: s
     """Raise ValueError unless all of `keys` are keys, and no groups of keys, of a config.
 
     Args:
-        keys: with the groups around them: "optimizer.learning_rate".
+        keys: keys with their groups: "optimizer.learning_rate".
         source: name of the config, for the message.
-        prefix: of the keys in the message: "--config." on a command line.
+        prefix: text before each key in the message: "--config." on a command line.
     """
     valid_keys = list(all_keys(config))
     for key in keys:

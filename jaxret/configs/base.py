@@ -30,7 +30,7 @@ def two_stages(
         depth: ranks of a pool that negatives come from.
         keep: negatives kept for each query.
         draw: how they are chosen among the candidates.
-        pools: of the second stage, by default the first stage's run.
+        pools: pools of the second stage, by default the first stage's run.
     """
     settings = {"depth": depth, "keep": keep, "draw": draw}
     return (

@@ -36,7 +36,7 @@ def option(
 def given_fields(options: Any, names: Iterable[str], explicit: Container[str] = ()) -> list[str]:
     """Return the names, of some fields of a dataclass, whose value was given: it is not the default, or the name is in
     `explicit`, which has those on a command line."""
-    defaults = {each.name: each.default for each in fields(options)}
+    defaults = {option.name: option.default for option in fields(options)}
     return [name for name in names if name in explicit or getattr(options, name) != defaults[name]]
 
 
@@ -44,30 +44,30 @@ def check_options(options: Any) -> None:
     """Raise ValueError for a field of a dataclass of another type than its annotation's, or that is not one of its
     choices, or below its lower bound, or a number that is not finite. Numbers of NumPy become Python's."""
     hints = get_type_hints(type(options))
-    for each in fields(options):
-        value, metadata = getattr(options, each.name), each.metadata
+    for option in fields(options):
+        value, metadata = getattr(options, option.name), option.metadata
         if isinstance(value, int) and abs(value) >= TOO_LARGE:  # Python does not even write one of 5,000 digits
-            raise ValueError(f"{each.name} is a number of more than 18 digits")
-        if not _fits(value, hints[each.name]):
-            raise ValueError(f"{each.name} is {value!r:.60}; it must be {_describe_type(hints[each.name])}")
+            raise ValueError(f"{option.name} is a number of more than 18 digits")
+        if not _fits(value, hints[option.name]):
+            raise ValueError(f"{option.name} is {value!r:.60}; it must be {_describe_type(hints[option.name])}")
         if isinstance(value, Real) and not isinstance(value, int | float):  # numpy's numbers are not written to JSON
             value = int(value) if isinstance(value, Integral) else float(value)
-            object.__setattr__(options, each.name, value)
+            object.__setattr__(options, option.name, value)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{each.name} is {value}; it must be a finite number")
+            raise ValueError(f"{option.name} is {value}; it must be a finite number")
         if choices := metadata.get("choices"):
             if value not in choices:
-                raise ValueError(f"{each.name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
+                raise ValueError(f"{option.name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
         elif (least := metadata.get("lower_bound")) is not None and value is not None and value < least:
-            raise ValueError(f"{each.name} is {value}; it must be at least {least}")
+            raise ValueError(f"{option.name} is {value}; it must be at least {least}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value has the type of an annotation; a list is accepted for a tuple."""
     if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, each) for each in get_args(hint))
+        return any(_fits(value, choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
-        return isinstance(value, tuple | list) and all(_fits(each, get_args(hint)[0]) for each in value)
+        return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if hint in (int, float):
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     return isinstance(value, hint)

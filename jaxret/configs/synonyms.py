@@ -128,9 +128,9 @@ _NAMES: dict[str, str] = {
     "plan": "estimate memory",
 }
 _HERE: dict[str, list[str]] = {}
-for _name, _others in _NAMES.items():
-    for _other in _others.split():
-        _HERE.setdefault(_other, []).append(_name)
+for _name, _synonyms in _NAMES.items():
+    for _synonym in _synonyms.split():
+        _HERE.setdefault(_synonym, []).append(_name)
 CONFIG = "config."  # before a key, among flags
 # Names in other libraries of settings without a flag -> a flag of the verb, and the setting that decides instead.
 _WITHOUT = {
@@ -155,17 +155,17 @@ def similar_name(name: str, names: Iterable[str]) -> str:
     table, the most similar one in another group of keys, or of all.
     """
     choices = list(names)
-    wrong, last = _letters(name), _letters(name.rpartition(".")[2])
+    whole_name, last = _letters(name), _letters(name.rpartition(".")[2])
     for choice in choices:
-        if wrong in (_letters(choice), _letters(choice.removeprefix(CONFIG))):
+        if whole_name in (_letters(choice), _letters(choice.removeprefix(CONFIG))):
             return choice
-    here = _HERE.get(last, [])
-    for candidate in here:
+    synonyms = _HERE.get(last, [])
+    for candidate in synonyms:
         for choice in choices:
             if f".{choice}".endswith(f".{candidate}"):
                 return choice
     ends = [choice for choice in choices if last == _letters(choice.rpartition(".")[2])]
-    if here and not ends:
+    if synonyms and not ends:
         return ""
     return next(iter(get_close_matches(name, ends, 1, 0) or get_close_matches(name, choices, 1)), "")
 

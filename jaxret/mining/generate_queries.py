@@ -166,11 +166,13 @@ class GenerationJob:
         with Progress("generate", total, "passage", shown=self.progress) as bar:
             while missing_numbers := {number for number, path in enumerate(parts) if not path.exists()}:
                 bar.update(max(total - len(missing_numbers) * self.options.part_rows - bar.done, 0))
-                before = self.parts_written
+                parts_before = self.parts_written
                 if any(self.leases.is_free(f"part-{number}") for number in missing_numbers):  # the corpus may be large
                     self.generate(parts, missing_numbers, bar)
                 self.leases.refresh()
-                if self.parts_written == before and any(not path.exists() for path in parts):  # other jobs have them
+                if self.parts_written == parts_before and any(
+                    not path.exists() for path in parts
+                ):  # other jobs have them
                     if not has_waited and self.progress:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
                     has_waited = True
@@ -205,9 +207,9 @@ class GenerationJob:
         """Generate and write the queries of a part.
 
         Args:
-            number: of the part.
-            passages: of the part.
-            lease: of the part.
+            number: number of the part.
+            passages: passages of the part.
+            lease: lease of the part.
         """
         queries, cut = self.generator(passages, number * self.options.part_rows, bar.update)
         rows = [[passage.id, texts] for passage, texts in zip(passages, queries, strict=True)]

@@ -32,14 +32,16 @@ class MiningAudit:
     above_best_positive: int = 0  # scored above the best of its positives
     scored: int = 0  # negatives with a score, whose target has one too
 
-    def add(self, example: Example, relevant: frozenset[str], others: Iterable[str], matcher: AnswerMatcher) -> None:
+    def add(
+        self, example: Example, relevant: frozenset[str], all_positives: Iterable[str], matcher: AnswerMatcher
+    ) -> None:
         """Count one example.
 
         Args:
             example: a record of the file.
             relevant: ids of the query's judged positives.
-            others: ids of all queries' positives.
-            matcher: for the queries' answers.
+            all_positives: ids of all queries' positives.
+            matcher: matcher of the queries' answers.
         """
         self.records += 1
         self.without_negatives += not example.negatives
@@ -49,8 +51,12 @@ class MiningAudit:
         bags = [_words(positive) for positive in example.positives]
         repeats = [p.id in positive_ids or normalized_text(p.text) in texts for p in example.negatives]
         self.repeats_positive += sum(repeats)
-        self.positive_of_other_query += sum(p.id in others and p.id not in positive_ids for p in example.negatives)
-        self.near_positive += sum(not same and _is_near(_words(p), bags) for p, same in zip(example.negatives, repeats))
+        self.positive_of_other_query += sum(
+            p.id in all_positives and p.id not in positive_ids for p in example.negatives
+        )
+        self.near_positive += sum(
+            not repeated and _is_near(_words(p), bags) for p, repeated in zip(example.negatives, repeats)
+        )
         if example.query.answers:
             self.answerable += len(example.negatives)
             self.with_answer += sum(matcher((passage.text for passage in example.negatives), example.query))
@@ -81,12 +87,14 @@ class MiningAudit:
 def audit_mined_file(path: Path, queries: Iterable[TrainingQuery], match: str = "string") -> MiningAudit:
     """Audit a file that `jaxret mine` wrote, a record at a time. match: string or regex, for the queries' answers."""
     relevant = {
-        (one.query.id, one.query.text): frozenset(p.id for p in one.positives) for one in queries if one.positives
+        (entry.query.id, entry.query.text): frozenset(p.id for p in entry.positives)
+        for entry in queries
+        if entry.positives
     }
-    others = {key for ids in relevant.values() for key in ids}
+    all_positives = {key for ids in relevant.values() for key in ids}
     counts, matcher = MiningAudit(), AnswerMatcher(match)
     for example in stream_mined_examples(path, Policy()):
-        counts.add(example, relevant.get((example.query.id, example.query.text), frozenset()), others, matcher)
+        counts.add(example, relevant.get((example.query.id, example.query.text), frozenset()), all_positives, matcher)
     return counts
 
 

@@ -112,7 +112,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
     for data in job.concat:  # it follows the mined records, hours later: a bad one is an error now
         deque(read_concatenated(data, job.settings.keep, Policy(job.on_error)), maxlen=0)
     questions = _read_queries(job, policy)
-    check_answers((one.query for one in questions.queries), job.settings.match)
+    check_answers((entry.query for entry in questions.queries), job.settings.match)
     log(f"{job.data}: {len(questions.queries):,} queries ({job.data.describe()})")
     if job.settings.positives_from_retrieval:
         log("positives_from_retrieval: retrieved passages with an answer string are the positives, whatever is judged")
@@ -121,7 +121,7 @@ def mine_negatives(job: MiningJob, progress: bool = True, log: Callable[[str], N
         teacher = RankingFilePool(job.teacher, policy) if job.teacher else None
         for source in (*pools, *([teacher] if teacher else [])):
             if isinstance(source, RankingFilePool):
-                source.require_queries([one.query for one in questions.queries], job.data.source)
+                source.require_queries([entry.query for entry in questions.queries], job.data.source)
         chooser = NegativeSelector(job.settings, teacher, bool(job.concat))
         write_examples(
             job, path, questions, select_examples(questions, pools, texts, chooser, progress), chooser, policy
@@ -146,8 +146,8 @@ def _read_queries(job: MiningJob, policy: Policy) -> TrainingQueries:
     questions = read_training_queries(job.data, policy)
     if not job.subset[0]:
         return questions
-    ids = choose_ids((one.query.id for one in questions.queries), *job.subset)
-    return replace(questions, queries=tuple(one for one in questions.queries if one.query.id in ids))
+    ids = choose_ids((entry.query.id for entry in questions.queries), *job.subset)
+    return replace(questions, queries=tuple(entry for entry in questions.queries if entry.query.id in ids))
 
 
 def require_same_sources(job: MiningJob) -> None:
@@ -244,9 +244,9 @@ def open_pools(
     Args:
         job: names of pools and corpus, settings.
         questions: the training queries; runs look up the rows of their positives.
-        folder: for an index of the corpus file.
+        folder: folder of an index of the corpus file.
     """
-    positives = {passage.id for one in questions.queries for passage in one.positives}
+    positives = {passage.id for entry in questions.queries for passage in entry.positives}
     pools: list[NegativePool] = []
     for name in job.pools:
         if name == BM25_NAME:
@@ -296,8 +296,8 @@ def select_examples(
     with Progress("mine", len(questions.queries), "query", shown=progress) as bar:
         for first in range(0, len(questions.queries), RANK_BLOCK):
             block = questions.queries[first : first + RANK_BLOCK]
-            queries = [one.query for one in block]
-            ids = [[passage.id for passage in one.positives] for one in block]
+            queries = [entry.query for entry in block]
+            ids = [[passage.id for passage in entry.positives] for entry in block]
             results = list(zip(*(pool.rank(queries, ids, settings.depth) for pool in pools), strict=True))
             for start in range(0, len(block), TEXT_BLOCK):
                 part = results[start : start + TEXT_BLOCK]
@@ -331,13 +331,13 @@ def write_examples(
         chooser: scores the --concat records.
     """
     parts = [(examples, questions.every_positive and job.judged)]
-    query_texts = {one.query.id: one.query.text for one in questions.queries}
+    query_texts = {entry.query.id: entry.query.text for entry in questions.queries}
     for data in job.concat:
         follow = read_concatenated(data, job.settings.keep, policy)
         scored_examples = (chooser.score_concatenated(example, query_texts) for example in follow)
         parts.append((scored_examples, not data.first_target_only))
-    every_positive = all(every for _, every in parts)
-    rows = chain.from_iterable(split_by_target(part, every, every_positive) for part, every in parts)
+    every_positive = all(every_target for _, every_target in parts)
+    rows = chain.from_iterable(split_by_target(part, every_target, every_positive) for part, every_target in parts)
     texts: dict[str, int] = {}
     with write_text(path) as file:
         for example in rows:

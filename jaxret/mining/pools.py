@@ -104,7 +104,7 @@ class RunPool:
         Args:
             encoded_name: name of the encoded corpus, "" for the only one.
             positives: ids of the passages that `scores` and `missing` may be called with.
-            workers: of a cluster, that search in place of this process.
+            workers: workers of a cluster that search in place of this process.
         """
         run = open_run(workdir, attention="plain" if workers else None)
         self.name, self._progress = run.workdir.name, progress
@@ -225,9 +225,9 @@ def require_encoded(encoded_corpus: EncodedCorpus, corpus: Corpus, sha256: str, 
     A corpus that was changed since (--append, --delete) has no file to compare with.
 
     Args:
-        encoded_corpus: made from it.
-        corpus: the corpus.
-        sha256: its digest.
+        encoded_corpus: vectors of the corpus.
+        corpus: the corpus that is open.
+        sha256: digest of the open corpus.
         remedy: end of the message.
     """
     encoded_sha256 = encoded_corpus.corpus_identity["sha256"]

@@ -36,7 +36,7 @@ class TrainingQueries:
 
     def digest(self) -> str:
         return sha256_json_lists(
-            [*one.query.to_json(), [passage.id for passage in one.positives]] for one in self.queries
+            [*entry.query.to_json(), [passage.id for passage in entry.positives]] for entry in self.queries
         )
 
 
@@ -45,7 +45,7 @@ def open_training_queries(source: str, split: str, positives: bool = True) -> Tr
 
     Args:
         source: folder or file.
-        split: of a folder.
+        split: split of a folder.
         positives: require positives. False also opens queries without one, e.g. a file of questions.
 
     Raises:
@@ -74,23 +74,24 @@ def read_training_queries(data: TrainingSource | QuerySource, policy: Policy) ->
         by_id: dict[str, TrainingQuery] = {}
         passages: dict[Passage, Passage] = {}  # one object for a passage, however many queries have it
         for example in read_query_examples(data, policy):
-            before = by_id.get(example.query.id, TrainingQuery(example.query))
-            require_same_text(before.query, example.query, data.source)
-            both = dict.fromkeys((*before.positives, *example.positives))
-            by_id[example.query.id] = TrainingQuery(before.query, tuple(passages.setdefault(one, one) for one in both))
-        queries, every = tuple(by_id.values()), not data.first_target_only
+            earlier = by_id.get(example.query.id, TrainingQuery(example.query))
+            require_same_text(earlier.query, example.query, data.source)
+            unique_passages = dict.fromkeys((*earlier.positives, *example.positives))
+            positives = tuple(passages.setdefault(passage, passage) for passage in unique_passages)
+            by_id[example.query.id] = TrainingQuery(earlier.query, positives)
+        queries, every_target = tuple(by_id.values()), not data.first_target_only
     else:
-        queries, every = tuple(map(TrainingQuery, data.read(policy))), False
+        queries, every_target = tuple(map(TrainingQuery, data.read(policy))), False
     if not queries:
         raise ValueError(f"{data} has no training query; give a folder or file with some")
-    return TrainingQueries(queries, every)
+    return TrainingQueries(queries, every_target)
 
 
-def require_same_text(one: Query, other: Query, source: str) -> None:
+def require_same_text(first: Query, second: Query, source: str) -> None:
     """Raise ValueError for two questions with one id: code that looks queries up by id would confuse them."""
-    if one.text != other.text:
+    if first.text != second.text:
         raise ValueError(
-            f"{source}: query {one.id!r} is {one.text[:60]!r} and {other.text[:60]!r}; give each an id of its own"
+            f"{source}: query {first.id!r} is {first.text[:60]!r} and {second.text[:60]!r}; give each an id of its own"
         )
 
 
