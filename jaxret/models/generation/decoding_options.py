@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from jaxret.configs.options import check_options, option
 
 DECODING_METHODS = ("sample", "beam", "greedy")
+# Options that one method alone reads.
+_READ_BY = {
+    "sample": ("seed", "temperature", "top_k", "top_p"),
+    "beam": ("beams", "length_penalty", "early_stopping"),
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,14 @@ class DecodingOptions:
             raise ValueError(f"queries is {self.queries}; greedy decoding has one query for each passage")
         if self.method == "beam" and self.queries > self.beams:
             raise ValueError(f"queries is {self.queries}; beam search with {self.beams} beams has no more than these")
+        defaults = {field.name: field.default for field in fields(self)}
+        for method, names in _READ_BY.items():
+            for name in names:
+                if method != self.method and (value := getattr(self, name)) != defaults[name]:
+                    raise ValueError(
+                        f"{name} is {value}, which method {method!r} reads, but method is {self.method!r}: "
+                        f"leave {name} out, or set method={method!r}"
+                    )
 
     @property
     def sequences(self) -> int:

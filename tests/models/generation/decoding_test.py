@@ -372,6 +372,11 @@ def test_configs_that_are_not_implemented(pair: Any, tmp_path: Path, values: dic
         ({"temperature": 0.0}, "temperature is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"method": "nucleus"}, "method is 'nucleus'"),
+        ({"method": "beam", "temperature": 0.5}, r"temperature .*0.5, .*'sample' .*'beam'"),
+        ({"method": "greedy", "seed": 3}, r"seed .*3, .*'sample' .*'greedy'"),
+        ({"method": "greedy", "top_k": 0}, r"top_k .*0, .*'sample' .*'greedy'"),
+        ({"beams": 8}, r"beams .*8, .*'beam' .*'sample'"),
+        ({"early_stopping": True}, r"early_stopping .*True, .*'beam' .*'sample'"),
     ],
 )
 def test_options_that_conflict(values: dict[str, Any], message: str) -> None:
