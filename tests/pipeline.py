@@ -33,6 +33,7 @@ from jaxret.runs.run import Run, open_run
 from jaxret.storage.atomic import write_json
 from jaxret.training.loop import train
 from jaxret.training.throughput import TIMED
+from jaxret.training.unread_keys import find_reader
 from jaxret.types import Params, Tokens
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -220,7 +221,9 @@ def tiny_config(encoder: Path | str, data: Path | str, **overrides: Any) -> Conf
         "encode.tokens_per_batch": 384,
         "encode.shard_rows": 50,
     }
-    config.update_from_flattened_dict(small | {key.replace("__", "."): value for key, value in overrides.items()})
+    own = {key.replace("__", "."): value for key, value in overrides.items()}
+    small = {key: value for key, value in small.items() if not find_reader(own.get("task", "retrieval"), key)}
+    config.update_from_flattened_dict(small | own)
     return config
 
 

@@ -1,6 +1,7 @@
 """Every config key with its meaning. The defaults are the dual encoder (DPR) on BERT-base.
 
-Any key can be set on the command line: --config.optimizer.learning_rate=1e-5. An unknown key is an error.
+Any key can be set on the command line: --config.optimizer.learning_rate=1e-5. An unknown key is an error, and so is
+another value of a key that config.task does not read.
 """
 
 from collections.abc import Iterable

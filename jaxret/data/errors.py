@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+ON_ERROR = ("error", "skip", "keep")  # what a Policy does with bad records
+
 
 class DataError(ValueError):
     """Bad input. Reads "FILE:LINE: problem; remedy"; `reason` is its short name, for counting."""
@@ -43,7 +45,7 @@ class Policy:
     truncated files, and lines above `LINE_LIMIT`, are always errors: no record can be left out.
     """
 
-    on_error: str = "error"  # "error", "skip" or "keep"
+    on_error: str = "error"  # one of ON_ERROR
     examples_per_reason: int = 3  # Locations that the report lists for each reason
     # Reason -> records left out (under "keep": kept)
     skip_counts: Counter[str] = field(default_factory=Counter, init=False)
@@ -52,8 +54,8 @@ class Policy:
     _examples: dict[str, list[Location]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("error", "skip", "keep"):
-            raise ValueError(f'on_error is {self.on_error!r}; it must be "error", "skip" or "keep"')
+        if self.on_error not in ON_ERROR:
+            raise ValueError(f"on_error is {self.on_error!r}; it must be one of {', '.join(ON_ERROR)}")
 
     def reject(self, error: DataError) -> None:
         """Raise `error`, or count it under its reason."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from jaxret.data.errors import ON_ERROR
 from jaxret.data.tokens.prompts import read_prompts
 from jaxret.models.encoders.architectures import EncoderConfig
 from jaxret.models.encoders.decoder import DecoderConfig
@@ -20,6 +21,7 @@ from jaxret.training.losses.group_losses import check_losses
 from jaxret.training.losses.in_batch import loss_settings
 from jaxret.training.optimizers import check_optimizer, check_parameters
 from jaxret.training.profile import check_profile
+from jaxret.training.unread_keys import check_unread
 from jaxret.training.validation import check_validation
 from jaxret.types import VECTOR_DTYPES
 
@@ -95,14 +97,17 @@ def check_numbers(config: ConfigDict) -> None:
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raise ValueError for unknown names, and for settings that contradict each other."""
+    """Raise ValueError for unknown names, for keys that the task does not read, and for settings that contradict each
+    other."""
     check_tuples(config)
     check_numbers(config)
+    check_unread(config)
     for key, name, table in (
         ("head.name", config.head.name, HEADS),
         ("pooling", config.pooling, POOLINGS),
         ("mesh.reduce_dtype", config.mesh.reduce_dtype, COMPUTE_DTYPES),
         ("encode.dtype", config.encode.dtype, VECTOR_DTYPES),
+        ("data.on_error", config.data.on_error, ON_ERROR),
     ):
         if name not in table:
             raise ValueError(f"{key} is {name!r}; it must be one of {', '.join(table)}")
@@ -111,11 +116,6 @@ def check_config(config: ConfigDict) -> None:
     check_tokens(config)
     check_losses(config)
     check_training_data(config)
-    if config.mesh.tensor > 1 and config.task != "retrieval":
-        raise ValueError(
-            f"mesh.tensor is {config.mesh.tensor}, but it splits layers of language models, which task "
-            f"{config.task!r} does not have: set it to 1"
-        )
 
 
 def check_tokens(config: ConfigDict) -> None:
@@ -128,10 +128,6 @@ def check_tokens(config: ConfigDict) -> None:
         raise ValueError(
             f"tokens.packing is True and encoder.attention {config.encoder.attention!r}, whose kernel cannot keep the "
             "texts of a row apart; use 'plain', or tokens.packing=False"
-        )
-    if not config.tokens.prompt_in_mean and config.task != "retrieval":
-        raise ValueError(
-            f"tokens.prompt_in_mean is False, but task {config.task!r} has no mean over tokens: set it to True"
         )
     if not read_prompts(config).in_mean and config.task != "retrieval":
         raise ValueError(
@@ -157,8 +153,6 @@ def check_training_data(config: ConfigDict) -> None:
             f"lora.rank is {config.lora.rank} and train.rounds {config.train.rounds}: rounds continue all weights; "
             "use train.rounds=1, and train.start_from for what follows"
         )
-    if config.lora.rank and config.task == "pretraining":
-        raise ValueError(f"lora.rank is {config.lora.rank}, but pre-training makes a whole encoder: set it to 0")
     if config.lora.base and not config.lora.adapters:
         raise ValueError(f"lora.base is {config.lora.base!r}, but lora.adapters, whose base it names, is empty")
     if config.lora.adapters and not config.lora.rank:

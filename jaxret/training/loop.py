@@ -54,7 +54,7 @@ from jaxret.runs.identity import WEIGHTS
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.resume import SCHEDULE, record_changes
 from jaxret.runs.run import base_of_run, create_run, open_checkpoints
-from jaxret.runs.run_warnings import keep_warnings
+from jaxret.runs.run_warnings import RunWarning, keep_warnings
 from jaxret.runs.trackers import tracker_names
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.checkpoint import REMEDY, Checkpoints, DamagedCheckpointError
@@ -64,7 +64,7 @@ from jaxret.storage.working_copy import publish
 from jaxret.training.data_warnings import data_warnings
 from jaxret.training.logging import MetricsCallback, MetricsLog
 from jaxret.training.losses.grad_cache import describe_rounding
-from jaxret.training.optimizers import make_optimizer
+from jaxret.training.optimizers import describe_long_warmup, make_optimizer
 from jaxret.training.prefetch import Prefetcher
 from jaxret.training.prepare import log_changes, prepare_job
 from jaxret.training.profile import Profiler
@@ -138,6 +138,10 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
     data = job.task.read_data(job)
     optimization = make_optimization(config, data.train, first)
     total = optimization.length.total
+    settings_warnings = []
+    if long_warmup := describe_long_warmup(config.optimizer, optimization.length.planned_steps):
+        job.log(long_warmup)
+        settings_warnings.append(RunWarning("settings", long_warmup))
     teacher, teacher_record = load_teacher(job, data.contract)
     state = None
     if not job.has_begun:  # a folder becomes a run only after its data and its weights could be read
@@ -146,7 +150,7 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
         if jax.process_index() == 0:
             record = data.record | start_record | teacher_record
             warnings = list(data_warnings(data.train, data.dev))
-            keep_warnings(job.workdir, "train", [*data.warnings, *warnings])
+            keep_warnings(job.workdir, "train", [*data.warnings, *settings_warnings, *warnings])
             for warning in warnings:
                 if warning.kind != "truncation":  # which reading the data said
                     job.log(warning.text)

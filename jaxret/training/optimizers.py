@@ -147,10 +147,26 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
     jax.eval_shape(optimizer.init, trainable_params)
 
 
+def warmup_length(config: ConfigDict, total_steps: int) -> int:
+    """Return the steps of the warm-up of `config.optimizer`."""
+    return config.warmup_steps if config.warmup_steps >= 0 else round(config.warmup_fraction * total_steps)
+
+
+def describe_long_warmup(config: ConfigDict, total_steps: int) -> str:
+    """Return a warning of a warm-up of `config.optimizer` that the last step does not reach; "" if it does. A short run
+    of a published config has one, so it is no error."""
+    steps = warmup_length(config, total_steps)
+    if not 0 < total_steps < steps:
+        return ""
+    return (
+        f"optimizer.warmup_steps is {steps}, but the schedule has {total_steps} steps: the learning rate ends at "
+        f"{config.learning_rate * (total_steps - 1) / steps:.3g} and never reaches {config.learning_rate:g}"
+    )
+
+
 def make_optimizer(config: ConfigDict, total_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Return the optimizer of `config.optimizer` and its learning rate. Raises ValueError for an unknown name."""
-    warmup = config.warmup_steps if config.warmup_steps >= 0 else round(config.warmup_fraction * total_steps)
-    schedule = make_schedule(config.decay, config.learning_rate, warmup, total_steps)
+    schedule = make_schedule(config.decay, config.learning_rate, warmup_length(config, total_steps), total_steps)
     adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     moments = {
         "adamw": (adam, optax.identity()),

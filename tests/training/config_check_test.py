@@ -32,6 +32,8 @@ def checked(overrides: dict[str, Any]) -> None:
             r"validation.metric .*'nDCG@10'; .*measured",
         ),
         ({"validation.corpus": "there"}, r"validation.corpus is set, but data.dev is empty"),
+        ({"data.dev_negatives_run": "ranks.trec"}, r"data.dev_negatives_run .*'ranks.trec', .*data.dev, .*empty"),
+        ({"data.on_error": "ignore"}, r"data.on_error .*'ignore'; .*error, skip, keep"),
         ({"validation.then_from": -1.0}, r"validation.then_from .*-1.0; .*least 0"),
         ({"train.log_every": 0}, r"train.log_every is 0"),
         (

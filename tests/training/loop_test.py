@@ -32,6 +32,7 @@ from jaxret.parallel.mesh import make_mesh
 from jaxret.runs.lock import hold_folder
 from jaxret.runs.mismatch import ContractError
 from jaxret.runs.run import open_checkpoints, open_run
+from jaxret.runs.run_warnings import read_warnings
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.storage.checkpoint import CheckpointError, Checkpoints, path_name
@@ -201,6 +202,17 @@ def test_control_another_seed_is_another_run(whole: tuple[Path, TrainResult], ro
     assert len(differing) > len(other) / 2
     losses = [[line["loss"] for line in lines(w) if "loss" in line] for w in (whole[0], root / "seed")]
     assert losses[0] != losses[1]
+
+
+@pytest.mark.slow
+def test_a_warmup_that_never_ends_is_told_and_kept(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config_of(root, train__steps=1, optimizer__warmup_steps=9, data__dev=""), tmp_path / "run")
+    kept = [one.text for one in read_warnings(Workdir(tmp_path / "run"))["train"] if one.kind == "settings"]
+    assert len(kept) == 1
+    assert kept[0].startswith("optimizer.warmup_steps is 9, ")
+    assert kept[0] in capsys.readouterr().out
 
 
 def test_another_config_cannot_resume(whole: tuple[Path, TrainResult], root: Path) -> None:

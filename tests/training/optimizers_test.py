@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from jaxret.training.optimizers import DECAYS, check_parameters, decay_mask, make_optimizer, make_schedule
+from jaxret.training.optimizers import (
+    DECAYS,
+    check_parameters,
+    decay_mask,
+    describe_long_warmup,
+    make_optimizer,
+    make_schedule,
+)
 from tests.tiny import LATE_INTERACTION, SCALAR_MIX, make_config, make_retriever
 
 STEPS, WARMUP, PEAK = 20, 5, 1e-3
@@ -280,3 +288,22 @@ def test_clipping_with_reference_processes(processes: int) -> None:
     clipped = min(1.0, processes / 3)
     expected = -config.learning_rate * clipped / (clipped + 10.0)  # Adam's first step, where eps counts
     np.testing.assert_allclose(updates["layer"]["kernel"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "expected"),
+    [
+        ({"optimizer.warmup_steps": 8}, 4, r"optimizer.warmup_steps .*8, .*4 steps: .*0.000375 .*0.001"),
+        ({"optimizer.warmup_steps": 8}, 8, ""),
+        ({"optimizer.warmup_steps": 8}, 0, ""),
+        ({"optimizer.warmup_fraction": 1.0}, 4, ""),
+    ],
+)
+def test_a_warmup_that_never_ends_has_a_warning(warmup: dict[str, Any], steps: int, expected: str) -> None:
+    config = make_config({"optimizer.learning_rate": PEAK, **warmup}).optimizer
+    warning = describe_long_warmup(config, steps)
+    assert re.match(expected, warning)
+    assert bool(warning) == bool(expected)
+    if warning:
+        rate = make_optimizer(config, steps)[1](steps - 1)
+        assert f"ends at {float(rate):.3g} " in warning

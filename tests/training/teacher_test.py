@@ -303,7 +303,7 @@ def test_invalid_teachers_are_errors(overrides: dict[str, Any], message: str, ro
 
 def test_a_reranker_cannot_have_an_in_batch_teacher(root: Path) -> None:
     config = student_config(root, task="reranking")
-    with pytest.raises(ValueError, match=r"loss\.in_batch_kl\.weight .*1\.0, .*reranker"):
+    with pytest.raises(ValueError, match=r"loss\.in_batch_kl\.weight .*1\.0, .*'reranking'"):
         train(config, root / "reranker", progress=False)
 
 

@@ -36,8 +36,8 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
     """
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
     log = job_log(progress)
-    check_config(config)
     check_pretraining_config(config)
+    check_config(config)
     require_folder_kind(folder.path, RUN)
     with hold_folder(folder.path, "pre-training"):
         if not config.encoder.checkpoint:

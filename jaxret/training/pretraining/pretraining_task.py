@@ -89,11 +89,6 @@ def check_pretraining_config(config: ConfigDict) -> None:
         raise ValueError(
             f"pretraining.shortest is {settings.shortest}, but spans have at most {settings.length - 2} tokens of text"
         )
-    defaults = {"data.dev": "", "data.subset": 0, "tokens.packing": False, "train.start_from": "", "train.rounds": 1}
-    for key, empty in defaults.items():
-        group, name = key.split(".")
-        if config[group][name] != empty:
-            raise ValueError(f"{key} is {config[group][name]!r}, which pre-training has no use for; leave it {empty!r}")
 
 
 def check_pretraining(config: ConfigDict, model: PretrainingModel) -> None:

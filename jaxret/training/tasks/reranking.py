@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -134,23 +134,11 @@ RERANKING_METRICS = ("nll", "average_rank", "RR@10")
 
 def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
     """Raise ValueError for settings that a cross-encoder cannot have, or that have no meaning for it."""
-    if config.tokens.packing:
-        raise ValueError("tokens.packing is True, but pairs are not packed; set tokens.packing=False")
     if config.data.negatives == 0:
         raise ValueError("data.negatives is 0; a reranker learns to tell a query's own passages apart: at least 1")
     for key in ("metric", "then"):
         if (name := config.validation[key]) not in (*RERANKING_METRICS, ""):
             raise ValueError(f"validation.{key} is {name!r}; of a reranker it is one of {', '.join(RERANKING_METRICS)}")
-    if config.validation.corpus:
-        raise ValueError("validation.corpus is set, but a reranker retrieves nothing: leave it empty")
-    defaults: dict[str, Any] = {"pooling": "none", "normalize": False, "loss.local_weight": 0, "loss.annealing_rate": 0}
-    defaults |= {"data.pseudo_queries": "", "loss.in_batch_kl.weight": 0, "encode.dimension": 0}
-    defaults |= {"loss.matryoshka.sizes": (), "loss.matryoshka.weights": (), "encode.words": 0}
-    defaults |= {"loss.sparsity.query": 0, "loss.sparsity.passage": 0}
-    for key, value in defaults.items():
-        group, _, name = key.rpartition(".")
-        if (setting := (config[group] if group else config)[name]) != value:
-            raise ValueError(f"{key} is {setting!r}, but a reranker has none: use {value!r}")
     check_parameters(config, model)
     require_passage_room(config.tokens.query_length, model.longest)
     require_no_dropout(config.encoder.attention, getattr(model.module.config, "attention_dropout", 0.0))

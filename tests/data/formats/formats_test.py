@@ -646,7 +646,7 @@ def test_policy_counts_each_record_once_and_reports_in_one_line() -> None:
     policy.reject(Location(Path("a/c.jsonl"), 3).error("own reason", "found", "remedy"))
     assert policy.skip_counts == {"empty passage": 3, "own reason": 1}
     assert policy.report() == "skipped 4 records: 3 empty passage (c.jsonl:1, c.jsonl:2, ...), 1 own reason (c.jsonl:3)"
-    with pytest.raises(ValueError, match='on_error is \'ignore\'; it must be "error", "skip" or "keep"'):
+    with pytest.raises(ValueError, match=r"on_error .*'ignore'; .*error, skip, keep"):
         Policy("ignore")
 
 

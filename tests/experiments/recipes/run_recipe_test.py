@@ -374,7 +374,7 @@ CROSS = {"name": "cross", "base": "cross_encoder", "mine": {"pools": ["bm25"]}}
         ),
         (
             CROSS | {"config": {"tokens.packing": True}},
-            r"'cross': tokens.packing .*True, .*packed",
+            r"'cross': tokens.packing .*True, .*'reranking' .*False",
         ),
         (
             {"name": "b", "config": {"loss.kl.weight": 1.0}},

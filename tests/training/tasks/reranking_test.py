@@ -31,6 +31,7 @@ from jaxret.index.corpus_folder import corpus_folder
 from jaxret.models.cross_encoder import CrossEncoderModel, CrossEncoderModule
 from jaxret.models.encoders.layers import Compute
 from jaxret.parallel.mesh import make_mesh, shard_batch
+from jaxret.parallel.processes import join_job
 from jaxret.runs.reranker import open_pretrained_reranker, open_reranker
 from jaxret.runs.run import open_run
 from jaxret.runs.scorer import OnProgress, PairScorer, ignore_progress
@@ -38,10 +39,13 @@ from jaxret.runs.workdir import Workdir
 from jaxret.training.loop import train
 from jaxret.training.losses.group_losses import BinarySettings, KlSettings
 from jaxret.training.losses.in_batch import LossSettings
-from jaxret.training.tasks.reranking import RerankingObjective, RerankingValidation
+from jaxret.training.tasks.reranking import RerankingObjective, RerankingValidation, make_reranking_objective
+from jaxret.training.unread_keys import find_reader
 from jaxret.types import PairBatch, Ragged, Tokens
 from tests import tiny
-from tests.pipeline import tiny_config, write_data, write_encoder
+from tests.configs.config_test import Reads
+from tests.pipeline import flat_config, tiny_config, write_data, write_encoder
+from tests.training.unread_keys_test import KEYS, other
 
 QUERIES, GROUP, LENGTH = 8, 3, 6
 SHAPES = dataclasses.replace(tiny.WITHOUT_DROPOUT, type_vocab_size=2)
@@ -196,6 +200,43 @@ def workdir(root: Path) -> Path:
     assert result.step == 6
     assert result.programs == 1
     return root / "run"
+
+
+@pytest.mark.slow
+def test_every_key_is_read(root: Path, tmp_path: Path) -> None:
+    """That is not refused, but for encoder.tied: a cross-encoder has one encoder, whatever it is."""
+    more = {"optimizer__head_learning_rate": 1e-3, "lora__rank": 1, "train__steps": -1, "train__epochs": 0.2}
+    config = config_of(root, **more)
+    with config.unlocked():
+        config.train.added = 1  # control: a key that nothing reads
+    with pytest.MonkeyPatch.context() as patch:
+        reads = Reads(patch)
+        join_job(config.mesh)
+        train(config, tmp_path / "run", progress=False)
+    own = {key for key in flat_config(config) if not find_reader("reranking", key)}
+    assert own - reads.keys == {"train.added", "encoder.tied"}
+
+
+@pytest.mark.slow
+def test_a_loss_depends_on_every_key_that_is_not_refused() -> None:
+    """And on no other: settings of losses are read as a whole."""
+    on = {"kl.weight": 1.0, "kl.temperature": 2.0, "margin_mse.weight": 1.0, "binary.weight": 1.0}
+    on |= {"false_negatives.masked": True}
+    model, mesh, batch = objective_on(1).model, make_mesh(1, jax.devices()[:1]), make_batch()
+    params, key = jax.eval_shape(model.init, jax.random.key(0)), jax.random.key(0)
+
+    def program(changes: dict[str, Any]) -> str:
+        config = tiny.make_config({"task": "reranking", **{f"loss.{name}": value for name, value in on.items()}})
+        config.update_from_flattened_dict(changes)
+        return str(jax.make_jaxpr(make_reranking_objective(config, model, mesh, 0.5))(params, batch, key, 3))
+
+    keys = [name for name in KEYS if name.startswith("loss.") and "matryoshka" not in name]  # two keys that go together
+    changes = {name: "l1" if "norm" in name else other(name) for name in keys}
+    changes |= {f"loss.{name}": not value if value is True else value + 0.5 for name, value in on.items()}
+    plain = program({})
+    assert plain == program({}), "control"
+    read = {name for name in keys if program({name: changes[name]}) != plain}
+    assert read == {name for name in keys if not find_reader("reranking", name)}
 
 
 @pytest.mark.slow
@@ -462,15 +503,15 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
     ("overrides", "message"),
     [
         ({"data__negatives": 0}, r"data.negatives .*0; .*reranker"),
-        ({"tokens__packing": True}, r"tokens.packing .*True, .*packed"),
+        ({"tokens__packing": True}, r"tokens.packing .*True, .*'reranking' .*False"),
         ({"tokens__query_length": 39}, r"--query_length\) .*39, .*passage .*40"),
         ({"validation__metric": "Success@5"}, r"validation.metric .*'Success@5'; .*reranker"),
         ({"normalize": True}, r"normalize .*True, .*False"),
-        ({"loss__matryoshka__sizes": (8,)}, r"loss.matryoshka.sizes .*\(8,\), .*reranker .*\(\)"),
-        ({"encode__words": 5}, r"encode.words .*5, .*reranker .*0"),
-        ({"loss__sparsity__query": 0.1}, r"loss.sparsity.query .*0.1, .*reranker .*0"),
-        ({"loss__sparsity__passage": 0.1}, r"loss.sparsity.passage .*0.1, .*reranker .*0"),
-        ({"encode__dimension": 8}, r"encode.dimension .*8, .*reranker .*0"),
+        ({"loss__matryoshka__sizes": (8,)}, r"loss.matryoshka.sizes .*\(8,\), .*'reranking' .*\(\)"),
+        ({"encode__words": 5}, r"encode.words .*5, .*'reranking' .*0"),
+        ({"loss__sparsity__query": 0.1}, r"loss.sparsity.query .*0.1, .*'reranking' .*0"),
+        ({"loss__sparsity__passage": 0.1}, r"loss.sparsity.passage .*0.1, .*'reranking' .*0"),
+        ({"encode__dimension": 8}, r"encode.dimension .*8, .*'reranking' .*0"),
         ({"tokens__prompt_in_mean": False}, r"tokens.prompt_in_mean .*False, .*task 'reranking'"),
         ({"tokens__prompts": "gritlm"}, r"tokens.prompts .*'gritlm', .*prompts"),
         ({"loss__kl__temperature": 0.0}, "loss.kl.temperature is 0.0; it must be positive"),

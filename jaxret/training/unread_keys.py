@@ -1,0 +1,53 @@
+"""Detect keys of a config that its task does not read: whoever sets one expects an effect."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxret.configs.base import get_config
+from jaxret.runs.mismatch import flatten
+
+# By task: patterns of the keys that it does not read, each with what reads them. Groups of other heads are not among
+# them, because a config changes its head by one key; nor is encoder.tied of a reranker, which has one encoder.
+UNREAD: dict[str, dict[str, str]] = {
+    "retrieval": {r"pretraining\..*": "jaxret pretrain"},
+    "reranking": {
+        r"pretraining\..*": "jaxret pretrain",
+        r"head\..*|pooling|normalize|train\.teacher|data\.pseudo_queries": "a retriever",
+        r"loss\.(local_.*|annealing_.*|in_batch_.*|matryoshka\..*|sparsity\..*)": "a retriever",
+        r"validation\.(corpus|pool_size|batch_size)|tokens\.(packing|prompt_in_mean)|mesh\.tensor": "a retriever",
+        r"encode\.(?!tokens_per_batch$).*": "the encoding of a corpus",
+    },
+    "pretraining": {
+        r"(head|loss|lora|validation|encode)\..*|pooling|normalize|encoder\.tied|seed\.negatives": "jaxret train",
+        r"data\.(?!(train|store|on_error)$).*|tokens\.(?!length_multiple$).*": "jaxret train",
+        r"train\.(start_from|rounds?|teacher)|mesh\.tensor": "jaxret train",
+    },
+}
+
+
+def find_reader(task: str, key: str) -> str:
+    """Return what reads a key that a task does not read; "" for a key that it reads."""
+    return next((reader for pattern, reader in UNREAD.get(task, {}).items() if re.fullmatch(pattern, key)), "")
+
+
+def check_unread(config: ConfigDict) -> None:
+    """Raise ValueError for keys that differ from configs/base.py although the task does not read them; the message
+    names all of them."""
+    defaults = flatten(get_config().to_dict())
+    problems = [
+        f"{key} is {_shown(value)}, which {reader} reads and task {config.task!r} does not: "
+        f"set it to {_shown(defaults[key])}"
+        for key, value in flatten(config.to_dict()).items()
+        if key in defaults and value != defaults[key] and (reader := find_reader(config.task, key))
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it is written in a config: `flatten` makes lists of tuples."""
+    return repr(tuple(value) if isinstance(value, list) else value)

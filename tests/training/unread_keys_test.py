@@ -1,0 +1,64 @@
+"""A key that its task does not read is refused. A run of each task that notes what it reads proves the table READ: in
+tests/configs/config_test.py (retrieval), tasks/reranking_test.py, pretraining/run_test.py."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from jaxret.configs.base import get_config
+from jaxret.runs.mismatch import flatten
+from jaxret.training.config_check import check_config
+from jaxret.training.unread_keys import find_reader
+from tests.tiny import make_config
+
+READ = {
+    "retrieval": r"(?!pretraining\.).*",
+    "reranking": r"task|(encoder|optimizer|lora|seed)\..*|data\.(?!pseudo_queries).*|train\.(?!teacher).*"
+    r"|mesh\.(?!tensor).*|tokens\.(?!packing|prompt_in_mean).*"
+    r"|loss\.(temperature|contrastive_weight|(false_negatives|kl|margin_mse|binary)\..*)"
+    r"|validation\.(metric|then|then_from|best)|encode\.tokens_per_batch",
+    "pretraining": r"task|(encoder(?!\.tied)|optimizer|mesh(?!\.tensor)|pretraining)\..*|tokens\.length_multiple"
+    r"|data\.(train|store|on_error)|train\.(?!start_from|round|teacher).*|seed\.(init|data|dropout)",
+}
+KEYS = flatten(get_config().to_dict())
+
+
+def other(key: str) -> Any:
+    """A value that differs from the key's default."""
+    value = KEYS[key]
+    if isinstance(value, list):
+        return ("x",) if key in ("encoder.ignore", "lora.targets", "train.trackers") else (1,)
+    if isinstance(value, bool):
+        return not value
+    return value + ("x" if isinstance(value, str) else 0.5 if isinstance(value, float) else 1)
+
+
+def refusal(task: str, key: str) -> str:
+    """The message for a config with another value of the key; empty: none, or one about the value."""
+    config = make_config({"task": task, "data.train": "somewhere", "encoder.recompute": "cheap"})
+    config.update_from_flattened_dict({key: other(key)})
+    try:
+        check_config(config)
+    except ValueError as error:
+        return str(error) if f"task {task!r} does not" in str(error) else ""
+    return ""
+
+
+@pytest.mark.parametrize("task", READ)
+def test_a_key_is_read_by_a_task_or_refused(task: str) -> None:
+    for key in KEYS.keys() - {"task"}:
+        message, default = refusal(task, key), KEYS[key]
+        assert bool(message) != bool(re.fullmatch(READ[task], key)), key
+        if message:
+            shown = [repr(tuple(default) if isinstance(default, list) else default), repr(other(key))]
+            assert message.startswith(f"{key} is {shown[1]}, which {find_reader(task, key)} reads and task ")
+            assert message.endswith(f": set it to {shown[0]}")
+
+
+def test_one_message_names_all_of_them() -> None:
+    config = make_config({"task": "reranking", "data.train": "somewhere", "normalize": True, "encode.words": 3})
+    with pytest.raises(ValueError, match=r"encode.words .*3, .*0; normalize .*True, .*False"):
+        check_config(config)
