@@ -23,8 +23,8 @@ from jaxret.search.search_options import CandidateSpec
 from jaxret.search.single_vector import SingleVectors
 from jaxret.types import Ragged
 
-PROXY_BYTES = 2**26  # of the vectors of a proxy that are made at a time
-SAMPLE_QUERIES = 50  # queries, evenly spread, that are searched exactly too
+PROXY_BYTES = 2**26  # proxy vectors that are computed at a time
+SAMPLE_QUERIES = 50  # number of queries, evenly spread, that are also searched exactly to measure recall
 
 
 class ProxyShard(RowSubset):
@@ -45,7 +45,10 @@ class ProxyShard(RowSubset):
 
 
 class ProxyCorpus:
-    """A corpus of proxies, one vector a passage. largest_norm: of any vector of the passages that were read."""
+    """A corpus of proxies: one vector for each passage.
+
+    `largest_norm` is an upper bound of the norms of all passage vectors that were read so far.
+    """
 
     def __init__(self, corpus: StoredCorpus, proxy: Proxy) -> None:
         self.proxy, self.dimension, self.total_rows, self.ragged = proxy, proxy.size, corpus.total_rows, False
@@ -68,7 +71,7 @@ class ProxyCorpus:
 
 @dataclass(frozen=True)
 class CandidateGenerator:
-    """Candidates of a corpus by a proxy, ready for many searches: in memory where there is room (`in_memory.py`)."""
+    """A corpus whose proxies find the candidates of a search; they are in memory if they fit (`in_memory.py`)."""
 
     spec: CandidateSpec
     corpus: ProxyCorpus
@@ -79,12 +82,12 @@ class CandidateGenerator:
     def open(
         cls, corpus: StoredCorpus, spec: CandidateSpec, backend: Backend, many: bool = False
     ) -> CandidateGenerator:
-        """Return a generator. Raises ValueError where passages have one vector: their search is exact without it.
+        """Return a generator. Raises ValueError if passages have one vector: their search is exact without it.
 
         Args:
             spec: proxy and number of candidates.
-            backend: ranks proxies.
-            many: there will be many searches.
+            backend: the backend that ranks proxies.
+            many: whether there will be many searches: the proxies are kept in memory if they fit.
         """
         spec.require_several(None if corpus.ragged else next(iter(corpus))[1].shape[1])
         proxies = ProxyCorpus(corpus, PROXIES[spec.proxy].of(corpus.dimension))
@@ -97,17 +100,24 @@ class CandidateGenerator:
 
     @property
     def description(self) -> str:
-        """Return a line: the backend, and the proxy that it ranks."""
+        """Return a line with the backend and the proxy that it ranks."""
         return f"{self.backend.description}, {self.count:,} candidates a query by {self.spec.proxy}"
 
     def __call__(self, vectors: Ragged, corpus: StoredCorpus, k: int, progress: bool = False) -> SearchResult:
-        """Return the best k candidates of each query, by exact scores, then by row. corpus: the same passages."""
+        """Return the best k candidates of each query, by exact scores, then by row.
+
+        Args:
+            vectors: the query vectors.
+            corpus: the passages that `open` got.
+            k: passages to return for each query.
+            progress: whether to show a bar.
+        """
         self.spec.require(k)
         count = self.count
-        at_once = max(1, PASS_CANDIDATES // count)
-        starts = range(0, len(vectors), at_once)
+        step = max(1, PASS_CANDIDATES // count)
+        starts = range(0, len(vectors), step)
         results = [
-            self._search_part(vectors.part(start, min(start + at_once, len(vectors))), corpus, count, progress)
+            self._search_part(vectors.part(start, min(start + step, len(vectors))), corpus, count, progress)
             for start in starts
         ]
         scores, rows = (np.concatenate(parts)[:, :k] for parts in zip(*results, strict=True))
@@ -125,21 +135,23 @@ class CandidateGenerator:
 def compare_with_exact(
     spec: CandidateSpec, result: SearchResult, vectors: Ragged, corpus: StoredCorpus, backend: Backend
 ) -> dict[str, Any]:
-    """Return the recall of an approximate search, as JSON: SAMPLE_QUERIES of the queries are searched exactly, and R@d
-    is the share of the best d passages of that search that are among the best d of the approximate one.
+    """Return the recall of an approximate search as JSON.
+
+    SAMPLE_QUERIES of the queries are searched exactly. R@d is the share of the d best exact results that are among the
+    d best approximate results.
 
     Args:
         spec: proxy and number of candidates.
-        result: of the approximate search.
-        vectors: of the queries.
-        backend: of the exact search.
+        result: the result of the approximate search.
+        vectors: the query vectors.
+        backend: the backend of the exact search.
     """
-    some = np.unique(np.linspace(0, len(vectors) - 1, min(SAMPLE_QUERIES, len(vectors))).astype(np.int64))
+    sample_rows = np.unique(np.linspace(0, len(vectors) - 1, min(SAMPLE_QUERIES, len(vectors))).astype(np.int64))
     k = result.rows.shape[1]
-    exact = search(vectors.take(some), corpus, k, backend)
+    exact = search(vectors.take(sample_rows), corpus, k, backend)
     depths = sorted({min(k, depth) for depth in (1, 10, 100, k)})
-    recalls = {str(depth): recall_at(result.scores[some], exact.scores, depth) for depth in depths}
-    return {"candidates": str(spec), "recall_of_exact": recalls, "queries_compared": len(some)}
+    recalls = {str(depth): recall_at(result.scores[sample_rows], exact.scores, depth) for depth in depths}
+    return {"candidates": str(spec), "recall_of_exact": recalls, "queries_compared": len(sample_rows)}
 
 
 def describe_recall(comparison: Mapping[str, Any]) -> str:

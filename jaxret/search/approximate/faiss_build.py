@@ -1,7 +1,7 @@
 """Build an index of FAISS from an encoded corpus, and measure its recall.
 
-Memory holds the index as it grows, the training sample, and one block of vectors; never all vectors, unless the index
-itself holds them (Flat, HNSW).
+Memory holds the growing index, the training sample and one block of vectors. It holds all vectors only if the index
+stores them (Flat, HNSW).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.parallel.progress import Progress
 from jaxret.search.approximate.faiss_factory import (
     LEAST_SAMPLE,
-    POINTS,
+    VECTORS_PER_LIST,
     effort_of,
     faiss_cause,
     faiss_library,
@@ -48,9 +48,9 @@ def build_faiss_index(
 
     Args:
         encoded_corpus: the vectors.
-        options: factory, train_vectors and seed.
+        options: the fields factory, train_vectors and seed are used.
 
-    Raises ValueError for a factory string that makes no index here, and for too few vectors to train on.
+    Raises ValueError for a factory string of no supported index, and for too few vectors to train on.
     """
     width, start_time = require_one_query_vector(encoded_corpus), time.perf_counter()
     index = make_index(options.factory, encoded_corpus.dimension, options.seed)
@@ -58,7 +58,7 @@ def build_faiss_index(
     training_rows = 0 if index.is_trained else _train(index, encoded_corpus, options, log)
     ready = time.perf_counter()
     with Progress("index", total, "vector", shown=progress) as bar:
-        for rows, block in _blocks(encoded_corpus):
+        for rows, block in _read_blocks(encoded_corpus):
             norms = upper_norms(block)
             require_finite_vectors(encoded_corpus, rows, norms.reshape(-1, width).max(axis=1))
             index.add(block)
@@ -69,9 +69,9 @@ def build_faiss_index(
         "train_seconds": round(ready - start_time, 2),
         "add_seconds": round(time.perf_counter() - ready, 2),
     }
-    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the index that was there before
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is replaced now
     path = folder / "index.faiss"
-    _write(index, path)
+    _write_index(index, path)
     manifest = {
         "factory": options.factory,
         "training": {"vectors": training_rows, "sample": options.train_vectors, "seed": options.seed},
@@ -92,9 +92,9 @@ def build_faiss_index(
 
 
 def _train(index: Any, encoded_corpus: EncodedCorpus, options: IndexOptions, log: Log) -> int:
-    """Train an index on a sample of the vectors; return how many these are."""
+    """Train an index on a sample of the vectors, and return the size of the sample."""
     lists = int(getattr(innermost(index), "nlist", 0))
-    sample = options.train_vectors or max(LEAST_SAMPLE, POINTS * lists)
+    sample = options.train_vectors or max(LEAST_SAMPLE, VECTORS_PER_LIST * lists)
     rows = min(-(-sample // encoded_corpus.shards[0].vectors_per_row), encoded_corpus.total_rows)
     sample_rows = np.random.default_rng(options.seed).choice(
         encoded_corpus.total_rows, rows, replace=False, shuffle=False
@@ -120,8 +120,8 @@ def take_rows(encoded_corpus: EncodedCorpus, rows: np.ndarray) -> np.ndarray:
     return vectors
 
 
-def _blocks(encoded_corpus: EncodedCorpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (rows, their vectors [rows * V, D] float32), a block at a time."""
+def _read_blocks(encoded_corpus: EncodedCorpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the rows of each block and their vectors [rows * V, D] float32."""
     step = max(1, BLOCK_ROWS // encoded_corpus.shards[0].vectors_per_row)
     for first, shard in encoded_corpus:
         for start in range(0, len(shard), step):
@@ -129,31 +129,31 @@ def _blocks(encoded_corpus: EncodedCorpus) -> Iterator[tuple[np.ndarray, np.ndar
             yield np.arange(first + start, first + start + len(block)), block.reshape(-1, encoded_corpus.dimension)
 
 
-def _write(index: Any, path: Path) -> None:
+def _write_index(index: Any, path: Path) -> None:
     with atomic_write(path, "wb") as file:
         try:
-            faiss_library().write_index(index, file.name)  # to the file that is open: it is flushed and renamed here
+            faiss_library().write_index(index, file.name)  # fills the open temporary file, which is then renamed
         except RuntimeError as error:
             cause = str(error).strip().splitlines()[0].rpartition("(")[2].rstrip(")")
             raise StorageError(f"{path} cannot be written: {cause}") from error
 
 
 def peak_memory() -> int:
-    """Return the bytes that this process has held at most, pages of mapped files included."""
+    """Return the largest memory of this process so far in bytes, including pages of mapped files."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
-    """Return a vector of each of `count` passages, drawn from a seed."""
+    """Return one random vector of each of `count` random passages, to search for in place of queries."""
     random = np.random.default_rng([seed, 1])
     rows = np.sort(
         random.choice(encoded_corpus.total_rows, min(count, encoded_corpus.total_rows), replace=False, shuffle=False)
     )
     vectors = take_rows(encoded_corpus, rows)
-    which = random.integers(vectors.shape[1], size=len(rows))
+    vector_numbers = random.integers(vectors.shape[1], size=len(rows))
     source = "passages' own vectors in place of questions, each without itself"
-    return RecallQueries(vectors[np.arange(len(rows)), which], source, rows)
+    return RecallQueries(vectors[np.arange(len(rows)), vector_numbers], source, rows)
 
 
 def measure_recall(
@@ -164,8 +164,8 @@ def measure_recall(
     Args:
         encoded_corpus: the vectors.
         queries: vectors to search for, float32 [Q,D].
-        parameters: FAISS's search parameters to measure with; empty for a range from few lists or nodes to many.
-        progress: show a bar of the exact search.
+        parameters: FAISS's search parameters to measure with; empty for `default_parameters`.
+        progress: whether to show a bar of the exact search.
     """
     index = load_faiss_index(folder, read_index_manifest(folder))
     texts, mapped_corpus = parameters or default_parameters(index.index), MappedCorpus(encoded_corpus)
@@ -181,7 +181,7 @@ def measure_recall(
 
 
 def default_parameters(index: Any) -> list[str]:
-    """Return the parameters that recall is measured with unless others are given: from few lists or nodes to many."""
-    name, most = effort_of(index)
+    """Return the search parameters with which recall is measured by default, from few lists or nodes to many."""
+    name, largest = effort_of(index)
     values = (1, 4, 16, 64, 256) if name == "nprobe" else (200, 400, 800)
-    return [f"{name}={value}" for value in sorted({min(value, most) for value in values})] if name else [""]
+    return [f"{name}={value}" for value in sorted({min(value, largest) for value in values})] if name else [""]

@@ -26,48 +26,54 @@ from jaxret.types import Ragged
 
 @dataclass(frozen=True)
 class FaissIndex(MeasuredIndex):
-    """An index with the vectors of a corpus in it; vector v of row r has the number r * V + v."""
+    """An index of FAISS with all vectors of a corpus; vector v of row r has the number r * V + v."""
 
-    index: Any  # FAISS's
+    index: Any  # FAISS's object
     factory: str
     vectors_per_passage: int
-    largest_norm: float  # of the vectors, an upper bound
+    largest_norm: float  # upper bound of the norms of all vectors
     parameters: str = ""  # FAISS's search parameters, in its notation
-    recall_record: Mapping[str, Any] | None = None  # the recall of its manifest
-    file: Path | None = None  # that is mapped into memory
-    state: FileState = MISSING  # of the file, when it was opened
+    recall_record: Mapping[str, Any] | None = None  # the recall in the manifest
+    file: Path | None = None  # the file that is mapped into memory
+    state: FileState = MISSING  # the state of the file when it was opened
 
     @property
     def description(self) -> str:
-        """One line: library, version, index."""
+        """Return a line with library, version and index."""
         return f"FAISS {faiss_library().__version__}, {self.factory}"
 
     def search(self, queries: np.ndarray | Ragged, corpus: MappedCorpus, k: int) -> SearchResult:
-        """Return the best k passages among the candidates of each query [Q,D] float32, with the scores and in the order
-        of exact search; fewer only where the corpus has fewer.
+        """Return the best k passages among the candidates of each query [Q,D] float32, or all of a smaller corpus.
 
-        Raises ValueError for queries that exact search refuses, and where no parameters find as many; ShardError where
-        a mapped file was written to.
+        Scores and order are those of exact search.
+
+        Raises ValueError for queries that exact search refuses, and if the index cannot find k passages with any
+        parameters; ShardError if a mapped file was changed.
         """
         self._require_unwritten()
         vectors, count = query_vectors(queries, corpus), min(k, corpus.total_rows)
-        assert isinstance(vectors, SingleVectors), "there are no indexes of lists"
-        rows = self._rows(vectors.vectors, count)
+        assert isinstance(vectors, SingleVectors), "an index has no lists of vectors"
+        rows = self._find_rows(vectors.vectors, count)
         corpus.require_unwritten(rows[rows >= 0])
         best = score_candidates(vectors, rows, corpus, count, self.largest_norm)
         return SearchResult(*best, self.description, (len(vectors),), int((rows >= 0).sum()))
 
     def _require_unwritten(self) -> None:
-        """Raise ShardError if the file was written to: to read what was cut off ends the process. A file in its place
-        changes nothing in memory."""
-        now = file_state(self.file) if self.file else MISSING
-        if now.inode == self.state.inode and (difference := self.state.difference(now)):
+        """Raise ShardError if the mapped file was changed: reading a part that was cut off would kill the process.
+
+        A new file of the same name is no error, because the old one stays mapped.
+        """
+        current_state = file_state(self.file) if self.file else MISSING
+        if current_state.inode == self.state.inode and (difference := self.state.difference(current_state)):
             raise ShardError(f"{self.file} {difference}; {BUILD}")
 
-    def _rows(self, queries: np.ndarray, count: int) -> np.ndarray:
-        """Return at least `count` rows for each query, int64 [Q,C], -1 where there are no more. If an index returns
-        fewer (few lists were searched, or many vectors belong to the same passages), the effort is doubled."""
-        name, most = effort_of(self.index)
+    def _find_rows(self, queries: np.ndarray, count: int) -> np.ndarray:
+        """Return at least `count` rows for each query, int64 [Q,C], padded with -1.
+
+        If the index returns fewer (few lists were searched, or many vectors belong to the same passages), the effort
+        is doubled.
+        """
+        name, largest = effort_of(self.index)
         parameters, depth = parse_parameters(self.index, self.parameters), self.candidates(count)
         rows_of: list[np.ndarray] = [np.empty(0, np.int64)] * len(queries)
         todo = np.arange(len(queries))
@@ -81,20 +87,20 @@ class FaissIndex(MeasuredIndex):
                     short += [int(query)] * (len(rows_of[query]) < count)
             if not short:
                 break
-            if depth == self.index.ntotal and parameters.get(name, 0) >= most:
+            if depth == self.index.ntotal and parameters.get(name, 0) >= largest:
                 raise ValueError(
-                    f"the index {self.factory} reaches {len(rows_of[short[0]]):,} passages for query {short[0]}, "
-                    f"{count:,} were requested: request fewer, or leave the index out (exact search has them)"
+                    f"the index {self.factory} finds only {len(rows_of[short[0]]):,} passages for query {short[0]}, "
+                    f"fewer than k = {count:,}: lower k, or search exactly, without the index"
                 )
             todo, depth = np.array(short), 2 * depth
             if name:
-                parameters[name] = float(min(2 * parameters.get(name, 1), most))
+                parameters[name] = float(min(2 * parameters.get(name, 1), largest))
         width = max((len(rows) for rows in rows_of), default=0)
         return np.stack([np.append(rows, np.full(width - len(rows), -1, np.int64)) for rows in rows_of])
 
 
 class MappedCorpus:
-    """A corpus whose shards are mapped into memory once for many searches, each of which reads a few rows."""
+    """A corpus whose shards are mapped into memory once; each of many searches reads a few rows."""
 
     def __init__(self, encoded_corpus: EncodedCorpus) -> None:
         self.total_rows, self.dimension, self.ragged = (
@@ -114,25 +120,22 @@ class MappedCorpus:
 
 
 def require_one_query_vector(encoded_corpus: EncodedCorpus) -> int:
-    """Return V. Raises ValueError where every passage has its own number of vectors."""
+    """Return V, the vectors of a passage. Raises ValueError if the numbers differ, or the vectors are sparse."""
     if encoded_corpus.sparse:
-        raise ValueError(
-            f"the vectors in {encoded_corpus.folder} are weights of words, of which FAISS has no indexes; search "
-            "exactly"
-        )
+        raise ValueError(f"{encoded_corpus.folder} has sparse vectors, for which FAISS has no index; search exactly")
     if encoded_corpus.ragged:
         raise ValueError(
-            f"{encoded_corpus.folder} has another number of vectors for each passage (as under late "
-            "interaction): there are no approximate indexes of these; search exactly"
+            f"the passages in {encoded_corpus.folder} have different numbers of vectors (late interaction), for which "
+            "there is no approximate index; search exactly"
         )
     return encoded_corpus.shards[0].vectors_per_row
 
 
 def open_faiss_index(encoded_corpus: EncodedCorpus, name: str, parameters: str = "") -> FaissIndex:
-    """Open an index of a corpus, verified, with FAISS's search parameters ("": those that its manifest chose).
+    """Open an index of a corpus after checking its digest; `parameters` "" means the parameters in its manifest.
 
-    Raises FileNotFoundError if there is none of that name, ShardError if it is damaged, ValueError if it is of other
-    vectors than the corpus has now, or has no such parameter.
+    Raises FileNotFoundError if no index has the name, ShardError if it is damaged, ValueError if it was built from
+    other vectors than the corpus has now, or has no such parameter.
     """
     require_one_query_vector(encoded_corpus)
     folder, manifest = open_index_manifest(encoded_corpus, name)
@@ -147,7 +150,7 @@ def open_faiss_index(encoded_corpus: EncodedCorpus, name: str, parameters: str =
 
 
 def load_faiss_index(folder: Path, manifest: Mapping[str, Any]) -> FaissIndex:
-    """Return the index of a folder, mapped into memory. Raises ShardError if FAISS cannot read it."""
+    """Map the index in a folder into memory, and return it. Raises ShardError if FAISS cannot read it."""
     faiss, path = faiss_library(), folder / "index.faiss"
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -157,8 +160,8 @@ def load_faiss_index(folder: Path, manifest: Mapping[str, Any]) -> FaissIndex:
         ) from error
     if (index.ntotal, index.d) != (manifest["vectors"], manifest["dimension"]):
         raise ShardError(
-            f"{path}: {index.ntotal:,} vectors of {index.d} numbers, {manifest['vectors']:,} of "
-            f"{manifest['dimension']} were written; {BUILD}"
+            f"{path} has {index.ntotal:,} vectors of {index.d} dimensions; its manifest says {manifest['vectors']:,} "
+            f"of {manifest['dimension']}. {BUILD.capitalize()}"
         )
     norm, state = manifest["largest_norm"], file_state(path)
     return FaissIndex(index, manifest["factory"], manifest["vectors_per_passage"], norm, file=path, state=state)

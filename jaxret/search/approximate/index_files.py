@@ -1,7 +1,7 @@
-"""The folder of an approximate index, which is of one state of an encoded corpus:
+"""The folder of an approximate index, which is built from one state of an encoded corpus:
 
-<corpus>/indexes/<name>/index.faiss    the index, in FAISS's format; or index.seismic, in that of Seismic
-                        manifest.json  written last: how it was built, of which vectors, its digest, its recall
+<corpus>/indexes/<name>/index.faiss    the index in FAISS's format, or index.seismic in Seismic's format
+                        manifest.json  written last: build settings, the corpus, digests, recall
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from jaxret.runs.workdir import require_plain_name
 from jaxret.storage import atomic
 from jaxret.storage.atomic import sha256_file, sha256_json
 
-KEYS = {"factory", "training", "corpus", "vectors", "dimension", "largest_norm", "made", "index"}
+MANIFEST_KEYS = {"factory", "training", "corpus", "vectors", "dimension", "largest_norm", "made", "index"}
 BUILD = "build it again with jaxret index"
 
 
 def index_folder(folder: Path, name: str) -> Path:
-    """Return the folder of an index of the encoded corpus in `folder`. Raises ValueError for a name that is not a plain
-    name."""
+    """Return the folder of an index of the encoded corpus in `folder`. Raises ValueError unless the name is plain."""
     return folder / "indexes" / require_plain_name("the name of an index", name)
 
 
 def identity_of(encoded_corpus: EncodedCorpus) -> dict[str, Any]:
-    """Return what identifies the vectors of an index: the corpus, and a digest of all vectors."""
+    """Return the identity of a corpus that its indexes record: the corpus's own, and a digest of all vectors."""
     files = ("words", "weights", "offsets") if encoded_corpus.sparse else ("vectors",)
     digests = [
         [entry[file]["sha256"] for entry in part.manifest.shards for file in files] for part in encoded_corpus.shards
@@ -36,7 +35,7 @@ def identity_of(encoded_corpus: EncodedCorpus) -> dict[str, Any]:
 
 
 def read_index_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an index. Raises FileNotFoundError, and ShardError if it is damaged."""
+    """Return the manifest of an index. Raises FileNotFoundError without one, and ShardError if it is damaged."""
     path = folder / "manifest.json"
     try:
         manifest = atomic.read_with_digest(path)
@@ -44,8 +43,8 @@ def read_index_manifest(folder: Path) -> dict[str, Any]:
         raise
     except ValueError as error:
         raise ShardError(f"{error}; {BUILD}") from error
-    if not manifest.keys() >= KEYS:
-        raise ShardError(f"{path}: not a manifest of this version; {BUILD}")
+    if missing_keys := MANIFEST_KEYS - manifest.keys():
+        raise ShardError(f"{path} has no {', '.join(sorted(missing_keys))}; {BUILD}")
     return manifest
 
 
@@ -65,7 +64,7 @@ def indexes(folder: Path) -> Sequence[str]:
 
 
 def index_entry(path: Path) -> dict[str, Any]:
-    """Return the entry `index` of a manifest: the name, the size and the digest of the file of an index."""
+    """Return the entry `index` of a manifest: name, size and digest of the index file."""
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
@@ -80,18 +79,18 @@ def require_index(folder: Path, name: str) -> None:
 def open_index_manifest(encoded_corpus: EncodedCorpus, name: str) -> tuple[Path, dict[str, Any]]:
     """Return the folder and the manifest of an index of a corpus.
 
-    Raises FileNotFoundError if there is none of that name, ShardError if the manifest is damaged, ValueError if it is
-    of other vectors than the corpus has now, or its recall was not measured.
+    Raises FileNotFoundError if no index has the name, ShardError if the manifest is damaged, ValueError if the index
+    was built from other vectors than the corpus has now, or its recall was not measured.
     """
     folder = index_folder(encoded_corpus.folder, name)
     require_index(encoded_corpus.folder, name)
     manifest = read_index_manifest(folder)
     if manifest["corpus"] != identity_of(encoded_corpus):
-        was, now = manifest["corpus"]["passages"], encoded_corpus.corpus_identity["passages"]
+        indexed_passages, current_passages = manifest["corpus"]["passages"], encoded_corpus.corpus_identity["passages"]
         raise ValueError(
-            f"{folder} is an index of other vectors ({was:,} passages) than the corpus has now ({now:,}; appended, "
-            f"deleted or encoded again): {BUILD} --factory={manifest['factory']} --name={name}, or search "
-            "exactly, without an index"
+            f"{folder} is an index of other vectors ({indexed_passages:,} passages). The corpus was changed since, and "
+            f"has {current_passages:,}: {BUILD} "
+            f"--factory={manifest['factory']} --name={name}, or search exactly, without an index"
         )
     if manifest.get("recall") is None:
         raise ValueError(f"{folder} was built, but its recall was not measured: run the same jaxret index again")

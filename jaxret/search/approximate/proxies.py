@@ -1,7 +1,7 @@
 """One proxy vector for a list of vectors, so that a search of many lists begins with a search of few vectors.
 
-A proxy of a passage and a proxy of a query have a product that is near the score sum_u max_v q_u . d_v, or ranks
-passages much as it does. The passages that it ranks highest are scored exactly (`candidates.py`).
+The product of a query's proxy and a passage's proxy approximates the score sum_u max_v q_u . d_v, or ranks passages in
+a similar order. The passages that it ranks highest are scored exactly (`candidates.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxret.types import Ragged
 
 @runtime_checkable
 class Proxy(Protocol):
-    """A function from lists of vectors of `dimension` numbers to one vector each."""
+    """A function that turns a list of vectors into one vector."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ class Proxy(Protocol):
     def of(cls, dimension: int) -> Proxy: ...
     @property
     def size(self) -> int:
-        """Return how many numbers a proxy vector has."""
+        """Return the dimension of a proxy vector."""
         ...
 
     def query(self, vectors: np.ndarray) -> np.ndarray:
@@ -39,7 +39,7 @@ class Proxy(Protocol):
 
 @dataclass(frozen=True)
 class MeanProxy:
-    """The sum of the query's vectors, and the mean of the passage's: maxima over v are replaced by means."""
+    """The sum of the query's vectors and the mean of the passage's vectors: means over v replace the maxima."""
 
     dimension: int
     name: ClassVar[str] = "mean"
@@ -63,12 +63,13 @@ class MeanProxy:
 
 @dataclass(frozen=True, eq=False)
 class MuveraProxy:
-    """Fixed-dimensional encodings (MUVERA, Dhulipala et al. 2024, section 2), R of them one after the other.
+    """Fixed-dimensional encodings (MUVERA, Dhulipala et al. 2024, section 2): R encodings, concatenated.
 
-    Each cuts space into B = 2^k buckets by the signs of k random products, the first one the highest bit, and maps
-    vectors x to y = x P / sqrt(d'), P of random signs. A bucket has the sum of a query's y, and the mean of a
-    passage's. A bucket without vectors of the passage has the y of the vector with the fewest different signs, the
-    first of several. The product of two encodings approximates the score; here it is divided by R on the query's side.
+    Each encoding divides space into B = 2^k buckets by the signs of k random products (the first product gives the
+    highest bit), and maps a vector x to y = x P / sqrt(d') with a random matrix P of +1 and -1. Of a query, a bucket
+    holds the sum of its y; of a passage, their mean. A bucket without passage vectors holds the y of the first vector
+    with the fewest different signs. The product of two encodings approximates the score; the query's encoding is
+    divided by R.
     """
 
     planes: np.ndarray  # [R,D,k] float32
@@ -77,7 +78,7 @@ class MuveraProxy:
 
     @classmethod
     def of(cls, dimension: int, repetitions: int = 20, bits: int = 4, width: int = 16) -> MuveraProxy:
-        """Return a proxy with random numbers, the same at each call; the defaults make 5,120 numbers.
+        """Return a proxy with random numbers that are the same at each call; by default, vectors have 5,120 dimensions.
 
         Args:
             dimension: D.
@@ -96,38 +97,38 @@ class MuveraProxy:
         return int(repetitions * 2**bits * self.signs.shape[2])
 
     @cached_property
-    def _one(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return all planes and all signs as a matrix each: [D, R*k] and [D, R*d'], the second divided by sqrt(d')."""
+    def _joined_matrices(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the planes as one matrix [D, R*k], and the signs, divided by sqrt(d'), as one matrix [D, R*d']."""
         dimension, width = self.signs.shape[1:]
         planes = np.ascontiguousarray(self.planes.swapaxes(0, 1).reshape(dimension, -1))
         signs = np.ascontiguousarray(self.signs.swapaxes(0, 1).reshape(dimension, -1))
         return planes, signs / np.float32(np.sqrt(width))
 
-    def _placed(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the buckets of vectors [n,D], int64 [R,n], and their y [R,n,d']."""
+    def _assign_buckets(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the buckets [R,n] int64 of vectors [n,D], and their y [R,n,d']."""
         repetitions, _, bits = self.planes.shape
-        planes, signs = self._one
+        planes, signs = self._joined_matrices
         above = (vectors @ planes > 0).reshape(len(vectors), repetitions, bits)
         buckets = above @ (1 << np.arange(bits)[::-1])
         return buckets.T, (vectors @ signs).reshape(len(vectors), repetitions, -1).swapaxes(0, 1)
 
-    def _summed(self, buckets: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sum_buckets(self, buckets: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sum of y in each bucket [R,B,d'], and the counts [R,B]."""
         inside = (buckets[:, None] == np.arange(2 ** self.planes.shape[2])[:, None]).astype(np.float32)
         return inside @ y, inside.sum(axis=2)
 
     def query(self, vectors: np.ndarray) -> np.ndarray:
-        sums, _ = self._summed(*self._placed(vectors))
+        sums, _ = self._sum_buckets(*self._assign_buckets(vectors))
         encoding: np.ndarray = sums.reshape(-1) / np.float32(len(self.planes))
         return encoding
 
     def passage(self, vectors: np.ndarray) -> np.ndarray:
-        buckets, y = self._placed(vectors)
-        sums, counts = self._summed(buckets, y)
+        buckets, y = self._assign_buckets(vectors)
+        sums, counts = self._sum_buckets(buckets, y)
         means = sums / np.maximum(counts, 1)[..., None]
         repetition, empty = np.nonzero(counts == 0)
-        others = np.bitwise_count(buckets[repetition] ^ empty[:, None])  # [empty buckets, n]
-        means[repetition, empty] = y[repetition, others.argmin(axis=1)]
+        sign_differences = np.bitwise_count(buckets[repetition] ^ empty[:, None])  # [empty buckets, n]
+        means[repetition, empty] = y[repetition, sign_differences.argmin(axis=1)]
         return means.reshape(-1)
 
 

@@ -1,6 +1,6 @@
 """Build an index of Seismic from the words of an encoded corpus, and measure its recall.
 
-Seismic holds all passages while it builds, about 12 bytes for each word of each.
+Seismic holds all passages in memory during the build, about 12 bytes for each word of each passage.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from jaxret.search.search_options import IndexOptions
 from jaxret.storage.atomic import sync, with_digest, write_json
 from jaxret.types import SparseRows
 
-# What recall is measured with by default: from few words of a query and blocks of a list to all of them.
-PARAMETERS = (
+# The search parameters with which recall is measured by default, from few query words and blocks of a list to many.
+DEFAULT_PARAMETERS = (
     "query_cut=5,heap_factor=0.7",
     "query_cut=10,heap_factor=0.7",
     "query_cut=10,heap_factor=0.9",
     "query_cut=30,heap_factor=1.0",
 )
-FILE = "index.seismic"
-ENDING = ".index.seismic"  # that Seismic adds to a name
+INDEX_FILE = "index.seismic"
+SUFFIX = ".index.seismic"  # Seismic appends it to the path that it is given
 
 
 def build_seismic_index(
@@ -47,9 +47,9 @@ def build_seismic_index(
     """Build an index of all passages of a sparse corpus, and write it into a folder with a manifest.
 
     Args:
-        options: the factory.
+        options: the field factory is used.
 
-    Raises ValueError for a factory of another kind, and for weights that are not numbers.
+    Raises ValueError for the factory string of another library, and for weights that are not finite.
     """
     settings, library, start = parse_factory(options.factory), seismic_library(), time.perf_counter()
     passages, largest = library.SeismicDataset(dim=encoded_corpus.dimension), 0.0
@@ -66,12 +66,12 @@ def build_seismic_index(
             )
             largest = max(largest, float(norms.max()))
             bar.update(len(shard))
-    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the index that was there before
-    path = folder / FILE
+    (folder / "manifest.json").unlink(missing_ok=True)  # it describes the previous index, which is replaced now
+    path = folder / INDEX_FILE
     with quiet_output():
         index = library.SeismicIndex.build_from_dataset(passages, **settings)
         index.save(str(folder / "building"))
-    temporary = folder / f"building{ENDING}"
+    temporary = folder / f"building{SUFFIX}"
     sync(temporary)
     os.replace(temporary, path)
     seconds = round(time.perf_counter() - start, 2)
@@ -91,7 +91,7 @@ def build_seismic_index(
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Discard what a library writes to standard output past Python."""
+    """Discard the output that a library's native code writes to standard output during the block."""
     sys.stdout.flush()
     stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -109,12 +109,12 @@ def measure_seismic_recall(
     """Measure the recall of an index of Seismic, write it into the manifest, and return it (`recall.py`).
 
     Args:
-        queries: weights of words to search for.
-        parameters: search parameters to measure with; empty for PARAMETERS.
-        progress: show a bar of the exact search.
+        queries: sparse vectors to search for.
+        parameters: search parameters to measure with; empty for DEFAULT_PARAMETERS.
+        progress: whether to show a bar of the exact search.
     """
     index, mapped_corpus = load_seismic_index(folder, read_index_manifest(folder)), MappedCorpus(encoded_corpus)
-    texts = parameters or PARAMETERS
+    texts = parameters or DEFAULT_PARAMETERS
     trials = {text: partial(replace(index, parameters=text).search, queries.vectors, mapped_corpus) for text in texts}
     lists = InvertedLists(encoded_corpus)
     exact = partial(lists.search, queries.vectors, progress=progress)
@@ -122,7 +122,7 @@ def measure_seismic_recall(
 
 
 def sparse_passages_as_queries(encoded_corpus: EncodedCorpus, count: int, seed: int) -> RecallQueries:
-    """Return the words of `count` passages, drawn from a seed."""
+    """Return the sparse vectors of `count` random passages, to search for in place of queries."""
     random = np.random.default_rng([seed, 1])
     rows = np.sort(
         random.choice(encoded_corpus.total_rows, min(count, encoded_corpus.total_rows), replace=False, shuffle=False)

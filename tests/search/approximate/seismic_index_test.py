@@ -112,7 +112,7 @@ def test_wrong_settings_are_errors(run: Run) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             index_corpus(run.workdir, IndexOptions(factory), "data", progress=False)
-    with pytest.raises(ValueError, match=r"heap_factor=NUMBER is expected"):
+    with pytest.raises(ValueError, match=r"must be heap_factor=NUMBER"):
         parse_settings("heap_factor=much", SEARCH_SETTINGS)
     with pytest.raises(ValueError, match=r"k_factor_rf is 0.5; .*at least 1"):
         parse_settings("k_factor_rf=0.5", SEARCH_SETTINGS)
