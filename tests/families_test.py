@@ -56,10 +56,10 @@ ERRORS = {
         for pooling in POOLINGS[1:]
     },
     **{("mvr", pooling): r"keeps every viewer's vector" for pooling in POOLINGS[1:]},
-    ("colbert", "scalar_mix"): r"no fixed number of weights",
-    ("late_interaction", "scalar_mix"): r"needs every token's vector under late interaction",
-    ("late_interaction", "average"): r"needs every token's vector under late interaction",
-    ("late_interaction", "self_contrastive"): r"needs every token's vector under late interaction",
+    ("colbert", "scalar_mix"): r"number of weights is not fixed",
+    ("late_interaction", "scalar_mix"): r"needs the vectors of all tokens for late interaction",
+    ("late_interaction", "average"): r"needs the vectors of all tokens for late interaction",
+    ("late_interaction", "self_contrastive"): r"needs the vectors of all tokens for late interaction",
 }
 
 
@@ -70,11 +70,11 @@ def message(family: str, pooling: str, encoder: str) -> str | None:
     if encoder == "llama" and family in ("me_bert", "aggretriever", "aggretriever_without_mlm"):
         return r"head.token is 'last'; it must be one of cls, mean"
     if encoder == "llama" and family in ("mvr", "splade"):
-        return r"which llama cannot have"
+        return r"which llama does not support"
     if encoder == "t5" and family in ("mvr", "aggretriever", "splade"):
-        return r"which t5 cannot have"
+        return r"which t5 does not support"
     if encoder == "modernbert" and family == "i3":
-        return r"which modernbert cannot have: ModernBERT's embeddings hold no positions"
+        return r"which modernbert does not support: ModernBERT's embeddings hold no positions"
     return ERRORS.get((family, pooling))
 
 

@@ -44,7 +44,7 @@ def write_head_and_compare(run: Run, out: Path, encoder: Path) -> list[str]:
     """
     own = write_head(run, out)
     whole = read_export(out).embedder
-    whole = replace(whole, retriever=whole.retriever.whole)
+    whole = replace(whole, retriever=whole.retriever.uncut)
     sentence = check_round_trip(
         run,
         lambda side, tokens: (run_vectors(run, side, tokens), whole(tokens, side).flat),

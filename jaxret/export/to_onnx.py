@@ -84,7 +84,7 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
         for number, matrix in enumerate(form.projections):
             x = graph.dense(x, f"projection{number or ''}", {"kernel": matrix})
         x = onnx_graph.normalized(graph, x) if run.config.normalize else x
-        name, size = (TOKENS if form.token == EVERY_TOKEN else VECTOR), run.model.whole.dimension
+        name, size = (TOKENS if form.token == EVERY_TOKEN else VECTOR), run.model.uncut.dimension
         graph("Identity", x, name=name)
         outputs[name] = ["batch", "sequence", size] if form.token == EVERY_TOKEN else ["batch", size]
     elif run.model.module.head.selection(side).layers == "all":

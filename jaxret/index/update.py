@@ -65,7 +65,7 @@ def append_corpus(
             f"dimension={options.dimension}: the vectors in {folder} have {shards.dimension} numbers, as many as "
             "those of appended passages must have; leave it out"
         )
-    if not shards.sparse and shards.dimension <= run.model.whole.dimension:
+    if not shards.sparse and shards.dimension <= run.model.uncut.dimension:
         run = run.with_dimension(shards.dimension)  # the size of the cut vectors
     dtype, words = _require_same_vectors(run, shards, options)
     options = replace(options, dtype=dtype, words=words)

@@ -1,6 +1,6 @@
-"""Cross-encoders (Nogueira & Cho 2019): query and passage are read together and get one score.
+"""Cross-encoders (Nogueira & Cho 2019): a query and a passage are read together and get one score.
 
-An encoder, and the head of transformers' classes for sequence classification with one label.
+A cross-encoder is an encoder with the head of transformers' classes for sequence classification with one label.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from jaxret.types import HiddenStates, Params, Tokens
 
 
 class ScoreHead(nn.Module):
-    """A pair's hidden state -> its score: dense, activation, a norm (in some architectures), dropout, dense.
+    """The hidden state of a pair -> its score: dense, activation, norm (in some architectures), dropout, dense.
 
-    Computed in float32: rounded scores would have ties.
+    It computes in float32, because different scores in bfloat16 would often be equal.
     """
 
     form: Classifier
-    dropout: float
-    deviation: float  # of initial kernels
+    dropout: float  # rate
+    deviation: float  # standard deviation of initial kernels
     norm_eps: float
 
     @nn.compact
@@ -64,7 +64,7 @@ class ScoreHead(nn.Module):
 
 
 class CrossEncoderModule(nn.Module):
-    """The Linen module; its parameters are `encoder` and `head`."""
+    """The Linen module, with the parameters `encoder` and `head`."""
 
     config: EncoderConfig
     compute: Compute
@@ -93,78 +93,80 @@ class CrossEncoderModel(LinenModel):
     def score(
         self, params: Params, pairs: Tokens, train: bool = False, dropout_key: jax.Array | None = None
     ) -> Float[jax.Array, " N"]:
-        """Return a score for each pair, float32 (transformers' logit).
+        """Return a float32 score for each pair, which is transformers' logit.
 
         Args:
+            params: parameters.
             pairs: token ids; `pairs.first` has the lengths of the queries.
-            train: whether there is dropout.
-            dropout_key: needed if `train`.
+            train: whether to use dropout.
+            dropout_key: random key, required if `train`.
         """
         rngs = {"dropout": dropout_key} if train else None
         with jax.named_scope("pairs"):
             return self.module.apply({"params": params}, pairs, train, rngs=rngs)
 
     def hidden_states(self, params: Params, pairs: Tokens) -> HiddenStates:
-        """Return every hidden state of the encoder [L+1,N,T,H], to inspect a model."""
+        """Return all hidden states of the encoder [L+1,N,T,H], to inspect a model."""
         return self.plain.module.apply({"params": params}, pairs, method=CrossEncoderModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
-        """Draw random parameters."""
+        """Return random parameters."""
         pairs = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         return self.plain.module.init({"params": key, "dropout": key}, pairs, True)["params"]
 
     def contract(self) -> dict[str, Any]:
-        """Return everything but the parameters that scores depend on."""
+        """Return all settings that scores depend on, besides the parameters."""
         dtype = jnp.dtype(self.compute.dtype).name
         return {"encoder": {**asdict(self.module.config), "dtype": dtype}, "head": {"name": "cross_encoder"}}
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Raise ValueError for a tokenizer without [CLS]."""
         if tokenizer.cls_id is None:
-            raise ValueError("a cross-encoder scores from [CLS], which the tokenizer does not have")
+            raise ValueError("a cross-encoder computes scores from [CLS], which the tokenizer does not have")
 
     def stored_head(self, root: Path) -> Params:
-        """Return the stored parameters of the head: all, those of BERT's pooler alone, or {}."""
+        """Return the stored parameters of the head: all of them, only the dense layer that is BERT's pooler, or {}."""
         return load_score_head(encoder_folder(root), self.module.config)
 
 
 def require_passage_room(query_length: int, longest: int) -> None:
-    """Raise ValueError for queries that may be so long that a pair, of `longest` tokens, has no room for a passage."""
+    """Raise ValueError if queries may be so long that a pair of `longest` tokens has no room for a passage."""
     if query_length + 3 > longest:
         raise ValueError(
-            f"tokens.query_length (or --query_length) is {query_length}, which leaves no token for a passage of the "
-            f"{longest} that the encoder has for both; it may be {longest - 3} at most"
+            f"tokens.query_length (or --query_length) is {query_length}, which leaves no token for a passage. The "
+            f"encoder reads {longest} tokens of a pair, so it may be {longest - 3} at most"
         )
 
 
 def classifier(config: EncoderConfig) -> Classifier:
-    """Return the form of an architecture's classification head. Raises ValueError if it has none here."""
+    """Return the form of an architecture's classification head. Raises ValueError if none is implemented."""
     form = ARCHITECTURES[config.model_type].classifier
     if form is None:
         names = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.classifier)
-        raise ValueError(f"there is no cross-encoder on {config.model_type} here; use one of {names}")
+        raise ValueError(f"no cross-encoder of {config.model_type} is implemented; use one of {names}")
     return form
 
 
 def make_cross_encoder_model(config: ConfigDict, shapes: EncoderConfig) -> CrossEncoderModel:
-    """Return the cross-encoder of a config on an encoder. Raises ValueError for combinations that are not supported."""
+    """Return the cross-encoder of a config with an encoder. Raises ValueError for combinations that are not
+    supported."""
     classifier(shapes)
     return CrossEncoderModel(CrossEncoderModule(shapes, check_compute(config, shapes)))
 
 
 def score_head_names(config: EncoderConfig) -> dict[str, str]:
-    """Return {parameter path in the head: name of its tensor}, without the prefix of models with a head."""
+    """Return {parameter path in the head: tensor name without the prefix of models with a head}."""
     form = classifier(config)
     names = {"dense/kernel": f"{form.dense}.weight", "dense/bias": f"{form.dense}.bias"}
     names |= {"norm/scale": f"{form.norm}.weight"}
     names |= {"score/kernel": f"{form.score}.weight", "score/bias": f"{form.score}.bias"}
-    absent = {"dense/bias": not form.dense_bias, "norm/scale": not form.norm}
-    return {parameter: name for parameter, name in names.items() if not absent.get(parameter)}
+    is_missing = {"dense/bias": not form.dense_bias, "norm/scale": not form.norm}
+    return {parameter: name for parameter, name in names.items() if not is_missing.get(parameter)}
 
 
 def load_score_head(directory: Path, config: EncoderConfig) -> Params:
-    """Return the head's parameters that are stored in a directory, float32 on the host. Raises ValueError for a weight
-    without its bias, a wrong shape, NaN or infinity, and for more labels than one."""
+    """Return the parameters of the head that are stored in a directory, float32 on the host. Raises ValueError for a
+    weight without its bias, a wrong shape, NaN or infinity, and more than one label."""
     arrays: dict[str, np.ndarray] = {}
     prefix, size = ARCHITECTURES[config.model_type].prefix, config.hidden_size
     shapes = {"dense/kernel": (size, size), "score/kernel": (1, size), "score/bias": (1,)}
@@ -185,12 +187,12 @@ def load_score_head(directory: Path, config: EncoderConfig) -> Params:
     parts = {parameter.partition("/")[0] for parameter in arrays}
     for parameter in names:
         if parameter.partition("/")[0] in parts and parameter not in arrays:
-            raise ValueError(f"{path} has no {names[parameter]}, although it has the rest of the layer")
+            raise ValueError(f"{path} has no {names[parameter]}, although it has the other parameter of the layer")
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
 def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[str, Any]) -> None:
-    """Write config.json and model.safetensors as transformers' class for sequence classification with one label."""
+    """Write config.json and model.safetensors of transformers' class for sequence classification with one label."""
     architecture, form = ARCHITECTURES[config.model_type], classifier(config)
     save_pretrained(directory, config, params["encoder"])
     path = directory / "model.safetensors"
@@ -198,8 +200,8 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
     flat = traverse_util.flatten_dict(jax.device_get(dict(params["head"])), sep="/")
     for parameter, name in score_head_names(config).items():
         array = np.asarray(flat[parameter], np.float32)
-        whole = architecture.prefix + name if name.startswith(form.inside) and form.inside else name
-        tensors[whole] = np.ascontiguousarray(array.T if parameter.endswith("kernel") else array)
+        full_name = architecture.prefix + name if name.startswith(form.inside) and form.inside else name
+        tensors[full_name] = np.ascontiguousarray(array.T if parameter.endswith("kernel") else array)
     with atomic_write(path, "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": None}
@@ -208,11 +210,15 @@ def save_cross_encoder(directory: Path, config: EncoderConfig, params: Mapping[s
 
 
 def read_cross_encoder(directory: Path) -> EncoderConfig:
-    """Return the encoder's config of a directory with a cross-encoder. Raises ValueError if its head is incomplete."""
+    """Return the encoder's config in a directory with a cross-encoder. Raises ValueError if its head is incomplete."""
     config = read_config(directory)
-    absent = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(directory, config).keys()
-    if absent:
-        names = ", ".join(name for path, name in score_head_names(config).items() if path.partition("/")[0] in absent)
+    missing_layers = {name.partition("/")[0] for name in score_head_names(config)} - load_score_head(
+        directory, config
+    ).keys()
+    if missing_layers:
+        names = ", ".join(
+            name for path, name in score_head_names(config).items() if path.partition("/")[0] in missing_layers
+        )
         raise ValueError(
             f"{directory}/model.safetensors is not a cross-encoder: {names} missing; jaxret train makes one"
         )

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, Hu et al. 2021), with the names, the start and the arithmetic of the library PEFT.
 
-A dense layer with an adapter computes x W + b + scaling * drop(x) A B. W and b are the base's and stay as they are; A
-[in, rank] starts uniform in +-1/sqrt(in), B [rank, out] at zero. scaling is alpha / rank, or alpha / sqrt(rank) with
-rank stabilization (rsLoRA, Kalajdzievski 2023). Models have adapters only while they are trained: whatever opens a run
-adds scaling * A B to W.
+A dense layer with an adapter computes x W + b + scaling * drop(x) A B. W and b belong to the base and are frozen. A
+[in, rank] starts uniform in +-1/sqrt(in), B [rank, out] starts at zero. scaling is alpha / rank, or alpha / sqrt(rank)
+with rank stabilization (rsLoRA, Kalajdzievski 2023). Models have adapters only during training: opening a run adds
+scaling * A B to W.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from jaxret.models.model import ModelT
 from jaxret.parallel.mesh import LAYER_PATH, path_name
 from jaxret.types import Params
 
-ADAPTER = r"encoder/.*/lora_[ab]$"  # matches paths of adapters
-BASE = r"encoder/(?!.*/lora_[ab]$)"  # matches paths of the base's parameters
+ADAPTER = r"encoder/.*/lora_[ab]$"  # matches the paths of adapters
+BASE = r"encoder/(?!.*/lora_[ab]$)"  # matches the paths of the base's parameters
 ALL_LINEAR = "all-linear"
 BASE_DTYPES = ("bfloat16", "float32")
 KERNEL = "/kernel"
 
 
 def linear_layers(config: EncoderConfig) -> dict[str, StoredTensors]:
-    """Return {path of a dense layer in an encoder's layers: the tensors of its kernel}."""
+    """Return {path of a dense layer: stored tensors of its kernel} for the dense layers inside an encoder's layers."""
     tensors = stored_tensors(config)
     return {
         path.removesuffix(KERNEL): tensor
@@ -41,12 +41,13 @@ def linear_layers(config: EncoderConfig) -> dict[str, StoredTensors]:
 
 
 def module_names(tensor: StoredTensors) -> list[str]:
-    """Return the names of a dense layer's modules in the Hugging Face model, one for each layer of the encoder."""
+    """Return the names of a dense layer in the Hugging Face model, one for each layer of the encoder."""
     return [name.removesuffix(".weight") for name in tensor.names]
 
 
 def matches(name: str, target: str) -> bool:
-    """Return whether PEFT's `target_modules` of [target], or of the regular expression `target`, includes a module."""
+    """Return whether PEFT's `target_modules`, if it is [target] or the regular expression `target`, includes a
+    module."""
     return name == target or name.endswith(f".{target}") or bool(re.fullmatch(target, name))
 
 
@@ -54,17 +55,17 @@ def choose_layers(config: EncoderConfig, targets: Iterable[str]) -> tuple[str, .
     """Return the paths of the dense layers that get adapters, relative to a layer.
 
     Args:
-        targets: names of modules, as "q_proj", or regular expressions of whole names, as in PEFT; or "all-linear".
+        targets: names of modules, such as "q_proj", or regular expressions of full names, as in PEFT, or "all-linear".
 
     Raises:
-        ValueError: a target matches nothing, or modules of some layers alone.
+        ValueError: a target matches nothing, or only modules of some layers.
     """
     layers = matching_layers(config, targets, "lora.targets")
     for path, numbers in layers.items():
         if len(numbers) < config.num_layers:
             raise ValueError(
-                f"lora.targets matches {path!r} in {len(numbers)} of {config.num_layers} layers; name it for all of "
-                "them, and choose layers by lora.layers"
+                f"lora.targets matches {path!r} in only {len(numbers)} of {config.num_layers} layers; give a target "
+                "for all layers, and choose layers with lora.layers"
             )
     return tuple(layers)
 
@@ -73,10 +74,11 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
     """Return {path of a dense layer, relative to a layer: numbers of the layers, from 1, where a target matches it}.
 
     Args:
-        targets: as `choose_layers` takes them.
-        key: that has them, for errors.
+        targets: targets, as in `choose_layers`.
+        key: key that has the targets, for errors.
 
-    Raises ValueError for a target that matches nothing.
+    Raises:
+        ValueError: a target is no regular expression, or matches nothing.
     """
     layers = linear_layers(config)
     numbers_by_path: dict[str, set[int]] = {}
@@ -93,7 +95,7 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
             short = sorted({name.rpartition(".")[2] for tensor in layers.values() for name in module_names(tensor)})
             example = module_names(next(iter(layers.values())))[0]
             raise ValueError(
-                f"{key} has {target!r}, which matches no dense layer of the encoder; there are "
+                f"{key} has {target!r}, which matches no dense layer of the encoder; use "
                 f"{', '.join(short)} (as in {example}), or {ALL_LINEAR!r}"
             )
         for path, numbers in hits.items():
@@ -103,18 +105,19 @@ def matching_layers(config: EncoderConfig, targets: Iterable[str], key: str) -> 
 
 
 def layer_numbers(config: EncoderConfig, settings: Any) -> tuple[int, ...]:
-    """Return the numbers of the layers, from 1, that get adapters by a config's group `lora`. Raises ValueError."""
-    every = range(1, config.num_layers + 1)
+    """Return the numbers of the layers, from 1, that get adapters by a config's group `lora`. Raises ValueError for
+    repeated or missing layers."""
+    all_numbers = range(1, config.num_layers + 1)
     numbers = tuple(sorted(set(settings.layers)))
     if len(numbers) != len(settings.layers):
         raise ValueError(f"lora.layers is {tuple(settings.layers)}; it must name different layers")
-    if set(numbers) - set(every):
+    if set(numbers) - set(all_numbers):
         raise ValueError(f"lora.layers is {tuple(settings.layers)}; the encoder has layers 1 to {config.num_layers}")
-    return numbers or tuple(every)
+    return numbers or tuple(all_numbers)
 
 
 def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
-    """Return the adapters of a config's group `lora` for an encoder; None if there are none.
+    """Return the adapters of a config's group `lora` for an encoder, or None without adapters.
 
     Raises ValueError with the key for an invalid value.
     """
@@ -124,8 +127,8 @@ def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
         raise ValueError(f"lora.rank is {settings.rank}; it must be at least 1, or 0 for no adapters")
     if settings.rank > config.hidden_size:
         raise ValueError(
-            f"lora.rank is {settings.rank}, more than the hidden size, {config.hidden_size}: an adapter is then larger "
-            "than its layer; set a smaller one, such as 16"
+            f"lora.rank is {settings.rank}, more than the hidden size, {config.hidden_size}. An adapter would be "
+            "larger than its layer; set a smaller rank, such as 16"
         )
     if settings.alpha <= 0:
         raise ValueError(f"lora.alpha is {settings.alpha}; it must be above 0")
@@ -141,13 +144,13 @@ def make_adapters(settings: Any, config: EncoderConfig) -> Adapters | None:
 
 
 def with_adapters(model: ModelT, settings: Any) -> ModelT:
-    """Return a model with the adapters of a config's group `lora`. Raises ValueError as `make_adapters` does."""
+    """Return a model with the adapters of a config's group `lora`. Raises ValueError for an invalid value."""
     adapters = make_adapters(settings, model.module.config)
     return model.with_compute(adapters=adapters) if adapters else model
 
 
 def cast_base(params: Params, dtype: str) -> Params:
-    """Return parameters with the base's kernels and tables in `dtype`: other numbers are few, and stay float32."""
+    """Return parameters with the base's kernels and tables in `dtype`. Other parameters are small and stay float32."""
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         name = path_name(path)
@@ -158,11 +161,11 @@ def cast_base(params: Params, dtype: str) -> Params:
 
 
 def merge_adapters(params: Mapping[str, Any], scaling: float) -> Params:
-    """Return parameters on the host, float32, in which scaling * A B is added to every kernel that has an adapter."""
+    """Return float32 parameters on the host, with scaling * A B added to every kernel that has an adapter."""
     if "lora_a" in params:
         kernel = np.asarray(params["kernel"], np.float32) + low_rank(params["lora_a"], params["lora_b"], scaling)
-        others = {name: leaf for name, leaf in params.items() if name not in ("kernel", "lora_a", "lora_b")}
-        return {"kernel": kernel, **{name: np.asarray(leaf, np.float32) for name, leaf in others.items()}}
+        remainder = {name: leaf for name, leaf in params.items() if name not in ("kernel", "lora_a", "lora_b")}
+        return {"kernel": kernel, **{name: np.asarray(leaf, np.float32) for name, leaf in remainder.items()}}
     return {
         name: merge_adapters(part, scaling) if isinstance(part, Mapping) else np.asarray(part, np.float32)
         for name, part in params.items()
@@ -173,8 +176,8 @@ def low_rank(a: Any, b: Any, scaling: float) -> Float[np.ndarray, "*layers I O"]
     """Return scaling * A B, computed in float32.
 
     Args:
-        a: a, [*layers, I, rank].
-        b: B, [*layers, rank, O].
+        a: matrix A, [*layers, I, rank].
+        b: matrix B, [*layers, rank, O].
         scaling: factor of the product.
     """
     return np.float32(scaling) * (np.asarray(a, np.float32) @ np.asarray(b, np.float32))

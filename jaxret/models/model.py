@@ -1,4 +1,4 @@
-"""Interface of models for training, checkpoints and runs: retrievers, cross-encoders, pre-training."""
+"""The interface of models for training, checkpoints and runs: retrievers, cross-encoders, pre-training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T", bound="LinenModel")
 
 @runtime_checkable
 class Model(Protocol):
-    """Shapes and computation, without parameters. Parameters under a name that ends in "encoder" come from pre-trained
-    files, all others are random or come from `stored_head`."""
+    """The shapes and the computation of a model, without parameters. Parameters under a name that ends in "encoder"
+    come from pre-trained files; other parameters are random, or come from `stored_head` or `initial_head`."""
 
     @property
     def module(self) -> Any:
-        """A Linen module whose `config` is the encoder's."""
+        """The Linen module, whose `config` is the config of the encoder."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Model(Protocol):
 
     @property
     def longest(self) -> int:
-        """Tokens that a text may have."""
+        """The largest number of tokens of a text."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Model(Protocol):
         ...
 
     def with_gatherer(self, gatherer: ParameterGatherer) -> Model:
-        """Return this model for the body of a `jax.shard_map`, whose layers gather their parameters by `gatherer`."""
+        """Return this model for use inside `jax.shard_map`: its layers gather their parameters with `gatherer`."""
         ...
 
     def with_compute(self, **changes: Any) -> Any: ...
@@ -53,11 +53,11 @@ class Model(Protocol):
     def __hash__(self) -> int: ...
 
     def contract(self) -> dict[str, Any]:
-        """Return everything but the parameters that results depend on."""
+        """Return all settings that results depend on, besides the parameters."""
         ...
 
     def tokenizer_options(self) -> dict[str, Any]:
-        """Return fields of TextTokenizer that the model sets."""
+        """Return the fields of `TextTokenizer` that the model sets."""
         ...
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
@@ -65,19 +65,20 @@ class Model(Protocol):
         ...
 
     def stored_head(self, root: Path) -> Params:
-        """Return the parameters of the head that a model's directory has; {}: none, they are random."""
+        """Return the parameters of the head that are stored in a model's directory; {}: none, they start random."""
         ...
 
     def initial_head(self, weights: Params) -> Params:
-        """Return the parameters of the head that begin as values of the pre-trained encoder's `weights`; {}: none."""
+        """Return the parameters of the head whose initial values are from the pre-trained encoder's `weights`; {}:
+        none."""
         ...
 
     def reference_options(self) -> tuple[str, ...]:
-        """Return settings that follow a published implementation against its paper, to be printed."""
+        """Return the settings that follow a published implementation instead of its paper, to be printed."""
         ...
 
     def differences(self) -> tuple[str, ...]:
-        """Return computations that differ from the reference by default, to be printed."""
+        """Return the computations that differ from the reference by default, to be printed."""
         ...
 
 
@@ -88,14 +89,14 @@ ModelT = TypeVar("ModelT", bound=Model)
 def parameter_shapes(model: Model) -> Params:
     """Return the shapes and types of a model's parameters.
 
-    Cached: tracing `init` takes a good part of the time in which a run opens, and JAX keeps what it traced.
+    The result is cached, because tracing `init` takes much of the time for which a run opens.
     """
     return jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
 @dataclass(frozen=True)
 class LinenModel:
-    """Base of models: a Linen module with the encoder's `config` and `compute`, without parameters."""
+    """The base of models: a Linen module with the encoder's `config` and `compute`, without parameters."""
 
     module: Any
 
@@ -109,7 +110,7 @@ class LinenModel:
 
     @property
     def plain(self: T) -> T:
-        """Return this model with plain attention, which XLA can split over devices, and analyse, by itself."""
+        """Return this model with plain attention, which XLA can analyse and split over devices by itself."""
         return self.with_compute(attention="plain")
 
     def with_gatherer(self: T, gatherer: ParameterGatherer) -> T:

@@ -1,4 +1,4 @@
-"""Adapters in files of the library PEFT: adapter_config.json and adapter_model.safetensors."""
+"""Adapters in the files of the library PEFT: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from jaxret.storage.atomic import atomic_write, write_json
 from jaxret.storage.foreign_files import read_settings, read_tensors
 from jaxret.types import Params
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-EXPORT = "jaxret.json"  # beside them in exports of jaxret: the config of the run, with the digest of the base
-WRAPPER = "base_model.model."  # PEFT's prefix of every name
-MATRICES = {"lora_a": "lora_A", "lora_b": "lora_B"}  # ours, [in, rank] and [rank, out] -> PEFT's, transposed
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+EXPORT = "jaxret.json"  # file of a jaxret export: the config of the run, with the digest of the base
+WRAPPER = "base_model.model."  # PEFT's prefix of every tensor name
+MATRICES = {
+    "lora_a": "lora_A",
+    "lora_b": "lora_B",
+}  # our matrices, [in, rank] and [rank, out] -> PEFT's, which are transposed
 
-# Keys of adapter_config.json that change the computation, with the values that are implemented.
-ONLY: dict[str, tuple[Any, ...]] = {
+# Keys of adapter_config.json that change the computation -> the implemented values.
+ADAPTER_ONLY: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
     "use_dora": (False, None),
     "lora_bias": (False, None),
-    "init_lora_weights": (True, False, None, "gaussian"),  # others change the base
+    "init_lora_weights": (True, False, None, "gaussian"),  # other values change the base
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
     **dict.fromkeys(("modules_to_save", "layer_replication"), (None, [])),
     **dict.fromkeys(("target_parameters", "trainable_token_indices", "alora_invocation_tokens"), (None, [])),
@@ -43,11 +46,12 @@ ONLY: dict[str, tuple[Any, ...]] = {
 
 
 def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, Any], settings: Any, base: str) -> None:
-    """Write the adapters of an encoder as PEFT does.
+    """Write the adapters of an encoder in PEFT's files.
 
     Args:
         directory: folder to write to.
-        params: of the encoder; the adapters among them are written.
+        config: config of the encoder.
+        params: parameters of the encoder; only the adapters among them are written.
         settings: the config's group `lora`.
         base: name or directory of the model that the adapters belong to.
     """
@@ -59,12 +63,12 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
         if f"{path}/lora_a" not in flat:
             continue
         paths.append(path)
-        for ours, theirs in MATRICES.items():
-            matrices = np.asarray(flat[f"{path}/{ours}"], np.float32)
+        for parameter, matrix in MATRICES.items():
+            matrices = np.asarray(flat[f"{path}/{parameter}"], np.float32)
             for number in numbers:
-                name = f"{WRAPPER}{module_names(tensor)[number - 1]}.{theirs}.weight"
+                name = f"{WRAPPER}{module_names(tensor)[number - 1]}.{matrix}.weight"
                 tensors[name] = np.ascontiguousarray(matrices[number - 1].T)
-    with atomic_write(directory / WEIGHTS, "wb") as file:
+    with atomic_write(directory / ADAPTER_WEIGHTS, "wb") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
     content = {
         "peft_type": "LORA",
@@ -78,17 +82,19 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
         "target_modules": target_modules(config, paths, numbers),
         "bias": "none",
     }
-    write_json(directory / CONFIG, content)
+    write_json(directory / ADAPTER_CONFIG, content)
 
 
 def target_modules(config: EncoderConfig, paths: Collection[str], numbers: Collection[int] = ()) -> list[str] | str:
-    """Return PEFT's `target_modules` of dense layers: the shortest endings that no other layer's name has, such as
-    "q_proj" or "attention.output.dense"; or, where a layer's whole name ends another's, a regular expression of all.
-    Of some layers of the encoder, the whole names in these.
+    """Return PEFT's `target_modules` for dense layers.
+
+    For all layers of the encoder, these are the shortest endings that no other name has, such as "q_proj" or
+    "attention.output.dense". If a full name is the ending of another name, it is one regular expression. For some
+    layers of the encoder, these are the full names.
 
     Args:
-        paths: of the dense layers.
-        numbers: of the encoder's layers, from 1; (): all.
+        paths: paths of the dense layers.
+        numbers: numbers of the encoder's layers, from 1; (): all.
     """
     if 0 < len(numbers) < config.num_layers:
         modules = [module_names(tensor) for path, tensor in linear_layers(config).items() if path in paths]
@@ -101,22 +107,23 @@ def target_modules(config: EncoderConfig, paths: Collection[str], numbers: Colle
     endings: list[str] = []
     for path in paths:
         parts = names[path].split("{}.")[1].split(".")
-        own = (".".join(parts[-count:]) for count in range(1, len(parts)))
-        ending = next((ending for ending in own if with_ending(ending) == {path}), ".".join(parts))
+        possible_endings = (".".join(parts[-count:]) for count in range(1, len(parts)))
+        ending = next((ending for ending in possible_endings if with_ending(ending) == {path}), ".".join(parts))
         if not with_ending(ending) <= set(paths):
-            wholes = sorted(re.escape(names[path]).replace(r"\{\}", r"\d+") for path in paths)
-            return rf"(?:.*\.)?(?:{'|'.join(wholes)})"
+            full_names = sorted(re.escape(names[path]).replace(r"\{\}", r"\d+") for path in paths)
+            return rf"(?:.*\.)?(?:{'|'.join(full_names)})"
         endings.append(ending)
     return sorted(endings)
 
 
 def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, ignore: Collection[str] = ()) -> Params:
-    """Return the adapters in a directory of PEFT's, on the host, as part of an encoder's parameters.
+    """Return the adapters in a PEFT directory as parameters of an encoder, on the host.
 
     Args:
-        directory: with adapter_config.json and adapter_model.safetensors.
-        settings: the config's group `lora`, which must have the same values.
-        ignore: name prefixes of modules that the encoder has not, whose adapters are left out.
+        directory: folder with adapter_config.json and adapter_model.safetensors.
+        config: config of the encoder.
+        settings: the config's group `lora`, which must equal adapter_config.json.
+        ignore: name prefixes of modules that the encoder does not have; their adapters are left out.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -132,20 +139,20 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
         if path.partition("/")[2] not in paths:
             continue
         sizes = {"lora_a": (settings.rank, tensor.shape[1]), "lora_b": (tensor.shape[0], settings.rank)}
-        for ours, theirs in MATRICES.items():
-            whole = np.zeros((config.num_layers, *reversed(sizes[ours])), np.float32)
+        for parameter, matrix in MATRICES.items():
+            stacked_array = np.zeros((config.num_layers, *reversed(sizes[parameter])), np.float32)
             for number in numbers:
-                name = f"{module_names(tensor)[number - 1]}.{theirs}.weight"
+                name = f"{module_names(tensor)[number - 1]}.{matrix}.weight"
                 array = tensors.pop(name, None)
                 if array is None:
                     problems.append(f"missing {name}")
-                elif array.shape != sizes[ours]:
-                    problems.append(f"{name} has shape {array.shape}, the encoder asks for {sizes[ours]}")
+                elif array.shape != sizes[parameter]:
+                    problems.append(f"{name} has shape {array.shape}, the encoder needs {sizes[parameter]}")
                 elif not np.isfinite(np.asarray(array, np.float32)).all():
                     problems.append(f"{name} holds a NaN or an infinity")
                 else:
-                    whole[number - 1] = np.asarray(array, np.float32).T
-            flat[f"{path}/{ours}"] = whole
+                    stacked_array[number - 1] = np.asarray(array, np.float32).T
+            flat[f"{path}/{parameter}"] = stacked_array
     problems += [f"unused {name}" for name in sorted(tensors) if not name.startswith(tuple(ignore))]
     if problems:
         raise ValueError(f"{weights} does not fit the encoder and lora.targets: {'; '.join(problems[:8])}")
@@ -153,69 +160,73 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
 
 
 def adapter_files(directory: str | Path) -> tuple[Path, Path]:
-    """Return adapter_config.json and adapter_model.safetensors of a directory of PEFT's. Raises FileNotFoundError."""
+    """Return the paths of adapter_config.json and adapter_model.safetensors. Raises FileNotFoundError if one is
+    missing."""
     directory = Path(directory)
-    for name in (CONFIG, WEIGHTS):
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (directory / name).is_file():
             files = ", ".join(sorted(path.name for path in directory.glob("*"))) or "nothing"
             raise FileNotFoundError(f"lora.adapters: {directory} has no {name} (it has {files})")
-    return directory / CONFIG, directory / WEIGHTS
+    return directory / ADAPTER_CONFIG, directory / ADAPTER_WEIGHTS
 
 
 def require_adapters_base(directory: str | Path, settings: Any, base: str, digest: str) -> None:
-    """Raise ValueError if adapters belong to another base: by the digest of its weights, which jaxret's exports have,
-    or by its name in adapter_config.json.
+    """Raise ValueError if adapters belong to another base. The base is compared by the digest of its weights, which
+    jaxret's exports have, or else by its name in adapter_config.json.
 
     Args:
-        directory: of the adapters.
-        settings: the config's group `lora`; `base` there is the name that is right.
+        directory: folder of the adapters.
+        settings: the config's group `lora`, whose `base` is an accepted name of the base.
         base: name or directory of the encoder.
-        digest: of its weights; "": it is not compared.
+        digest: digest of the encoder's weights; "": digests are not compared.
     """
     config_path, _ = adapter_files(directory)
-    raw, own = read_settings(config_path), config_path.with_name(EXPORT)
-    theirs = raw.get("base_model_name_or_path") if isinstance(raw, dict) else None
-    export = read_settings(own) if own.is_file() else {}
+    raw, export_path = read_settings(config_path), config_path.with_name(EXPORT)
+    adapters_base = raw.get("base_model_name_or_path") if isinstance(raw, dict) else None
+    export = read_settings(export_path) if export_path.is_file() else {}
     encoder = export.get("encoder") if isinstance(export, dict) else None
-    own_digest = encoder.get("sha256") if isinstance(encoder, dict) else None
-    if own_digest and digest:
-        if own_digest != digest:
+    base_digest = encoder.get("sha256") if isinstance(encoder, dict) else None
+    if base_digest and digest:
+        if base_digest != digest:
             raise ValueError(
-                f"lora.adapters: {directory} has adapters of {theirs!r} with weights of SHA-256 {own_digest[:12]}... "
-                f"({own.name}), and those of {base!r} have {digest[:12]}...; begin with the base of the adapters"
+                f"lora.adapters: {directory} has adapters of {adapters_base!r} with SHA-256 {base_digest[:12]}... "
+                f"({export_path.name}), but the weights of {base!r} have SHA-256 {digest[:12]}...; begin with the base "
+                "of the adapters"
             )
         return
-    if theirs and theirs != settings.base and _model_name(theirs) != _model_name(base):
+    if adapters_base and adapters_base != settings.base and _model_name(adapters_base) != _model_name(base):
         raise ValueError(
-            f"lora.adapters: {config_path} has adapters of {theirs!r}, and this run begins with {base!r}; if both are "
-            f"the same model, set lora.base={theirs!r}"
+            f"lora.adapters: {config_path} has adapters of {adapters_base!r}, and this run begins with {base!r}. If "
+            f"both are the same model, set lora.base={adapters_base!r}"
         )
 
 
 def _model_name(name: str) -> str:
-    """Return the last part of a model's name or path; of a folder in the hub's cache, the name of the model."""
+    """Return the last part of a model's name or path, or the model's name for a folder in the hub's cache."""
     parts = [part for part in re.split(r"[/\\]", str(name)) if part]
     cache_folder = next((part for part in parts if part.startswith("models--")), "")
     return (cache_folder.rpartition("--")[2] or (parts[-1] if parts else "")).lower()
 
 
 def strip_prefix(name: str, config: EncoderConfig) -> str:
-    """Return the name of a tensor without the prefixes of PEFT and of the class that it wrapped: PEFT itself ignores
-    names with another class's prefix, and the adapter then changes nothing."""
+    """Return the name of a tensor without the prefixes of PEFT and of the model class. PEFT itself ignores names with
+    the prefix of another class, so that the adapter would change nothing."""
     return name.removeprefix(WRAPPER).removeprefix(ARCHITECTURES[config.model_type].prefix)
 
 
 def require_same_settings(path: Path, config: EncoderConfig, settings: Any, ignore: Collection[str] = ()) -> None:
-    """Raise ValueError unless an adapter_config.json is implemented and equals the config's group `lora`.
+    """Raise ValueError if an adapter_config.json has settings that are not implemented or differ from the config's.
 
     Args:
+        path: path of adapter_config.json.
+        config: config of the encoder.
         settings: the config's group `lora`.
-        ignore: name prefixes of modules that the encoder has not.
+        ignore: name prefixes of modules that the encoder does not have.
     """
     raw = read_settings(path)
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: a JSON object is needed, found {type(raw).__name__}")
-    for key, values in ONLY.items():
+    for key, values in ADAPTER_ONLY.items():
         if key in raw and raw[key] not in values:
             raise ValueError(f"{path}: {key} is {raw[key]!r}; only {values[0]!r} is implemented")
     pairs = {
@@ -223,18 +234,21 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
         "alpha": (settings.alpha, raw.get("lora_alpha", 8)),
         "rslora": (settings.rslora, bool(raw.get("use_rslora"))),
     }
-    for key, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise ValueError(f"lora.{key} is {ours}, but {path} has {theirs}: set lora.{key}={theirs}")
-    theirs = described_layers(path, raw, config, ignore)
+    for key, (value, stored_value) in pairs.items():
+        if value != stored_value:
+            raise ValueError(f"lora.{key} is {value}, but {path} has {stored_value}: set lora.{key}={stored_value}")
+    stored_layers = described_layers(path, raw, config, ignore)
     expected = layer_numbers(config, settings)
-    if theirs.keys() != set(choose_layers(config, settings.targets)):
-        modules = target_modules(config, [path for path in linear_layers(config) if path.partition("/")[2] in theirs])
+    if stored_layers.keys() != set(choose_layers(config, settings.targets)):
+        modules = target_modules(
+            config, [path for path in linear_layers(config) if path.partition("/")[2] in stored_layers]
+        )
         names = (modules,) if isinstance(modules, str) else tuple(modules)
         raise ValueError(
-            f"lora.targets is {tuple(settings.targets)}, but {path} has adapters of others: set lora.targets={names}"
+            f"lora.targets is {tuple(settings.targets)}, but {path} has adapters of other layers: "
+            f"set lora.targets={names}"
         )
-    for name, numbers in theirs.items():
+    for name, numbers in stored_layers.items():
         if numbers != set(expected):
             layers = () if len(numbers) == config.num_layers else tuple(sorted(numbers))
             raise ValueError(
@@ -246,12 +260,13 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
 def described_layers(
     path: Path, raw: Mapping[str, Any], config: EncoderConfig, ignore: Collection[str]
 ) -> dict[str, set[int]]:
-    """Return what `matching_layers` returns, for the content of an adapter_config.json.
+    """Return {path of a dense layer: numbers of the layers, from 1, with an adapter} of an adapter_config.json.
 
     Args:
-        path: of the file, for errors.
-        raw: its content.
-        ignore: name prefixes of modules that the encoder has not.
+        path: path of the file, for errors.
+        raw: content of the file.
+        config: config of the encoder.
+        ignore: name prefixes of modules that the encoder does not have.
     """
     modules, layers = raw.get("target_modules"), raw.get("layers_to_transform")
     targets = (
@@ -260,7 +275,7 @@ def described_layers(
         else [name for name in modules or [] if not name.startswith(tuple(ignore))]
     )
     numbers_by_path = matching_layers(config, targets, f"target_modules of {path}")
-    if layers in (None, []) or isinstance(modules, str):  # PEFT reads no layers beside a regular expression
+    if layers in (None, []) or isinstance(modules, str):  # with a regular expression, PEFT ignores layers_to_transform
         return numbers_by_path
-    own_numbers = {number + 1 for number in ([layers] if isinstance(layers, int) else layers)}
-    return {name: numbers & own_numbers for name, numbers in numbers_by_path.items() if numbers & own_numbers}
+    listed_numbers = {number + 1 for number in ([layers] if isinstance(layers, int) else layers)}
+    return {name: numbers & listed_numbers for name, numbers in numbers_by_path.items() if numbers & listed_numbers}

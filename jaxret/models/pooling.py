@@ -1,9 +1,7 @@
 """Poolings of a passage's V vectors (MLR, "Pooling strategies"): none, average, scalar mix, self-contrastive.
 
-Each takes Embeddings and whether this is training, and returns Embeddings. Queries are never pooled. `num_vectors` is
-None where texts have different numbers. `weights(count, params)` returns the weights of `count` vectors in the pooled
-vector at inference; None if several vectors remain. LOSS: fields of `training.losses.LossSettings` that the pooling
-sets.
+A pooling maps (Embeddings, whether this is training) to Embeddings. Queries are never pooled. `weights(count, params)`
+returns the weights of `count` vectors in the pooled vector at inference, or None if several vectors remain.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from jaxret.types import Embeddings
 
 
 class Pooling(nn.Module):
-    """Base of poolings, which make one vector of a passage's unless they say otherwise."""
+    """The base of poolings. A pooling makes one vector from a passage's vectors, unless it overrides this."""
 
-    num_vectors: int | None  # of a passage; None: it depends on the text
-    LOSS: ClassVar[dict[str, str]] = {}
+    num_vectors: int | None  # vectors of a passage before pooling; None: the number depends on the text
+    LOSS: ClassVar[dict[str, str]] = {}  # fields of `training.losses.LossSettings` that the pooling sets
 
     def inference_vectors(self) -> int | None:
-        """Return the number of vectors that a passage has in a search; None: it depends on the text."""
+        """Return the number of vectors of a passage in a search; None: the number depends on the text."""
         return 1
 
 
 class NoPooling(Pooling):
-    """Keeps all V vectors; the score of a passage is the maximum over them."""
+    """Keeps all V vectors. The score of a passage is the maximum over its vectors."""
 
     def inference_vectors(self) -> int | None:
         return self.num_vectors
@@ -59,7 +57,7 @@ class Average(Pooling):
 
 
 class ScalarMix(Pooling):
-    """sum_k softmax(alpha)_k v_k with alpha [V] learned, zeros at the start (MLR eq. 8, without a scale gamma); the
+    """sum_k softmax(alpha)_k v_k with learned alpha [V], zeros at the start (MLR eq. 8, without a scale gamma). The
     softmax is over the vectors that exist."""
 
     @staticmethod
@@ -75,8 +73,8 @@ class ScalarMix(Pooling):
 
 
 class SelfContrastive(Pooling):
-    """Training sees all V vectors (and the loss its local term, MLR eq. 5-6); inference keeps vector 0, the last
-    layer's."""
+    """Training keeps all V vectors, and the loss has a local term (MLR eq. 5-6). Inference keeps vector 0, which is of
+    the last layer."""
 
     LOSS: ClassVar[dict[str, str]] = {"positive": "first", "local_target": "first"}
 

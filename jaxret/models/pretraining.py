@@ -1,8 +1,8 @@
 """Pre-training of encoders for retrieval: an MLM head, and a head that makes [CLS] represent the text.
 
-Only the encoder and its MLM head are the result. Condenser (Gao & Callan 2021): fresh layers read the last [CLS] beside
-an early layer's states of the tokens, so that information about the whole text must be in [CLS]. RetroMAE (Xiao et al.
-2022): one layer recovers the text from [CLS] and a small part of the text.
+The result is the encoder with its MLM head. Condenser (Gao & Callan 2021): new layers read the last layer's [CLS] and
+an early layer's states of the other tokens, so that [CLS] must hold information about the full text. RetroMAE (Xiao et
+al. 2022): one layer recovers the text from [CLS] and a small part of the text.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from jaxret.storage.foreign_files import open_tensors, read_tensors
 from jaxret.types import HiddenStates, MaskedTexts, Params, Tokens
 
 PRETRAINING_METHODS = ("mlm", "condenser", "cocondenser", "retromae")
-PRETRAINING_HEAD = (
-    "pretraining.safetensors"  # beside an encoder: the parameters of the head that it was pre-trained with
-)
+# File in the folder of an encoder: the parameters of the head with which the encoder was pre-trained.
+PRETRAINING_HEAD = "pretraining.safetensors"
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class PretrainingMethod:
     """A method of PRETRAINING_METHODS and its settings."""
 
     name: str = "mlm"
-    layers: int = 2  # of Condenser's head
-    skip_from: int = 6  # the layer that it reads
-    late: bool = True  # whether the last layer is trained as a masked language model too, beside the head
-    contrast: float = 1.0  # weight of coCondenser's contrast of spans
+    layers: int = 2  # number of layers of Condenser's head
+    skip_from: int = 6  # early layer whose states Condenser's head reads
+    late: bool = True  # whether the last layer, too, is trained as a masked language model
+    contrast: float = 1.0  # weight of coCondenser's contrastive loss of spans
 
     @property
     def condenses(self) -> bool:
@@ -51,13 +50,13 @@ class PretrainingMethod:
 
     @property
     def head(self) -> str:
-        """Return the kind of head; "": none. It is stored with the parameters: two kinds may have the same names
-        and shapes."""
+        """Return the kind of head; "": none. It is stored with the parameters, because parameters of two kinds may have
+        the same names and shapes."""
         return "condenser" if self.condenses else "decoder" if self.decodes else ""
 
     @property
     def pairs(self) -> bool:
-        """Whether it contrasts two spans of a document."""
+        """Whether the method contrasts two spans of a document."""
         return self.name == "cocondenser"
 
     @property
@@ -69,16 +68,16 @@ class PretrainingMethod:
         if reason := config.lacks.get("mlm_head"):
             return reason
         if self.name != "mlm" and not isinstance(config, BertConfig):
-            return f"its head is of BERT's layers, and {config.model_type} has others"
+            return f"its head has BERT's layers, which {config.model_type} does not use"
         if self.condenses and not 0 <= self.skip_from < config.num_layers:
             below = f"0 to {config.num_layers - 1}"
-            return f"pretraining.skip_from is {self.skip_from}, and the layers below the encoder's last are {below}"
+            return f"pretraining.skip_from is {self.skip_from}, and the layers below the last layer are {below}"
         return ""
 
 
 @struct.dataclass
 class PretrainingOutput:
-    """(sum, count) of every loss for each text, and its last layer's [CLS]."""
+    """The (sum, count) of every loss for each text, and the last layer's [CLS] of each text."""
 
     losses: dict[str, Float[jax.Array, "B 2"]]
     vectors: Float[jax.Array, "B H"]
@@ -95,24 +94,24 @@ class DecoderLayer(PostNormLayer):
         memory: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B T T"],
     ) -> tuple[Float[jax.Array, "B T H"], None]:
-        """Compute the layer.
+        """Return the layer's output and None, as `Stack` needs it.
 
         Args:
-            queries: the input that blocks add to.
-            layout: of the queries, for dropout.
+            queries: input of the layer, to which blocks add.
+            layout: layout of the queries, for dropout.
             memory: states to attend to.
-            mask: of the memory, for each query.
+            mask: mask of the memory for each query.
         """
         drop = Dropout(self.config.hidden_dropout, layout)
         return self.feed_forward_block(self.attention_block(queries, memory, mask, drop), drop), None
 
 
 class CondenserHead(nn.Module):
-    """Condenser's head: fresh layers over the last layer's [CLS] and an early layer's states of the other tokens."""
+    """Condenser's head: new layers over the last layer's [CLS] and an early layer's states of the other tokens."""
 
     config: BertConfig
     compute: Compute
-    length: int
+    length: int  # number of layers
 
     @nn.compact
     def __call__(
@@ -138,16 +137,16 @@ class DecodingHead(nn.Module):
         mask: Bool[jax.Array, "B T T"],
         layout: TokenLayout,
     ) -> Float[jax.Array, "B T H"]:
-        """Return states to recover each token from.
+        """Return the states from which each token is recovered.
 
         Args:
-            first: the encoder's [CLS], which is added to each query and may be attended to.
+            first: state of [CLS] from the encoder, which is added to each query and can be attended to.
             positions: position embeddings of the queries.
             embeddings: input of the encoder's first layer.
             mask: tokens that each query attends to.
-            layout: of the tokens, for dropout.
+            layout: layout of the tokens, for dropout.
         """
-        compute = replace(self.compute, attention="plain")  # no kernel has a mask for each query
+        compute = replace(self.compute, attention="plain")  # no kernel supports a mask for each query
         memory = jnp.concatenate([first, embeddings[:, 1:]], axis=1)
         layer = partial(DecoderLayer, self.config, compute)
         return Stack(layer, 1, compute, name="layers")(first + positions, layout, memory, mask)[0]
@@ -156,7 +155,7 @@ class DecodingHead(nn.Module):
 class PretrainingModule(nn.Module):
     """MaskedTexts -> PretrainingOutput. Parameters: `encoder`, with its MLM head, and `head`."""
 
-    config: Any  # of the encoder, with mlm_head
+    config: Any  # config of the encoder, with mlm_head
     compute: Compute
     method: PretrainingMethod
 
@@ -170,25 +169,27 @@ class PretrainingModule(nn.Module):
     def __call__(self, batch: MaskedTexts, train: bool) -> PretrainingOutput:
         tokens, method, losses = batch.tokens, self.method, {}
         layout = TokenLayout.of(tokens, train)
-        # Condenser reads two layers. Returning all costs no memory: the backward pass needs them anyway.
+        # Condenser reads two layers. Returning all layers costs no memory, because the backward pass needs them anyway.
         hidden = self.encoder(tokens, Selection(layers="all" if method.condenses else "last"), train).states
         first = hidden[-1, :, :1]
         if method.late or not method.condenses:
-            losses["mlm"] = self.recovered(_states_at(hidden[-1], batch.positions), batch.labels)
+            losses["mlm"] = self.recovery_loss(_states_at(hidden[-1], batch.positions), batch.labels)
         if method.condenses:
             read = self.head(first, hidden[method.skip_from], layout)
-            losses["head"] = self.recovered(_states_at(read, batch.positions), batch.labels)
+            losses["head"] = self.recovery_loss(_states_at(read, batch.positions), batch.labels)
         if method.decodes:
             assert batch.targets is not None
             embeddings = self.encoder.embeddings
             positions = embeddings.position(embeddings.positions(batch.original_ids))
             token_embeddings = self.encoder.embed(Tokens(batch.original_ids, tokens.mask, tokens.rows), train)
             read = self.head(first, positions, token_embeddings, batch.attention_mask & tokens.mask[:, None], layout)
-            losses["decoder"] = self.recovered(read, batch.targets)
+            losses["decoder"] = self.recovery_loss(read, batch.targets)
         return PretrainingOutput(losses, first[:, 0].astype(jnp.float32))
 
-    def recovered(self, states: Float[jax.Array, "B M H"], labels: Int[jax.Array, "B M"]) -> Float[jax.Array, "B 2"]:
-        """Return (sum of -log p(label), number of labels) of each text; label -1: none."""
+    def recovery_loss(
+        self, states: Float[jax.Array, "B M H"], labels: Int[jax.Array, "B M"]
+    ) -> Float[jax.Array, "B 2"]:
+        """Return (sum of -log p(label), number of labels) for each text. The label -1 means no label."""
         logits = self.encoder.mlm_head(states, self.encoder.word_table).astype(jnp.float32)
         real = labels >= 0
         label_logits = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
@@ -199,13 +200,13 @@ class PretrainingModule(nn.Module):
         return self.encoder(tokens, Selection())
 
 
-def _states_at(states: Float[jax.Array, "B T H"], places: Int[jax.Array, "B M"]) -> Float[jax.Array, "B M H"]:
-    return jnp.take_along_axis(states, places[..., None], axis=1)
+def _states_at(states: Float[jax.Array, "B T H"], positions: Int[jax.Array, "B M"]) -> Float[jax.Array, "B M H"]:
+    return jnp.take_along_axis(states, positions[..., None], axis=1)
 
 
 @dataclass(frozen=True)
 class PretrainingModel(LinenModel):
-    """An encoder with its pre-training head, without parameters; a `models.model.Model`."""
+    """An encoder with its pre-training head, without parameters: a `models.model.Model`."""
 
     module: PretrainingModule
 
@@ -213,19 +214,20 @@ class PretrainingModel(LinenModel):
         """Return the losses of a batch.
 
         Args:
-            batch: with masked tokens.
-            train: whether there is dropout.
-            dropout_key: read if `train`.
+            params: parameters.
+            batch: texts with masked tokens.
+            train: whether to use dropout.
+            dropout_key: random key, used if `train`.
         """
         with jax.named_scope("pretraining"):
             return self.module.apply({"params": params}, batch, train, rngs={"dropout": dropout_key} if train else None)
 
     def hidden_states(self, params: Params, tokens: Tokens) -> HiddenStates:
-        """Return every hidden state of the encoder [L+1,B,T,H], to inspect a model."""
+        """Return all hidden states of the encoder [L+1,B,T,H], to inspect a model."""
         return self.plain.module.apply({"params": params}, tokens, method=PretrainingModule.hidden_states)
 
     def init(self, key: jax.Array) -> Params:
-        """Draw random parameters."""
+        """Return random parameters."""
         tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
         none = jnp.zeros((1, 1), jnp.int32)
         batch = MaskedTexts(tokens, none, none)
@@ -236,7 +238,7 @@ class PretrainingModel(LinenModel):
         return self.plain.module.init({"params": key, "dropout": key}, batch, True)["params"]
 
     def contract(self) -> dict[str, Any]:
-        """Return everything but the parameters that results depend on."""
+        """Return all settings that results depend on, besides the parameters."""
         encoder = {**asdict(self.module.config), "dtype": jnp.dtype(self.compute.dtype).name}
         return {
             "encoder": encoder,
@@ -250,7 +252,7 @@ class PretrainingModel(LinenModel):
                 raise ValueError(f"pre-training needs a [{name.upper()}], which the tokenizer does not have")
 
     def stored_head(self, root: Path) -> Params:
-        """Return the head that is stored beside an encoder, if it has the same kind and shapes; else {}."""
+        """Return the head that is stored in the folder of an encoder if it has this kind and these shapes, else {}."""
         path = root / PRETRAINING_HEAD
         if not path.is_file():
             return {}
@@ -258,5 +260,5 @@ class PretrainingModel(LinenModel):
             kind = (file.metadata() or {}).get("head")
         head = traverse_util.unflatten_dict(read_tensors(path), sep="/")
         shapes = parameter_shapes(self).get("head", {})
-        same = kind == self.module.method.head and jax.tree.map(jnp.shape, head) == jax.tree.map(jnp.shape, shapes)
-        return head if same else {}
+        fits = kind == self.module.method.head and jax.tree.map(jnp.shape, head) == jax.tree.map(jnp.shape, shapes)
+        return head if fits else {}

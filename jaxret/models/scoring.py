@@ -1,4 +1,4 @@
-"""Scores of queries and passages in float32: dot products, then the maximum over vectors."""
+"""Scores of queries and passages in float32: dot products and late interaction."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-MASKED_SCORE = (
-    -1e9
-)  # of vectors that do not exist: below any real score, and finite, so that padding alone makes no NaN
+# Score of vectors that do not exist: below any real score, and finite, so that a text of padding alone gives no NaN.
+MASKED_SCORE = -1e9
 
 
 def unit_length(vectors: Float[jax.Array, "*rows D"]) -> Float[jax.Array, "*rows D"]:
-    """Return every vector scaled to length 1; a vector of zeros stays one."""
+    """Return every vector scaled to length 1. A vector of zeros stays unchanged."""
     squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
@@ -20,7 +19,7 @@ def unit_length(vectors: Float[jax.Array, "*rows D"]) -> Float[jax.Array, "*rows
 def similarities(
     queries: Float[jax.Array, "Q D"], passages: Float[jax.Array, "N V D"], mask: Bool[jax.Array, "N V"]
 ) -> Float[jax.Array, "Q N V"]:
-    """Return S[i,j,k] = q_i . v[j,k] in float32; MASKED_SCORE for vectors that do not exist."""
+    """Return S[i,j,k] = q_i . v[j,k] in float32, or MASKED_SCORE for vectors that do not exist."""
     product = jnp.einsum(
         "qd,nvd->qnv",
         queries.astype(jnp.float32),
@@ -38,13 +37,13 @@ def late_interaction(
 ) -> Float[jax.Array, "Q N"]:
     """Return score[i,j] = sum_u max_k q[i,u] . v[j,k] over query vectors that exist (ColBERT eq. 3).
 
-    Computed one query vector at a time, so that neither the forward nor the backward pass holds [Q,U,N,V].
+    It computes one query vector at a time, so that neither the forward nor the backward pass holds [Q,U,N,V].
 
     Args:
-        queries: q.
-        query_mask: query vectors that exist.
-        passages: v.
-        mask: passage vectors that exist.
+        queries: vectors q of the queries.
+        query_mask: mask of query vectors that exist.
+        passages: vectors v of the passages.
+        mask: mask of passage vectors that exist.
     """
 
     @jax.checkpoint

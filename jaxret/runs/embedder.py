@@ -125,7 +125,7 @@ class Embedder:
     def program(self, side: Side) -> Program:
         """Return the program that encodes a batch, to whole vectors, compiled once per shape; rows are split over
         devices."""
-        key = self.retriever.whole, self.mesh, side
+        key = self.retriever.uncut, self.mesh, side
         if key not in self.program_cache:
 
             def filled(embeddings: Embeddings) -> jax.Array:

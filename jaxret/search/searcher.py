@@ -73,7 +73,7 @@ class SearchOutcome:
             **(self.approximate or {}),
             **({"filter": list(self.filters)} if self.filters else {}),
             **({"max_passage": True} if self.max_passage else {}),
-            **({"dimension": size} if size != run.model.whole.dimension else {}),
+            **({"dimension": size} if size != run.model.uncut.dimension else {}),
             "dtype": manifest.dtype,  # of the vectors on disk
             **({"words": words} if manifest.layout == "sparse" else {}),  # of a passage, at most; 0: all
             "query_length": run.tokenizer.query_length,

@@ -60,12 +60,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "weights of words": {"head__name": "splade", "head__splade__special_ids": (0, 2, 3)},
 }
 REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
-    ("one vector", "pylate"): "PyLate scores every token of a query",
-    ("several vectors", "pylate"): "PyLate scores every token of a query",
+    ("one vector", "pylate"): "PyLate needs a vector for every token of a query",
+    ("several vectors", "pylate"): "PyLate needs a vector for every token of a query",
     ("several vectors", "pyserini"): "a passage has 2 vectors in",
     ("late", "pyserini"): "a passage has a vector for each token in",
     ("weights of words", "pyserini"): "are weights of words, and Pyserini's dense search has others",
-    ("weights of words", "pylate"): "PyLate scores every token of a query",
+    ("weights of words", "pylate"): "PyLate needs a vector for every token of a query",
     **dict.fromkeys(((kind, "peft") for kind in RUNS), "was trained without adapters"),
     **dict.fromkeys(
         ((kind, "anserini") for kind in ("one vector", "several vectors", "late")), "are dense, and Anserini"

@@ -62,7 +62,7 @@ def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     keys = run.config.tokens.query_prompt, run.config.head.token, run.config.normalize
     assert keys == (INSTRUCTION, "last", True)
     assert run.tokenizer.sep_id == 0
-    assert (run.model.module.head.dense, run.model.whole.dimension, run.model.dimension) == ((48, 24), 24, 12)
+    assert (run.model.module.head.dense, run.model.uncut.dimension, run.model.dimension) == ((48, 24), 24, 12)
     (vector,) = run.embedder()(run.tokenizer.queries(["stone"]), "query")[0]
     assert len(vector) == 12
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)

@@ -17,7 +17,7 @@ from jaxret.export.export import export
 from jaxret.export.exported import read_export
 from jaxret.export.import_model import import_model
 from jaxret.models.lora import choose_layers
-from jaxret.models.peft_files import CONFIG, load_adapters, target_modules
+from jaxret.models.peft_files import ADAPTER_CONFIG, load_adapters, target_modules
 from jaxret.runs.run import open_run
 from jaxret.storage.atomic import read_json, sha256_file, write_json
 from jaxret.training.loop import train
@@ -62,7 +62,7 @@ def test_files_name_exactly_the_layers_with_adapters(config: Any) -> None:
 
 def test_an_error_names_the_file_that_has_a_target(tmp_path: Path) -> None:
     described = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query", "pooler.dense"]}
-    write_json(tmp_path / CONFIG, described)
+    write_json(tmp_path / ADAPTER_CONFIG, described)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     settings = make_config({"lora.rank": 2, "lora.alpha": 4.0}).lora
     with pytest.raises(ValueError, match=r"^target_modules of .*config.json has 'pooler.dense', which matches"):
@@ -86,7 +86,7 @@ def test_peft_reads_the_files(root: Path) -> None:
 
 def test_base_and_config_are_written_beside_the_adapters(root: Path) -> None:
     """The base as its user named it, in PEFT's file; the keys that determine vectors, those of the adapters too."""
-    described = read_json(root / "adapters" / CONFIG)
+    described = read_json(root / "adapters" / ADAPTER_CONFIG)
     assert described["base_model_name_or_path"] == "encoder"
     written = read_json(root / "adapters" / "jaxret.json")
     run = open_run(root / "run")
@@ -110,7 +110,7 @@ def test_each_side_of_an_untied_run_has_adapters_of_its_own(root: Path) -> None:
     }
     ours = sides["query"]["layers"]["attention"]["query"]["lora_b"]
     assert np.abs(ours - sides["passage"]["layers"]["attention"]["query"]["lora_b"]).max() > 1e-4
-    assert read_json(root / "untied-adapters" / "query" / CONFIG)["base_model_name_or_path"] == "encoder"
+    assert read_json(root / "untied-adapters" / "query" / ADAPTER_CONFIG)["base_model_name_or_path"] == "encoder"
 
 
 def test_adapters_of_some_layers_round_trip(root: Path) -> None:
@@ -118,7 +118,7 @@ def test_adapters_of_some_layers_round_trip(root: Path) -> None:
     keys = {**LORA, "lora__layers": (2,)}
     train(tiny_config("encoder", "data", data__dev="", **keys), root / "second-layer", progress=False)
     export(root / "second-layer", "peft", root / "second-adapters")
-    described = read_json(root / "second-adapters" / CONFIG)
+    described = read_json(root / "second-adapters" / ADAPTER_CONFIG)
     names = ("attention.output.dense", "attention.self.query", "output.dense")
     assert described["target_modules"] == [f"encoder.layer.1.{name}" for name in names]
     more = {"data__dev": "", "train__steps": 0, "lora__adapters": str(root / "second-adapters")}

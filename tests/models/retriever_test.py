@@ -153,7 +153,7 @@ def test_bfloat16_returns_float32_within_tolerance() -> None:
         ({"pooling": "max"}, r"'max'; .*average, scalar_mix, self_contrastive"),
         ({"encoder.dtype": "float16"}, r"encoder.dtype .*'float16'; .*float32, bfloat16"),
         ({"encoder.attention": "fused"}, r"encoder.attention .*'fused'; .*plain"),
-        ({"encoder.attention": "cudnn"}, r"encoder.attention is 'cudnn', which multiplies bfloat16"),
+        ({"encoder.attention": "cudnn"}, r"encoder.attention is 'cudnn', which needs bfloat16"),
         ({"pooling": "average"}, r"pooling .*'average', .*'dual_encoder' .*'none'"),
         (MLR | {"head.mlr.chosen": (2,), "pooling": "scalar_mix"}, r"head 'mlr' gives one vector"),
         (MLR | {"head.mlr.chosen": (0, 1)}, r"last .*2, .*among"),

@@ -1,4 +1,4 @@
-"""Decoding of queries: greedy, by sampling, or by beam search, in a loop of static shapes that is compiled once."""
+"""Decoding of queries: greedy, sampling or beam search, in a loop with static shapes that is compiled once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.models.generation.t5_decoder import KeysValues, Source, T5Generator, empty_cache
 from jaxret.types import Tokens
 
-IMPOSSIBLE = -1e9  # score of a sequence that cannot be chosen; sums with it stay finite
+IMPOSSIBLE = -1e9  # score of a sequence that cannot be chosen; finite, so that sums are, too
 
 
 def generate_tokens(
     generator: T5Generator, options: DecodingOptions, params: Any, tokens: Tokens, numbers: UInt32[jax.Array, " B"]
 ) -> Int[jax.Array, "B queries U"]:
-    """Return the token ids of queries for each text, best beams first; `pad_id` follows `end_id`.
+    """Return the token ids of the queries for each text, best beams first. After `end_id` comes `pad_id`.
 
     Args:
-        tokens: of the source texts; a row without a token has no query.
-        numbers: of the texts. A sample depends on the seed, the number and the logits, not on the batch.
+        generator: the model.
+        options: options of decoding.
+        params: parameters of the model.
+        tokens: tokens of the source texts. A row without tokens has no query.
+        numbers: the index of each text in its source. It seeds the samples with the seed, so that they do not depend on
+          the batch.
     """
     if options.method == "beam":
         return beam_search(generator, options, params, tokens)
@@ -36,31 +40,32 @@ Choose = Callable[[Float[jax.Array, " vocabulary"], jax.Array], Int[jax.Array, "
 
 
 def likeliest_token(logits: Float[jax.Array, " vocabulary"], key: jax.Array) -> Int[jax.Array, ""]:
-    """Return the likeliest token, of equal ones the first."""
+    """Return the token with the largest logit, the first of equal ones. `key` is not used."""
     return jnp.argmax(logits).astype(jnp.int32)
 
 
 def sample_token(
     options: DecodingOptions, logits: Float[jax.Array, " vocabulary"], key: jax.Array
 ) -> Int[jax.Array, ""]:
-    """Return a sample of the tokens that temperature, top-k and top-p (Holtzman et al. 2020) leave, in this order."""
+    """Return a sampled token, after temperature, top-k and top-p (Holtzman et al. 2020) in this order."""
     logits = logits / options.temperature
     if not options.top_k and options.top_p == 1:
         return jax.random.categorical(key, logits).astype(jnp.int32)
     values, ids = jax.lax.top_k(logits, min(options.top_k or len(logits), len(logits)))
     probabilities = jax.nn.softmax(values)
-    before = jnp.cumsum(probabilities) - probabilities  # of the likelier tokens; 0 for the first, which always stays
-    values = jnp.where(before < options.top_p, values, -jnp.inf)
+    # Sum over the likelier tokens. It is 0 for the likeliest token, which is never removed.
+    likelier_sums = jnp.cumsum(probabilities) - probabilities
+    values = jnp.where(likelier_sums < options.top_p, values, -jnp.inf)
     return ids[jax.random.categorical(key, values)].astype(jnp.int32)
 
 
 class _Samples(NamedTuple):
-    """State of greedy decoding and sampling after `step` tokens; R rows are B texts with n sequences each."""
+    """State of greedy decoding and sampling after `step` tokens. The R rows are n sequences for each of B texts."""
 
     step: Int[jax.Array, ""]
     ids: Int[jax.Array, "R U"]
     last: Int[jax.Array, "R 1"]  # token to read next
-    done: Bool[jax.Array, " R"]
+    done: Bool[jax.Array, " R"]  # whether a sequence has ended
     cache: KeysValues
 
 
@@ -72,12 +77,15 @@ def decode_tokens(
     choose: Choose,
     numbers: UInt32[jax.Array, " B"],
 ) -> Int[jax.Array, "B n U"]:
-    """Return token ids that are chosen one after the other, n sequences for each text.
+    """Return the token ids of n sequences for each text, whose tokens are chosen one after the other.
 
     Args:
-        tokens: of the source texts.
+        generator: the model.
+        options: options of decoding.
+        params: parameters of the model.
+        tokens: tokens of the source texts.
         choose: (logits, key) -> token.
-        numbers: of the texts.
+        numbers: the index of each text in its source, which seeds its samples.
     """
     config, count, length = generator.config, options.sequences, options.query_length
     source, cache = _start(generator, options, params, tokens)
@@ -97,7 +105,7 @@ def decode_tokens(
         jnp.int32(0),
         jnp.full((rows, length), config.pad_id, jnp.int32),
         jnp.full((rows, 1), config.start_id, jnp.int32),
-        jnp.repeat(~jnp.any(tokens.mask, axis=1), count),  # a row that fills the batch waits for no token
+        jnp.repeat(~jnp.any(tokens.mask, axis=1), count),  # rows that only fill the batch are done at once
         cache,
     )
     state = jax.lax.while_loop(lambda state: (state.step < length) & ~jnp.all(state.done), body, state)
@@ -109,27 +117,31 @@ class _Beams(NamedTuple):
 
     step: Int[jax.Array, ""]
     ids: Int[jax.Array, "B n U"]
-    last: Int[jax.Array, "R 1"]
+    last: Int[jax.Array, "R 1"]  # token to read next
     scores: Float[jax.Array, "B n"]  # sums of log-probabilities
-    whole_ids: Int[jax.Array, "B n U"]  # of the best sequences that have ended
-    whole_scores: Float[jax.Array, "B n"]  # divided by length ** length_penalty
-    ended: Bool[jax.Array, "B n"]  # whether there is such a sequence
-    open: Bool[jax.Array, " B"]  # whether a text's whole sequences may still change
+    complete_ids: Int[jax.Array, "B n U"]  # the best complete sequences
+    complete_scores: Float[jax.Array, "B n"]  # their scores, divided by length ** length_penalty
+    ended: Bool[jax.Array, "B n"]  # whether the complete sequence exists
+    open: Bool[jax.Array, " B"]  # whether the complete sequences of a text may still change
     cache: KeysValues
 
 
 def beam_search(
     generator: T5Generator, options: DecodingOptions, params: Any, tokens: Tokens
 ) -> Int[jax.Array, "B queries U"]:
-    """Return the token ids of the best sequences of beam search, best first, as transformers' `generate` does it.
+    """Return the token ids of the best sequences of beam search, best first, like transformers' `generate`.
 
-    Of n beams the 2n best continuations are candidates. Those among the n best that end, or are of full length, join
-    the whole sequences, of which the n best are kept; the n best candidates that do not end are the next beams. A text
-    is finished when its best beam, with its score divided as if it ended now, is not above its worst whole sequence.
-    With `early_stopping` it is finished when it has n whole sequences.
+    The candidates of each step are the 2n best continuations of n beams. Candidates among the n best that end, or have
+    the full length, become complete sequences, and the n best complete sequences are kept. The n best candidates that
+    do not end are the next beams. A text is finished when its best beam, with the score that it would have if it ended
+    now, is not above its worst complete sequence. With `early_stopping`, it is finished when it has n complete
+    sequences.
 
     Args:
-        tokens: of the source texts.
+        generator: the model.
+        options: options of decoding.
+        params: parameters of the model.
+        tokens: tokens of the source texts.
     """
     config, beams, length = generator.config, options.beams, options.query_length
     source, cache = _start(generator, options, params, tokens)
@@ -153,11 +165,13 @@ def beam_search(
         joins = ends & (jnp.arange(2 * beams) < beams)
         may_join = joins & state.open[:, None]
         candidates = jnp.where(may_join, best / divisor, best / divisor + IMPOSSIBLE)
-        whole_scores, whole_order = jax.lax.top_k(jnp.concatenate([state.whole_scores, candidates], axis=1), beams)
-        whole_ids = _take(jnp.concatenate([state.whole_ids, ids], axis=1), whole_order)
-        ended = _take(jnp.concatenate([state.ended, may_join], axis=1), whole_order)
+        complete_scores, complete_order = jax.lax.top_k(
+            jnp.concatenate([state.complete_scores, candidates], axis=1), beams
+        )
+        complete_ids = _take(jnp.concatenate([state.complete_ids, ids], axis=1), complete_order)
+        ended = _take(jnp.concatenate([state.ended, may_join], axis=1), complete_order)
 
-        worst = jnp.where(ended, jnp.min(whole_scores, axis=1, keepdims=True), IMPOSSIBLE)
+        worst = jnp.where(ended, jnp.min(complete_scores, axis=1, keepdims=True), IMPOSSIBLE)
         improvable = jnp.any(running_scores[:, :1] / divisor > worst, axis=1)
         full = jnp.all(ended, axis=1) if options.early_stopping else jnp.zeros(texts, bool)
         return _Beams(
@@ -165,15 +179,15 @@ def beam_search(
             _take(ids, order),
             _take(next_ids, order).reshape(-1, 1),
             running_scores,
-            whole_ids,
-            whole_scores,
+            complete_ids,
+            complete_scores,
             ended,
             state.open & improvable & ~full,
             jax.tree.map(lambda x: jnp.take(x, rows, axis=1), cache),
         )
 
     blank_ids = jnp.full((texts, beams, length), config.pad_id, jnp.int32)
-    # Of equal beams at the start one counts, else all would stay equal.
+    # All beams start equal and would stay equal, so only one counts at the start.
     scores = jnp.where(jnp.arange(beams) == 0, 0.0, IMPOSSIBLE) * jnp.ones((texts, 1))
     state = _Beams(
         jnp.int32(0),
@@ -187,11 +201,11 @@ def beam_search(
         cache,
     )
     state = jax.lax.while_loop(lambda state: (state.step < length) & jnp.any(state.open), body, state)
-    return state.whole_ids[:, : options.queries]
+    return state.complete_ids[:, : options.queries]
 
 
 def _start(generator: T5Generator, options: DecodingOptions, params: Any, tokens: Tokens) -> tuple[Source, KeysValues]:
-    """Return the source of a batch, and an empty cache for its sequences."""
+    """Return the source of a batch, and an empty cache for the sequences to decode."""
     source = generator.apply({"params": params}, tokens, method="read")
     rows = len(tokens.ids) * options.sequences
     return source, empty_cache(generator.config.decoder, rows, options.query_length, generator.compute.dtype)
@@ -200,7 +214,7 @@ def _start(generator: T5Generator, options: DecodingOptions, params: Any, tokens
 def _decode(
     generator: T5Generator, params: Any, last: jax.Array, cache: KeysValues, step: jax.Array, source: Source
 ) -> tuple[Float[jax.Array, "R vocabulary"], KeysValues]:
-    """Return the logits after one more token of each row, and the cache with it."""
+    """Return the logits after one more token of each row, and the cache with this token."""
     logits, cache = generator.apply({"params": params}, last, cache, step, source, method="decode")
     return logits[:, 0], cache
 

@@ -16,10 +16,12 @@ _READ_BY = {
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How queries are decoded. Defaults of beam search are those of transformers' `generate`."""
+    """Options of decoding queries. The defaults of beam search equal those of transformers' `generate`."""
 
     method: str = option(
-        "sample", "greedy: the likeliest token each time; beam: beam search; sample", choices=DECODING_METHODS
+        "sample",
+        "greedy: the likeliest token at each step; beam: beam search; sample: random tokens",
+        choices=DECODING_METHODS,
     )
     queries: int = option(1, "queries for each passage: samples, or the best beams", lower_bound=1)
     query_length: int = option(32, "tokens of a query, at most", lower_bound=1)
@@ -43,9 +45,11 @@ class DecodingOptions:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if self.method == "greedy" and self.queries > 1:
-            raise ValueError(f"queries is {self.queries}; greedy decoding has one query for each passage")
+            raise ValueError(f"queries is {self.queries}; greedy decoding returns one query for each passage")
         if self.method == "beam" and self.queries > self.beams:
-            raise ValueError(f"queries is {self.queries}; beam search with {self.beams} beams has no more than these")
+            raise ValueError(
+                f"queries is {self.queries}; beam search with {self.beams} beams returns at most {self.beams} queries"
+            )
         defaults = {field.name: field.default for field in fields(self)}
         for method, names in _READ_BY.items():
             for name in names:
@@ -57,5 +61,5 @@ class DecodingOptions:
 
     @property
     def sequences(self) -> int:
-        """Number of sequences that are decoded at a time for a passage."""
+        """The number of sequences that are decoded together for a passage."""
         return {"greedy": 1, "sample": self.queries, "beam": self.beams}[self.method]

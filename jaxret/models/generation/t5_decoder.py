@@ -1,7 +1,7 @@
-"""The decoder of T5 in Linen, and the whole encoder-decoder: tokens of a passage -> logits of the next query token.
+"""The decoder of T5 in Linen, and the full encoder-decoder: tokens of a passage -> logits of the next query token.
 
-A call of the decoder reads Q new tokens and the keys and values of those before them, which are in a cache of fixed
-size. One call with all tokens (teacher forcing) and one call for each token are the same computation.
+A call of the decoder reads Q new tokens, and the keys and values of earlier tokens in a cache of fixed size. One call
+with all tokens (teacher forcing) and one call for each token are the same computation.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from jaxret.types import Tokens
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Shapes and constants of a T5 model with its decoder; ids of tokens that decoding needs."""
+    """Shapes and constants of a T5 model with its decoder, and ids of tokens for decoding."""
 
     encoder: T5Config
-    decoder: T5Config  # as the encoder's, but for num_layers
+    decoder: T5Config  # equal to `encoder` except for num_layers
     scaled_output: bool  # whether states are divided by sqrt(hidden size) before the output matrix (T5 v1.0)
-    own_output: bool  # whether the output matrix is another than the word table (v1.1, Flan-T5)
+    own_output: bool  # whether the output matrix differs from the word table (v1.1, Flan-T5)
     start_id: int  # first token that the decoder reads
-    end_id: int
+    end_id: int  # token that ends a query
     pad_id: int
 
 
 class KeysValues(NamedTuple):
-    """Keys and values of all layers: of the tokens decoded so far, or of a source text."""
+    """Keys and values of all layers, for the decoded tokens or for source texts."""
 
     keys: Float[jax.Array, "L R U heads width"]
     values: Float[jax.Array, "L R U heads width"]
 
 
 class Source(NamedTuple):
-    """A batch of source texts as the decoder's cross-attention reads it."""
+    """A batch of source texts for the decoder's cross-attention."""
 
     cross: KeysValues  # [L,B,T,heads,width]
     mask: Bool[jax.Array, "B T"]
@@ -52,16 +52,17 @@ def empty_cache(config: T5Config, rows: int, length: int, dtype: Any) -> KeysVal
     """Return a cache of zeros.
 
     Args:
-        rows: R, texts that are decoded at a time.
-        length: U, most tokens of each.
-        dtype: of keys and values.
+        config: config of the decoder.
+        rows: R, the number of sequences that are decoded together.
+        length: U, the largest number of tokens of a sequence.
+        dtype: type of keys and values.
     """
     shape = config.num_layers, rows, length, config.num_heads, config.head_size
     return KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class CrossProjection(nn.Module):
-    """Keys and values of a layer's cross-attention."""
+    """The module that computes keys and values for the cross-attention of a layer."""
 
     config: T5Config
     compute: Compute
@@ -83,14 +84,14 @@ class CrossProjection(nn.Module):
 class DecodingStep(NamedTuple):
     """Values that all layers of a call share."""
 
-    position: Int[jax.Array, ""]  # of the first new token
+    position: Int[jax.Array, ""]  # position of the first new token
     mask: Bool[jax.Array, "Q U"]  # cached tokens that each new token may attend to
-    bias: Float[jax.Array, "heads Q U"]
-    source_mask: Bool[jax.Array, "B T"]
+    bias: Float[jax.Array, "heads Q U"]  # bias of relative positions
+    source_mask: Bool[jax.Array, "B T"]  # real tokens of the source texts
 
 
 class T5DecoderLayer(nn.Module):
-    """A pre-norm layer: causal self-attention, cross-attention, feed-forward. Returns its output and the cache."""
+    """A pre-norm layer: causal self-attention, cross-attention, feed-forward. It returns its output and the cache."""
 
     config: T5Config
     compute: Compute
@@ -118,23 +119,24 @@ class T5DecoderLayer(nn.Module):
         query = heads("query", query_deviation)
         cache = KeysValues(
             *(
-                # In place: a cache that was a scanned input and output would be copied at every token.
+                # Updated in place. As a scanned input and output, the cache would be copied at every token.
                 jax.lax.dynamic_update_slice(
-                    whole,
-                    heads(name, config.hidden_size**-0.5)[None].astype(whole.dtype),
+                    layers_cache,
+                    heads(name, config.hidden_size**-0.5)[None].astype(layers_cache.dtype),
                     (index, 0, step.position, 0, 0),
                 )
-                for name, whole in zip(("key", "value"), cache, strict=True)
+                for name, layers_cache in zip(("key", "value"), cache, strict=True)
             )
         )
-        key, value = (jax.lax.dynamic_index_in_dim(whole, index, keepdims=False) for whole in cache)
+        key, value = (jax.lax.dynamic_index_in_dim(layers_cache, index, keepdims=False) for layers_cache in cache)
         mask = jnp.broadcast_to(step.mask[None], (rows, *step.mask.shape))
         context = attend(query, key, value, mask, _keep, step.bias, self.compute)
         hidden = hidden + dense(config.hidden_size, "output", width**-0.5)(context)
 
         inputs = ScaledNorm(config.layer_norm_eps, name="cross_norm")(hidden)
         query = heads("cross_query", query_deviation)
-        # The rows of one source text are queries of one product: its keys and values are neither copied nor read again.
+        # All rows of a source text are queries of one product, so that its keys and values are read once and not
+        # copied.
         query = query.reshape(texts, -1, *query.shape[2:])
         context = attend(query, cross.keys, cross.values, step.source_mask, _keep, None, self.compute)
         context = context.reshape(rows, positions, -1)
@@ -149,7 +151,7 @@ class T5DecoderLayer(nn.Module):
 
 
 def _keep(weights: jax.Array) -> jax.Array:
-    """Return attention weights without dropout: a generator is not trained here."""
+    """Return attention weights unchanged, without dropout, because generators are not trained."""
     return weights
 
 
@@ -177,7 +179,7 @@ class T5Decoder(nn.Module):
         self.source_layers = nn.scan(CrossProjection, in_axes=nn.broadcast, **scan_options)(config, self.compute)
 
     def read(self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]) -> Source:
-        """Return the source of the encoder's last states, for all steps of decoding."""
+        """Return the source for all steps of decoding, from the encoder's last states."""
         _, cross = self.source_layers(None, states.astype(self.compute.dtype))
         return Source(KeysValues(*cross), mask)
 
@@ -189,21 +191,22 @@ class T5Decoder(nn.Module):
         position: Int[jax.Array, ""],
         source: Source,
     ) -> tuple[Float[jax.Array, "R Q vocabulary"], KeysValues]:
-        """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
+        """Return the float32 logits after each new token, and the cache with the new tokens.
 
         Args:
-            embeddings: word embeddings of the new tokens. R is a multiple of B: consecutive rows have one source text.
+            embeddings: word embeddings of the new tokens. R is a multiple of B; consecutive rows have the same source
+              text.
             table: word table.
-            cache: of the tokens before `position`.
-            position: of the first new token.
-            source: of B texts.
+            cache: cache of the tokens before `position`.
+            position: position of the first new token.
+            source: source of B texts.
         """
         config = self.config.decoder
         slots = jnp.arange(cache.keys.shape[2])
-        behind = position + jnp.arange(embeddings.shape[1])[:, None] - slots[None]  # [Q,U]
-        buckets = distance_buckets(jnp.maximum(behind, 0), config.buckets, config.max_distance)
+        distances = position + jnp.arange(embeddings.shape[1])[:, None] - slots[None]  # [Q,U]
+        buckets = distance_buckets(jnp.maximum(distances, 0), config.buckets, config.max_distance)
         bias = jnp.transpose(self.position_bias(buckets), (2, 0, 1))
-        step = DecodingStep(position, behind >= 0, bias, source.mask)
+        step = DecodingStep(position, distances >= 0, bias, source.mask)
         (hidden, cache), _ = self.layers((embeddings, cache), jnp.arange(config.num_layers), source.cross, step)
         hidden = scaled_norm(hidden, self.final_norm, config.layer_norm_eps)
         if self.config.scaled_output:
@@ -213,7 +216,7 @@ class T5Decoder(nn.Module):
 
 
 class T5Generator(nn.Module):
-    """T5 with its decoder. `read` once, then `decode` for every token; a call is teacher forcing."""
+    """T5 with its decoder. Call `read` once, then `decode` for every token. `__call__` is teacher forcing."""
 
     config: GeneratorConfig
     compute: Compute = Compute()
@@ -229,18 +232,18 @@ class T5Generator(nn.Module):
     def decode(
         self, ids: Int[jax.Array, "R Q"], cache: KeysValues, position: Int[jax.Array, ""], source: Source
     ) -> tuple[Float[jax.Array, "R Q vocabulary"], KeysValues]:
-        """Return float32 logits of the tokens that follow each new token, and the cache with the new tokens.
+        """Return the float32 logits after each new token, and the cache with the new tokens.
 
         Args:
             ids: new tokens.
-            cache: of the tokens before `position`.
-            position: of the first new token.
-            source: of B texts; R is a multiple of B, and consecutive rows have one source text.
+            cache: cache of the tokens before `position`.
+            position: position of the first new token.
+            source: source of B texts. R is a multiple of B; consecutive rows have the same source text.
         """
         return self.decoder(self.encoder.word(ids), self.encoder.word_table, cache, position, source)
 
     def __call__(self, tokens: Tokens, ids: Int[jax.Array, "R Q"]) -> Float[jax.Array, "R Q vocabulary"]:
-        """Return the logits after each token of `ids`, whose first ones are `start_id`."""
+        """Return the logits after each token of `ids`, whose rows begin with `start_id`."""
         rows, length = ids.shape
         cache = empty_cache(self.config.decoder, rows, length, self.compute.dtype)
         return self.decode(ids, cache, jnp.int32(0), self.read(tokens))[0]

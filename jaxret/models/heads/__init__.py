@@ -1,4 +1,4 @@
-"""Heads: HiddenStates -> Embeddings, one file per family; `head.py` has their interface."""
+"""Heads: HiddenStates -> Embeddings, one file per family. `head.py` has the interface."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from jaxret.models.heads.i3 import I3Head
 from jaxret.models.heads.me_bert import MeBertHead
 from jaxret.models.heads.mlr import MlrHead
 from jaxret.models.heads.mvr import MvrHead
-from jaxret.models.heads.pylate import is_pylate
-from jaxret.models.heads.pylate import read_pylate_keys as stated_by_pylate
+from jaxret.models.heads.pylate import is_pylate, read_pylate_keys
 from jaxret.models.heads.splade import SpladeHead
 
 HEADS: dict[str, type[VectorHead]] = {
@@ -35,8 +34,8 @@ HEADS: dict[str, type[VectorHead]] = {
 
 
 def make_head(config: ConfigDict, shapes: EncoderConfig) -> VectorHead:
-    """Return the head that `config.head` names, with its group of keys. Raises ValueError for an unknown name, invalid
-    settings, and an encoder that lacks an ability."""
+    """Return the head that `config.head` names, with the keys of its group. Raises ValueError for an unknown name,
+    invalid settings, and an encoder that lacks an ability."""
     name = config.head.name
     if name not in HEADS:
         raise ValueError(f"head.name is {name!r}; it must be one of {', '.join(HEADS)}")
@@ -58,16 +57,16 @@ def make_head(config: ConfigDict, shapes: EncoderConfig) -> VectorHead:
                 else ""
             )
             raise ValueError(
-                f"head.name is {name!r}, which {shapes.model_type} cannot have: {shapes.lacks[need]}{advice}"
+                f"head.name is {name!r}, which {shapes.model_type} does not support: {shapes.lacks[need]}{advice}"
             )
     return head
 
 
 def read_model_keys(root: Path) -> dict[str, Any]:
-    """Return the config keys, with values, that a model's directory sets for texts and vectors. Raises ValueError with
+    """Return {config key: value} of the settings for texts and vectors in a model's directory. Raises ValueError with
     file and key for settings that are not supported."""
     if is_pylate(root):
-        return stated_by_pylate(root)
+        return read_pylate_keys(root)
     sizes = tuple(matrix.shape[1] for matrix in read_dense_modules(root))
     dense = {"head.dual_encoder.dense": sizes} if sizes else {}
     return {**sentence_transformers.read_sentence_transformers_keys(root), **dense}

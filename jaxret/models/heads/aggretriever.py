@@ -1,5 +1,5 @@
 """Aggretriever (Lin, Li & Lin 2023): weights of the vocabulary's words, aggregated over tokens and pruned to a few
-hundred numbers, next to a projection of [CLS]."""
+hundred dimensions, and a projection of [CLS]."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_lin
 from jaxret.types import Embeddings, HiddenStates
 
 PRUNINGS = ("full", "semi", "linear", "average")
-FREE_IDS = 1000  # the first ids of BERT's vocabulary are special or unused: dropping fewer costs nothing
+FREE_IDS = 1000  # so many first ids of BERT's vocabulary are special or unused, and may be dropped
 
 
 def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -> Float[jax.Array, "B agg"]:
-    """Slice max pooling of the vocabulary to `dimension` numbers.
+    """Slice max pooling of the vocabulary to d = `dimension` numbers (Aggretriever eq. 4, 7).
 
-    The vocabulary is cut to a multiple of the slice (2 d for "full", d for "semi") by dropping its first ids, or
-    padded with zeros at its end where more than 1,000, or all, would be lost. Token t lands in slot (t mod 2d) // 2
-    under "full", with a plus sign if even and a minus sign if odd: the larger of the two maxima wins, a tie is minus.
-    Under "semi" it lands in slot t mod d, without a sign.
+    The size of the vocabulary becomes a multiple of the slice (2d for "full", d for "semi"). Its first ids are dropped,
+    or, if these are more than FREE_IDS or all ids, it is padded with zeros at its end.
+
+    "full": token t is in slot (t mod 2d) // 2. The slot's value is the larger one of the maximum over even tokens and
+    the maximum over odd tokens; with a minus sign if it is of odd tokens, or if both are equal.
+    "semi": token t is in slot t mod d, whose value is the maximum.
     """
     width = 2 * dimension if mode == "full" else dimension
     surplus = values.shape[1] % width
@@ -41,25 +43,22 @@ def prune(values: Float[jax.Array, "B vocabulary"], dimension: int, mode: str) -
 
 
 class AggretrieverHead(VectorHead):
-    """V = 1: [agg(`lexical_dim`) ; W_cls h[L][0] (`cls_dim`)], for queries and passages alike; 0 leaves a part out.
+    """V = 1: [agg ; W_cls h[L][0]] for queries and passages, of sizes `lexical_dim` and `cls_dim`.
 
-    For tokens i >= 1: p_i = softmax of the encoder's MLM head, w_i = W h[L][i] + b (it may be negative),
-    v = max_i w_i p_i (Aggretriever eq. 2, 3), pruned to `lexical_dim` (eq. 7; "semi", without a sign: eq. 4).
-    Ablations: `mlm=False` takes the token itself for p_i, `term_weights=False` takes 1 for w_i, pruning "linear" is a
-    learned projection. pruning "average" has no words: the mean of h[L][i] over the tokens i >= 1, projected (table 8,
-    AVERAGE). With token "mean" the mean takes the place of [CLS], and all tokens count.
-
-    Where there are two parts, `parts_weight` of each part's own contrastive loss is added (section 3.3, where both
-    lambda_1 and lambda_2 are 0.5).
+    For tokens i >= 1: p_i = softmax of the encoder's MLM head, w_i = W h[L][i] + b (it may be negative), and
+    v = max_i w_i p_i (Aggretriever eq. 2, 3). agg is v pruned to `lexical_dim`, by eq. 7 ("full") or eq. 4 ("semi").
+    With token "mean", the mean over tokens replaces [CLS], and agg reads all tokens.
     """
 
-    lexical_dim: int = 640
-    cls_dim: int = 128
+    lexical_dim: int = 640  # size of the part of words; 0: no such part
+    cls_dim: int = 128  # size of the part of [CLS]; 0: no such part
+    # Besides "full" and "semi": "linear", a learned projection of v; "average", without words: a projection of the mean
+    # of h[L][i] over the tokens i >= 1 (table 8, AVERAGE).
     pruning: str = "full"
-    mlm: bool = True
-    term_weights: bool = True
-    chunk: int = 16
-    parts_weight: float = 0.5
+    mlm: bool = True  # False, an ablation: p_i is 1 for token i itself, and 0 for all other words
+    term_weights: bool = True  # False, an ablation: w_i is 1
+    chunk: int = 16  # number of tokens at a time
+    parts_weight: float = 0.5  # weight of a contrastive loss of each part, if there are two (section 3.3: lambda = 0.5)
 
     TOKENS: ClassVar[tuple[str, ...]] = ("cls", "mean")
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("parts_weight",)
@@ -71,16 +70,18 @@ class AggretrieverHead(VectorHead):
         if min(self.lexical_dim, self.cls_dim) < 0 or self.lexical_dim + self.cls_dim == 0:
             raise ValueError(
                 f"head.aggretriever.lexical_dim is {self.lexical_dim} and head.aggretriever.cls_dim {self.cls_dim}: "
-                "neither may be negative, and one must be there"
+                "neither may be negative, and one must be above 0"
             )
         if self.chunk < 1:
-            raise ValueError(f"head.aggretriever.chunk is {self.chunk}; at least 1 token is projected at a time")
+            raise ValueError(
+                f"head.aggretriever.chunk is {self.chunk}; it must be at least 1, the number of tokens at a time"
+            )
 
     def needs(self) -> tuple[str, ...]:
         return (*super().needs(), *(["mlm_head"] if self.mlm and self.pruning != "average" else []))
 
     def cut_problem(self) -> str:
-        return "joins slots of words and a part of [CLS], whose first numbers are no smaller vector"
+        return "joins slots of words and a part of [CLS], whose first dimensions alone have no meaning"
 
     def dimension(self) -> int:
         return self.lexical_dim + self.cls_dim
@@ -96,7 +97,7 @@ class AggretrieverHead(VectorHead):
 
     @property
     def has_words(self) -> bool:
-        """Return whether a part of the vector is of the vocabulary's words."""
+        """Return whether a part of the vector has slots of the vocabulary's words."""
         return self.lexical_dim > 0 and self.pruning != "average"
 
     def word_values(self, side: Side) -> str:
@@ -127,7 +128,7 @@ class AggretrieverHead(VectorHead):
         if self.term_weights:
             weights = torch_linear(1, self.hidden_size, "term_weight")(states.astype(jnp.float32))[..., 0]
         if self.mlm:
-            mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan wants
+            mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan needs
             table = text.encoder.word_table
 
             def probabilities(hidden: jax.Array) -> jax.Array:
@@ -144,6 +145,6 @@ class AggretrieverHead(VectorHead):
 
 
 def masked_mean(states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"]) -> Float[jax.Array, "B H"]:
-    """Return the mean over real tokens; zeros for a text without any."""
+    """Return the mean over real tokens, or zeros for a text without tokens."""
     total = jnp.sum(jnp.where(mask[..., None], states, 0.0), axis=1)
     return total / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""ColBERT (Khattab & Zaharia 2020): every token's vector."""
+"""ColBERT (Khattab & Zaharia 2020): every token has a vector."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from jaxret.models.heads.pylate import is_pylate, read_projection
 from jaxret.types import Embeddings, HiddenStates, Params, Ragged, Tokens
 
 # Query augmentation: fill queries up to their length limit with [MASK]s, whose states are vectors of the query.
-# "unattended": no token attends to them (PyLate, ColBERT's later code); "attended": all do.
+# "unattended": no token attends to these [MASK]s (PyLate, ColBERT's later code). "attended": all tokens do.
 EXPANSIONS = ("none", "unattended", "attended")
 
 
 class ColbertHead(VectorHead):
-    """The last layer at every token, V = T, projected to `projection` numbers if that is not 0.
+    """V = T: the last layer's state of every token.
 
-    The query is one vector (the MLR paper's baseline), or all of its tokens with `late`: its score is then the sum over
-    query tokens of the maximum over passage tokens (ColBERT eq. 3). With token "mean" and one query vector, the
-    passage's mean comes before its tokens.
+    Without `late`, a query has one vector (the baseline of the MLR paper). With token "mean", the mean of a passage
+    then comes before its tokens. With `late`, every token of a query has a vector, and a score is the sum over query
+    tokens of the maximum over passage tokens (ColBERT eq. 3).
     """
 
-    projection: int = 0
-    late: bool = False  # late interaction, which all fields below need
-    query_marker: int = -1  # id of a token after [CLS], part of the length limit; -1: none ([Q] of the paper, 3.2)
-    passage_marker: int = -1  # [D]
+    projection: int = 0  # size of projected vectors; 0: no projection
+    late: bool = False  # whether scores are by late interaction, which all fields below need
+    query_marker: int = -1  # id of the token after [CLS], within the length limit ([Q] of the paper, 3.2); -1: none
+    passage_marker: int = -1  # the same for passages ([D])
     expansion: str = "none"  # query augmentation (3.2), one of EXPANSIONS
     mask_id: int = 103
-    skiplist: tuple[int, ...] = ()  # ids of passage tokens that are read but are not vectors: punctuation (3.3)
+    skiplist: tuple[int, ...] = ()  # ids of passage tokens that get no vector, such as punctuation (3.3)
 
     DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = (
         "projection",
@@ -58,7 +58,7 @@ class ColbertHead(VectorHead):
     def check(self) -> None:
         name = "head.colbert"
         if self.projection < 0:
-            raise ValueError(f"{name}.projection is {self.projection}; 0 is the encoder's own size")
+            raise ValueError(f"{name}.projection is {self.projection}; it must be at least 1, or 0 for no projection")
         if self.expansion not in EXPANSIONS:
             raise ValueError(f"{name}.expansion is {self.expansion!r}; it must be one of {', '.join(EXPANSIONS)}")
         ids = {"query_marker": self.query_marker, "passage_marker": self.passage_marker, "mask_id": self.mask_id}
@@ -72,7 +72,7 @@ class ColbertHead(VectorHead):
         late_only = {"query_marker": self.query_marker != -1, "passage_marker": self.passage_marker != -1}
         late_only |= {"expansion": self.expansion != "none", "skiplist": bool(self.skiplist)}
         if not self.late and (keys := [key for key, is_set in late_only.items() if is_set]):
-            raise ValueError(f"{name}.{keys[0]} is set, which only late interaction has: set {name}.late=True")
+            raise ValueError(f"{name}.{keys[0]} is set, but only late interaction uses it: set {name}.late=True")
 
     def needs(self) -> tuple[str, ...]:
         return () if self.late else super().needs()
@@ -84,9 +84,9 @@ class ColbertHead(VectorHead):
 
     def pooling_problem(self, pooling: str) -> str:
         if self.late:
-            return "needs every token's vector under late interaction"
+            return "needs the vectors of all tokens for late interaction"
         if pooling == "self_contrastive" and self.token not in ("cls", "mean"):
-            return f"has no vector of head.token {self.token!r} in front of the others"
+            return f"has no vector of head.token {self.token!r} before the vectors of tokens"
         return super().pooling_problem(pooling)
 
     def vectors_per_passage(self) -> None:
@@ -106,13 +106,15 @@ class ColbertHead(VectorHead):
             return EVERY_TOKEN
         if side == "query" or pooling == "self_contrastive":
             return self.token
-        if pooling == "average":  # of tokens and of their mean alike
+        if pooling == "average":  # the average of tokens and their mean is the mean, too
             return "mean"
         return "" if self.token == "mean" else EVERY_TOKEN
 
     def contract(self) -> dict[str, Any]:
         keys = super().contract()
-        return {key: value for key, value in keys.items() if not (self.late and key == "token")}  # every token is read
+        return {
+            key: value for key, value in keys.items() if not (self.late and key == "token")
+        }  # with `late`, `token` is not used
 
     def tokenizer_options(self) -> dict[str, Any]:
         markers = {"query": self.query_marker, "passage": self.passage_marker}
@@ -123,10 +125,9 @@ class ColbertHead(VectorHead):
         if side != "query" or not self.unattended():
             return tokens
         text = jnp.where(tokens.mask, tokens.ids, self.mask_id) != self.mask_id
-        before = (
-            jnp.flip(jnp.cumsum(jnp.flip(text, axis=1), axis=1), axis=1) > 0
-        )  # a [MASK] inside the text belongs to it
-        return replace(tokens, mask=tokens.mask & before)
+        # A [MASK] before the last other token is part of the text.
+        in_text = jnp.flip(jnp.cumsum(jnp.flip(text, axis=1), axis=1), axis=1) > 0
+        return replace(tokens, mask=tokens.mask & in_text)
 
     def unattended(self) -> str:
         return "[MASK]s after a query" if self.expansion == "unattended" else ""
@@ -157,9 +158,10 @@ class ColbertHead(VectorHead):
                 name="projection",
             )(vectors.astype(jnp.float32))
         if self.late:
-            mask = text.tokens.mask  # [MASK]s that no token attends to are vectors too
+            mask = text.tokens.mask  # [MASK]s that no token attends to have vectors, too
         if self.skiplist and text.side == "passage":
-            # Move the vectors before the skipped tokens, in order: only the number of a text's vectors is stored.
+            # Move the vectors before the skipped tokens, in order, because only the number of a text's vectors is
+            # stored.
             counts = mask & ~self._skipped(text.tokens.ids)
             order = jnp.argsort(~counts, axis=1, stable=True)
             vectors = jnp.take_along_axis(vectors, order[..., None], axis=1)
@@ -167,5 +169,5 @@ class ColbertHead(VectorHead):
         return Embeddings(vectors, mask)
 
     def _skipped(self, ids: Int[jax.Array, "B T"]) -> Bool[jax.Array, "B T"]:
-        """Return which tokens are not vectors. The first always is one, so that no passage is empty."""
+        """Return a mask of the tokens without a vector. The first token always has one, so that no passage is empty."""
         return jnp.isin(ids, jnp.array(self.skiplist)) & (jnp.arange(ids.shape[1]) > 0)

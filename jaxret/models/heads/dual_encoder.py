@@ -16,16 +16,16 @@ from jaxret.types import Embeddings, HiddenStates, Params
 
 
 class DualEncoderHead(VectorHead):
-    """The last layer's vector for queries and passages, V = 1, multiplied by the matrices of `dense`, in order."""
+    """V = 1: the last layer's state at `token`, for queries and passages, multiplied by the matrices of `dense`."""
 
-    dense: tuple[int, ...] = ()  # sizes of linear layers, without biases and activations: the Dense modules of others
+    dense: tuple[int, ...] = ()  # output sizes of linear layers without biases, as in Dense modules
 
     STOCK: ClassVar[bool] = True
     DIRECTORY_KEYS: ClassVar[tuple[str, ...]] = ("dense",)
 
     def check(self) -> None:
         if not all(type(size) is int and size > 0 for size in self.dense):
-            raise ValueError(f"head.dual_encoder.dense is {self.dense}; sizes are whole numbers above 0")
+            raise ValueError(f"head.dual_encoder.dense is {self.dense}; sizes must be whole numbers above 0")
 
     def dimension(self) -> int:
         return self.dense[-1] if self.dense else self.hidden_size

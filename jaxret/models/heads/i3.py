@@ -24,8 +24,8 @@ VARIANTS = ("paper", "released")
 
 
 class ReconstructorLayer(PostNormLayer):
-    """Self-attention over the pseudo-query (in both directions), cross-attention to the passage, feed-forward: a layer
-    of transformers' BERT decoder without its causal mask."""
+    """A layer of transformers' BERT decoder without its causal mask: self-attention over the pseudo-query,
+    cross-attention to the passage, feed-forward network."""
 
     @nn.compact
     def __call__(
@@ -35,12 +35,12 @@ class ReconstructorLayer(PostNormLayer):
         states: Float[jax.Array, "B T H"],
         mask: Bool[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B U H"], None]:
-        """Compute the layer.
+        """Return the layer's output and None, as `Stack` needs it.
 
         Args:
-            hidden: of the pseudo-query.
-            layout: of the pseudo-query.
-            states: of the passage.
+            hidden: states of the pseudo-query.
+            layout: layout of the pseudo-query.
+            states: states of the passage.
             mask: real tokens of the passage.
         """
         drop = Dropout(self.config.hidden_dropout, layout)
@@ -50,23 +50,26 @@ class ReconstructorLayer(PostNormLayer):
 
 
 class I3Head(VectorHead):
-    """V = 1. The query is h[L][0]; a passage's vector is the interactor's output at [CLS].
+    """V = 1. The query is h[L][0]. A passage's vector is the output of the interactor at [CLS].
 
-    variant "paper": U is K = `pseudo_length` vectors, parameters of the head that begin as the encoder's [MASK]
-    embeddings; the reconstructor's layers read all passage tokens P and give Z; the interactor's layers read [P ; Z].
-    variant "released" (the published code): U is the encoder's embeddings of [CLS], K - 2 times [MASK], [SEP]; the
-    reconstructor reads [CLS]'s vector c alone; the interactor reads [c ; mean(Z)].
+    The reconstructor computes Z from the passage and a pseudo-query U of K = `pseudo_length` vectors. The interactor
+    combines the passage and Z.
 
-    In training, where a text has a pseudo-query, `auxiliary_loss` is the cross-entropy of a vocabulary projection of
-    Z_j against its j-th token, summed, and the number of tokens (I3 eq. 10). The loss adds their mean, multiplied by
-    `reconstruction_weight` * `reconstruction_decay`^epoch, epochs counted from 0 (eq. 11).
+    variant "paper": U is a parameter, which starts as the encoder's [MASK] embeddings. The reconstructor reads all
+    passage tokens P; the interactor reads [P ; Z].
+    variant "released" (the published code): U is the encoder's embeddings of [CLS], K - 2 times [MASK], [SEP]. The
+    reconstructor reads only the state c of [CLS]; the interactor reads [c ; mean(Z)].
+
+    In training, `auxiliary_loss` of a text with a pseudo-query is the sum of the cross-entropies of its j-th token
+    under a vocabulary projection of Z_j, and the number of tokens (I3 eq. 10). The loss adds their mean, multiplied by
+    `reconstruction_weight` * `reconstruction_decay`^epoch, where epochs count from 0 (eq. 11).
     """
 
     mask_id: int = 103
-    variant: str = "paper"
+    variant: str = "paper"  # one of VARIANTS
     reconstructor_layers: int = 1
     interactor_layers: int = 1
-    pseudo_length: int = 32
+    pseudo_length: int = 32  # K, tokens of the pseudo-query
     reconstruction_weight: float = 1.0
     reconstruction_decay: float = 0.1
 
@@ -79,7 +82,8 @@ class I3Head(VectorHead):
             raise ValueError(f"head.token is {self.token!r}; the interactor's output is read at [CLS]: use 'cls'")
         if min(self.reconstructor_layers, self.interactor_layers) < 1 or self.pseudo_length < 3:
             raise ValueError(
-                "head.i3.reconstructor_layers and head.i3.interactor_layers are at least 1, head.i3.pseudo_length 3"
+                "head.i3.reconstructor_layers and head.i3.interactor_layers must be at least 1, and "
+                "head.i3.pseudo_length at least 3"
             )
 
     def needs(self) -> tuple[str, ...]:
@@ -100,11 +104,11 @@ class I3Head(VectorHead):
         return self.pseudo_length
 
     def word_values(self, side: Side) -> str:
-        return "" if side == "query" else "probability of each word at the tokens of the query that it imagines"
+        return "" if side == "query" else "probability of each word at the tokens of the reconstructed pseudo-query"
 
     def reference_options(self) -> tuple[str, ...]:
         released = self.variant == "released"
-        return ("head.i3.variant=released (the reconstructor sees [CLS] alone)",) if released else ()
+        return ("head.i3.variant=released (the reconstructor reads only [CLS])",) if released else ()
 
     @nn.compact
     def __call__(self, hidden: HiddenStates, text: HeadInput) -> Embeddings:
@@ -122,16 +126,16 @@ class I3Head(VectorHead):
             pseudo_inputs = jnp.broadcast_to(inputs, (len(pseudo_tokens.ids), *shape))
             pseudo = Dropout(config.hidden_dropout, layout)(pseudo_inputs)
 
-        reader = partial(ReconstructorLayer, config, compute)
-        read = Stack(reader, self.reconstructor_layers, compute, name="reconstructor_layers")
-        interaction, _ = read(pseudo, layout, states, mask)  # Z [B,U,H]
+        reconstructor_layer = partial(ReconstructorLayer, config, compute)
+        reconstructor = Stack(reconstructor_layer, self.reconstructor_layers, compute, name="reconstructor_layers")
+        interaction, _ = reconstructor(pseudo, layout, states, mask)  # Z [B,U,H]
         summary = jnp.mean(interaction, axis=1, keepdims=True) if self.variant == "released" else interaction
         joint = jnp.concatenate([states, summary], axis=1)
         joint_mask = jnp.concatenate([mask, jnp.ones(summary.shape[:2], bool)], axis=1)
         layer = partial(BertLayer, config, compute, Selection(1, layers="last"))
-        interact = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
-        vectors, _ = interact(joint, TokenLayout(joint_mask, layout.batch_rows), first=1)
-        if self.is_mutable_collection("intermediates"):  # RetrieverModel.word_values reads them
+        interactor = Stack(layer, self.interactor_layers, compute, name="interactor_layers")
+        vectors, _ = interactor(joint, TokenLayout(joint_mask, layout.batch_rows), first=1)
+        if self.is_mutable_collection("intermediates"):  # for RetrieverModel.word_values
             self.sow("intermediates", "words", jax.nn.softmax(self.vocabulary(interaction, config, compute)))
         auxiliary_loss = None
         if text.labels is not None or self.is_initializing():
@@ -140,7 +144,7 @@ class I3Head(VectorHead):
         return Embeddings(vectors[:, :1], mask[:, :1], auxiliary_loss if text.labels is not None else None)
 
     def initial_parameters(self, encoder: Any, weights: Params) -> Params:
-        """Return U of the paper's variant: the encoder's [MASK] embeddings at positions 0 to K - 1."""
+        """Return U of variant "paper": the encoder's [MASK] embeddings at positions 0 to K - 1."""
         if self.variant == "released":
             return {}
         ids = jnp.full((1, self.pseudo_length), self.mask_id, jnp.int32)
@@ -148,7 +152,7 @@ class I3Head(VectorHead):
         return {"pseudo_inputs": jax.device_get(masks[0])}
 
     def pseudo_tokens(self, text: HeadInput) -> Tokens:
-        """Return U of the variant; [CLS] and [SEP] are those of the text itself."""
+        """Return the tokens of U. In variant "released", the text's first and last token are around the [MASK]s."""
         ids = jnp.full((len(text.tokens.ids), self.pseudo_length), self.mask_id, jnp.int32)
         if self.variant == "released":
             last = jnp.sum(text.tokens.mask, axis=1, keepdims=True) - 1
@@ -167,9 +171,9 @@ class I3Head(VectorHead):
         """Return (sum of cross-entropies, number of tokens) of each text.
 
         Args:
-            interaction: Z.
-            labels: token ids of the pseudo-query; -1: none.
-            config: of the encoder.
+            interaction: states Z.
+            labels: token ids of the pseudo-query; -1: no token.
+            config: config of the encoder.
         """
         logits = self.vocabulary(interaction, config, compute)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
@@ -180,7 +184,7 @@ class I3Head(VectorHead):
     def vocabulary(
         self, interaction: Float[jax.Array, "B U H"], config: BertConfig, compute: Compute
     ) -> Float[jax.Array, "B U vocabulary"]:
-        """Return logits of Z, by a new MLM head with an output matrix of its own instead of the word table."""
+        """Return the logits of a new MLM head for Z. Its output matrix is a parameter, not the word table."""
         dense = bert_dense(config.hidden_size, config, compute, "vocabulary_dense")
         features = bert_norm(config, "vocabulary_norm")(ACTIVATIONS[config.hidden_act](dense(interaction)))
         return bert_dense(config.vocab_size, config, compute, "vocabulary")(features).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""ME-BERT (Luan et al. 2021): the first tokens' vectors."""
+"""ME-BERT (Luan et al. 2021): the states of the first tokens are a passage's vectors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from jaxret.models.heads.head import Side, VectorHead, one_token_selection
 
 
 class MeBertHead(VectorHead):
-    """The last layer at the first m = `count` tokens, [CLS] being the first, V = m. With token "mean": the masked mean,
-    then the first m - 1 tokens; without `mean_vector` the first m, while a query is the mean (MLR, footnote 4)."""
+    """V = m = `count`: the last layer's states of the first m tokens, [CLS] included.
+
+    With token "mean", a query is the mean over its tokens. A passage then has the mean and the states of its first m -
+    1 tokens, or, without `mean_vector`, the states of its first m tokens (MLR, footnote 4).
+    """
 
     count: int = 8
     mean_vector: bool = True
@@ -23,7 +26,7 @@ class MeBertHead(VectorHead):
 
     @property
     def has_mean(self) -> bool:
-        """Return whether the mean over tokens is a passage's first vector."""
+        """Return whether a passage's first vector is the mean over its tokens."""
         return self.token == "mean" and self.mean_vector
 
     def needs(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""MLR (Xie & Lukasiewicz): a passage is represented from several layers."""
+"""MLR (Xie & Lukasiewicz): several layers represent a passage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from jaxret.types import Embeddings, HiddenStates
 class MlrHead(VectorHead):
     """A passage's vectors come from layers S = {l1 < ... < lm = L} (MLR eq. 1), the last layer first, V = m.
 
-    `chosen` is S; layer 0 is the output of the embeddings. S must have the last layer, because that of the query is
-    compared with it.
+    S must contain the last layer, because the query's vector is of the last layer.
     """
 
-    chosen: tuple[int, ...] = ()
+    chosen: tuple[int, ...] = ()  # S; layer 0 is the output of the embeddings
 
     def check(self) -> None:
         if not all(type(layer) is int for layer in self.chosen):
-            raise ValueError(f"head.mlr.chosen is {self.chosen}; layers are whole numbers, as in (10, 12)")
+            raise ValueError(f"head.mlr.chosen is {self.chosen}; layers must be whole numbers, as in (10, 12)")
         if not self.chosen or len(set(self.chosen)) != len(self.chosen):
             raise ValueError(f"head.mlr.chosen is {self.chosen}; it must name different layers")
         if max(self.chosen) != self.num_layers or min(self.chosen) < 0:

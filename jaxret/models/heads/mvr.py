@@ -1,4 +1,4 @@
-"""MVR (Zhang et al. 2022): viewer tokens."""
+"""MVR (Zhang et al. 2022): the states of viewer tokens are a passage's vectors."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from jaxret.models.heads.head import Side, VectorHead
 
 
 class MvrHead(VectorHead):
-    """n = `count` viewer tokens in place of [CLS], all at position 0, with the text from position 1 (MVR section 3.1).
+    """V = n = `count`: the last layer's states of n viewer tokens, which replace [CLS]. A query has only the first
+    viewer.
 
-    A passage's vectors are the last layer's states of the viewers, V = n; a query has the first viewer alone. Viewers
-    are a new table, drawn from N(0, `deviation`^2), if `first_id` is -1; otherwise the word embeddings of `count` ids
-    from `first_id` on. Because their position is the same, viewers differ by their embeddings only: with unused ids, or
-    a deviation near that of word embeddings (0.02), the layers make one vector of them. So 1.0 is the default.
+    All viewers are at position 0, and the text begins at position 1 (MVR section 3.1). Therefore viewers differ only by
+    their embeddings. With unused ids, or with a deviation near that of word embeddings (0.02), the layers make the
+    states of all viewers equal, so the default deviation is 1.0.
     """
 
     count: int = 8
-    first_id: int = -1
+    first_id: int = -1  # viewers are the ids from here on; -1: a new table of embeddings, from N(0, `deviation`^2)
     deviation: float = 1.0
 
     NOT_IN_VECTORS: ClassVar[tuple[str, ...]] = ("token",)
-    FREE: ClassVar[tuple[str, ...]] = ("deviation",)  # the table is a weight
+    FREE: ClassVar[tuple[str, ...]] = ("deviation",)  # it only initializes the table
 
     def check(self) -> None:
         if self.count < 1:
             raise ValueError(f"head.mvr.count is {self.count}; a passage needs at least 1 viewer")
         if self.deviation <= 0:
-            raise ValueError(f"head.mvr.deviation is {self.deviation}; equal viewers stay equal: it is above 0")
+            raise ValueError(
+                f"head.mvr.deviation is {self.deviation}; it must be above 0, because equal viewers stay equal"
+            )
         if self.first_id + self.count > self.vocab_size:
             raise ValueError(
                 f"head.mvr.first_id is {self.first_id} and head.mvr.count {self.count}, but the vocabulary has "
-                f"{self.vocab_size} words; -1 gives viewers a table of their own"
+                f"{self.vocab_size} words; -1 gives viewers new embeddings"
             )
 
     def needs(self) -> tuple[str, ...]:
@@ -47,11 +49,11 @@ class MvrHead(VectorHead):
         if self.first_id < 0:
             return
         words = [tokenizer.backend.id_to_token(self.first_id + i) for i in range(self.count)]
-        others = [word for word in words if word is not None and not word.startswith("[unused")]
-        if others:
+        text_words = [word for word in words if word is not None and not word.startswith("[unused")]
+        if text_words:
             raise ValueError(
-                f"head.mvr.first_id is {self.first_id}, but in the tokenizer that is {others[0]!r}: viewers need "
-                "words that no text has; choose others, or -1 for a table of their own"
+                f"head.mvr.first_id is {self.first_id}, but the tokenizer has {text_words[0]!r} among these ids. "
+                "Viewers need unused tokens: choose such an id, or -1 for new embeddings"
             )
 
     def pooling_problem(self, pooling: str) -> str:
@@ -71,7 +73,7 @@ class MvrHead(VectorHead):
 
     @nn.compact
     def prefix_tokens(self, side: Side) -> jax.Array:
-        """Return the viewers, which replace [CLS]: ids [n] or embeddings [n,H]; n = 1 for queries."""
+        """Return the viewers, which replace [CLS]: ids [n] or embeddings [n,H]. n is 1 for queries."""
         count = self.prefix_length(side)
         if self.first_id >= 0:
             return self.first_id + jnp.arange(count)
@@ -79,4 +81,6 @@ class MvrHead(VectorHead):
         return table[:count]
 
     def loss_settings(self) -> dict[str, Any]:
-        return {"local_target": "argmax"}  # the local term asks for a clear winner, whichever it is (MVR eq. 7)
+        return {
+            "local_target": "argmax"
+        }  # the local term needs one vector with a high score, no matter which (MVR eq. 7)

@@ -1,9 +1,9 @@
-"""PyLate directories: ColBERT checkpoints in the files of sentence-transformers.
+"""PyLate directories: ColBERT checkpoints in files like those of sentence-transformers.
 
-modules.json has a Transformer and PyLate's Dense (the projection); config_sentence_transformers.json has the markers,
-the lengths, whether queries are filled with [MASK]s, and the words of passages that are not vectors. PyLate inserts a
-marker after the first token of a text that was cut one token earlier, pads queries to their length, lets no token
-attend to that padding unless told, and scales every vector to length 1. [pylate/models/colbert.py]
+modules.json lists a Transformer and PyLate's Dense (the projection). config_sentence_transformers.json has the markers,
+the lengths, whether queries are filled with [MASK]s, and the words of passages that get no vector. PyLate inserts a
+marker after the first token of a text, which it cuts one token earlier. It pads queries to their length; by default, no
+token attends to this padding. It scales every vector to length 1. [pylate/models/colbert.py]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxret.models.encoders.sentence_transformers import (
 )
 from jaxret.storage.foreign_files import read_settings
 
-# Keys of the settings, with PyLate's defaults.
+# Keys of config_sentence_transformers.json -> PyLate's defaults.
 DEFAULTS: dict[str, Any] = {
     "query_prefix": "[Q] ",
     "document_prefix": "[D] ",
@@ -44,7 +44,7 @@ DEFAULTS: dict[str, Any] = {
 USE = """from pylate import models
 model = models.ColBERT("FOLDER")
 queries, passages = model.encode([...], is_query=True), model.encode([...], is_query=False)"""
-_DENSE: dict[str, tuple[Any, ...]] = {  # allowed values of its config.json besides the sizes
+_DENSE: dict[str, tuple[Any, ...]] = {  # keys of Dense's config.json besides the sizes -> allowed values
     "bias": (False,),
     "activation_function": ("torch.nn.modules.linear.Identity",),
     "use_residual": (False,),
@@ -52,11 +52,11 @@ _DENSE: dict[str, tuple[Any, ...]] = {  # allowed values of its config.json besi
 
 
 def read_pylate_keys(root: Path) -> dict[str, Any]:
-    """Return the config keys, with values, that a PyLate directory sets; {} for any other directory. Raises ValueError
-    with file and key for settings that are not supported."""
+    """Return {config key: value} of the settings in a PyLate directory, or {} for any other directory. Raises
+    ValueError with file and key for settings that are not supported."""
     if not is_pylate(root):
         return {}
-    settings = _settings(root)
+    settings = _read_settings(root)
     backend, special = load_backend(encoder_folder(root))
     lengths = {f"{side}_length": settings[f"{side}_length"] for side in LENGTH_KEYS}
     for key, length in lengths.items():
@@ -67,7 +67,7 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
         expansion = "attended" if settings["attend_to_expansion_tokens"] else "unattended"
         if special["mask"] is None:
             raise ValueError(f"{root}: queries are filled with [MASK], which the tokenizer does not have")
-    unknown = backend.token_to_id(_unknown(root))
+    unknown = backend.token_to_id(_unknown_token(root))
     words = {backend.token_to_id(word) for word in settings["skiplist_words"]}
     skip_ids = {unknown if id is None else id for id in words} - {None}
     head_keys = {
@@ -89,7 +89,8 @@ def read_pylate_keys(root: Path) -> dict[str, Any]:
 
 
 def read_projection(root: Path) -> np.ndarray:
-    """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module is more than a product."""
+    """Return the projection [H,D] of a PyLate directory. Raises ValueError if its module computes more than a
+    product."""
     folder = read_modules(root)[1].folder
     return read_dense(folder, {key: (values[0], values) for key, values in _DENSE.items()})
 
@@ -98,12 +99,14 @@ def pylate_settings(head: Any, lengths: Mapping[str, int], words: Mapping[int, s
     """Return PyLate's settings for a head. Raises ValueError for a head that PyLate does not have.
 
     Args:
-        head: a ColbertHead.
-        lengths: of "query" and "document".
-        words: by id.
+        head: a `ColbertHead`.
+        lengths: length limits in tokens of "query" and "document".
+        words: words of the vocabulary by id.
     """
     if not head.late_interaction():
-        raise ValueError("PyLate scores every token of a query, and here a query is one vector: use --to=hf")
+        raise ValueError(
+            "PyLate needs a vector for every token of a query, and this run has one for a query: use --to=hf"
+        )
     prefixes = {"query_prefix": head.query_marker, "document_prefix": head.passage_marker}
     return {
         "model_type": "ColBERT",
@@ -124,11 +127,13 @@ def dense_module(kernel: np.ndarray) -> tuple[str, dict[str, Any]]:
     return DENSE, {**sizes, **{key: values[0] for key, values in _DENSE.items()}}
 
 
-def _settings(root: Path) -> dict[str, Any]:
+def _read_settings(root: Path) -> dict[str, Any]:
     path = root / SETTINGS
     settings = DEFAULTS | (read_settings(path) if path.is_file() else {})
     if (kind := settings.get("model_type", "ColBERT")) != "ColBERT":
-        raise ValueError(f"{path}: model_type is {kind!r}, of modules that {root / MODULES} says are PyLate's ColBERT")
+        raise ValueError(
+            f"{path}: model_type is {kind!r}; it must be 'ColBERT', because {root / MODULES} has PyLate's modules"
+        )
     if settings.get("default_prompt_name"):
         raise ValueError(f"{path}: default_prompt_name is {settings['default_prompt_name']!r}; none is read")
     for key in DEFAULTS:
@@ -138,7 +143,7 @@ def _settings(root: Path) -> dict[str, Any]:
 
 
 def _marker(root: Path, backend: Any, prefix: str) -> int:
-    """Return the id of a marker; -1: none."""
+    """Return the id of a marker, or -1 if `prefix` is empty. Raises ValueError for a marker that is no token."""
     if not prefix:
         return -1
     if (id := backend.token_to_id(prefix)) is None:
@@ -146,7 +151,7 @@ def _marker(root: Path, backend: Any, prefix: str) -> int:
     return id
 
 
-def _unknown(root: Path) -> str:
+def _unknown_token(root: Path) -> str:
     path = encoder_folder(root) / "tokenizer_config.json"
     token = read_settings(path).get("unk_token") if path.is_file() else None
     return str(token.get("content") if isinstance(token, dict) else token)

@@ -1,5 +1,5 @@
-"""SPLADE (Formal et al. 2021): a weight for every word of the vocabulary, nearly all of them 0; and uniCOIL (Lin and Ma
-2021), whose words are those of the text."""
+"""SPLADE (Formal et al. 2021): a weight for every word of the vocabulary, nearly all of them 0. uniCOIL (Lin and Ma
+2021): a weight for every word of the text."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from jaxret.models.heads.head import HeadInput, Side, VectorHead
 from jaxret.models.heads.vocabulary import one_hot_maximum, strongest, torch_linear
 from jaxret.types import Embeddings, HiddenStates
 
-# Weights of a query's words: as those of a passage; 1 for each word of its text; or one that is learned for each word
-# of the vocabulary, from 1 on. The last two compute no query with the encoder.
+# How a query's words are weighted. "encoded": by the encoder, like a passage's words. "words": 1 for each word of the
+# text. "learned": a parameter for each word of the vocabulary, which starts at 1. Only "encoded" uses the encoder.
 QUERY_ENCODINGS = ("encoded", "words", "learned")
 
 
 class SpladeHead(VectorHead):
-    """V = 1: w[t] >= 0 for each word t of the vocabulary, stored as the words that have one.
+    """V = 1: w[t] >= 0 for each word t of the vocabulary. Words with positive weights are stored.
 
-    With `expansion`, w[t] = log(1 + max(0, max_i logit_i[t])) over all real tokens i, by the encoder's MLM head (SPLADE
-    v2, eq. 6). Without it, w[t] = max_i max(0, W h[L][i] + b) over the positions i of t in the text, special tokens
-    left out (uniCOIL, eq. 3).
+    With `expansion`, w[t] = log(1 + max(0, max_i logit_i[t])) over all real tokens i, with the logits of the encoder's
+    MLM head (SPLADE v2, eq. 6). Without it, w[t] = max_i max(0, W h[L][i] + b) over the positions i of t in the text,
+    without special tokens (uniCOIL, eq. 3).
     """
 
     expansion: bool = True
     queries: str = "encoded"  # one of QUERY_ENCODINGS
-    special_ids: tuple[int, ...] = (0, 101, 102)  # tokens that are not words of a text
-    chunk: int = 16
+    special_ids: tuple[int, ...] = (0, 101, 102)  # ids of tokens that are not words of a text
+    chunk: int = 16  # number of tokens at a time
 
     FREE: ClassVar[tuple[str, ...]] = ("chunk",)
 
@@ -40,14 +40,16 @@ class SpladeHead(VectorHead):
         if self.queries not in QUERY_ENCODINGS:
             raise ValueError(f"head.splade.queries is {self.queries!r}; it must be one of {', '.join(QUERY_ENCODINGS)}")
         if self.chunk < 1:
-            raise ValueError(f"head.splade.chunk is {self.chunk}; at least 1 token is projected at a time")
+            raise ValueError(
+                f"head.splade.chunk is {self.chunk}; it must be at least 1, the number of tokens at a time"
+            )
 
     def needs(self) -> tuple[str, ...]:
         return ("mlm_head",) if self.expansion else ()
 
     def check_tokenizer(self, tokenizer: TextTokenizer) -> None:
         if self.expansion and self.queries == "encoded":
-            return  # every token counts
+            return  # special tokens have weights, too
         ids = {id for id in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) if id is not None}
         if missing_ids := sorted(ids - set(self.special_ids)):
             raise ValueError(
@@ -56,7 +58,7 @@ class SpladeHead(VectorHead):
             )
 
     def cut_problem(self) -> str:
-        return "gives a weight for each word, and the first words of a vocabulary are no smaller vector"
+        return "gives a weight for each word, and a vector of only the first words has no meaning"
 
     def dimension(self) -> int:
         return self.vocab_size
@@ -91,8 +93,8 @@ class SpladeHead(VectorHead):
     def largest_logits(
         self, states: Float[jax.Array, "B T H"], mask: Bool[jax.Array, "B T"], text: HeadInput
     ) -> Float[jax.Array, "B vocabulary"]:
-        """Return max(0, max_i logit_i[t]). The logarithm is monotone, so it is taken once, after the maximum."""
-        mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan wants
+        """Return max(0, max_i logit_i[t]). The logarithm is monotone, so it is computed once, after the maximum."""
+        mlm_head, variables = text.encoder.mlm_head.unbind()  # a pure function, which a scan needs
         table = text.encoder.word_table
 
         def logits(part: jax.Array) -> jax.Array:

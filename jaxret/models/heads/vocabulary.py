@@ -1,4 +1,4 @@
-"""Weights of the vocabulary's words: the largest of a text's tokens for each word, computed a few tokens at a time."""
+"""Weights of the vocabulary's words: the maximum over a text's tokens for each word, a few tokens at a time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from jaxtyping import Bool, Float, Int
 
 
 def uniform_like_torch(key: jax.Array, shape: tuple[int, ...], dtype: Any, fan_in: int) -> jax.Array:
-    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for weights and biases of a linear layer.
+    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's initial values of weights and biases of a linear layer.
 
     Args:
-        key: of the draw.
-        shape: of the result.
-        dtype: of the result.
+        key: random key.
+        shape: shape of the result.
+        dtype: type of the result.
         fan_in: input size of the layer.
     """
     return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
 
 
 def torch_linear(features: int, fan_in: int, name: str) -> nn.Dense:
-    """Return a float32 linear layer with torch's initialization, as in the paper's code."""
+    """Return a float32 linear layer with torch's initialization, as in Aggretriever's code."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
         return uniform_like_torch(key, shape, dtype, fan_in)
@@ -40,16 +40,17 @@ def strongest(
     chunk: int,
     train: bool,
 ) -> Float[jax.Array, "B vocabulary"]:
-    """Return v[t] = max(0, max_i w_i p_i[t]) over real tokens i (eq. 3), without ever holding [B,T,vocabulary].
+    """Return v[t] = max(0, max_i w_i p_i[t]) over real tokens i (Aggretriever eq. 3), without an array
+    [B,T,vocabulary].
 
-    Inference needs a running maximum only. In training, a first pass finds the index of each entry's largest token,
-    which has no gradient; a second pass sums the values of these tokens alone. The backward pass computes a chunk
-    again, so that only one is held. Of equal tokens the first wins.
+    Inference needs only a running maximum. In training, a first pass without gradient finds the token with the largest
+    value for each word; the first of equal tokens wins. A second pass sums the values of these tokens. The backward
+    pass computes one chunk after the other again, so that only one chunk is in memory.
 
     Args:
-        probabilities: makes p from hidden states.
-        hidden: of the tokens.
-        weights: w of the tokens.
+        probabilities: hidden states -> p.
+        hidden: hidden states of the tokens.
+        weights: weights w of the tokens.
         mask: real tokens.
         chunk: number of tokens at a time.
         train: whether a gradient is needed.
@@ -76,7 +77,7 @@ def strongest(
         return (jnp.maximum(best, top), jnp.where(top > best, position, winner)), None
 
     vocabulary = jax.eval_shape(probabilities, parts[0][0]).shape[-1]
-    # Made from the texts, so that inside `jax.shard_map` it varies over devices, as the carry of the scan does.
+    # Computed from the mask, so that inside `jax.shard_map` it varies over devices, like the carry of the scan.
     zeros = jnp.where(mask[:, :1], 0.0, jnp.zeros(vocabulary))
     (best, winner), _ = jax.lax.scan(find, (zeros, zeros.astype(jnp.int32) - 1), parts)
     if not train:
@@ -98,10 +99,10 @@ def one_hot_maximum(
     """Return v[t] = max(0, max w_i over the positions i of token t).
 
     Args:
-        ids: of the tokens.
-        weights: w of the tokens.
+        ids: ids of the tokens.
+        weights: weights w of the tokens.
         mask: real tokens.
-        vocabulary: its size.
+        vocabulary: size of the vocabulary.
     """
     rows = jnp.arange(len(ids))[:, None]
     return jnp.zeros((len(ids), vocabulary)).at[rows, ids].max(jnp.where(mask, weights, 0.0))

@@ -44,7 +44,7 @@ def check_matryoshka(settings: MatryoshkaSettings, retriever: RetrieverModel) ->
         if weights:
             raise ValueError(f"loss.matryoshka.weights is {weights}, but {key} is (): give the sizes too")
         return
-    whole = retriever.whole.dimension
+    whole = retriever.uncut.dimension
     if problem := retriever.cut_problem():
         raise ValueError(f"{key} is {sizes}, but {problem}: set it to ()")
     if any(type(size) is not int or size < 1 for size in sizes) or len(set(sizes)) != len(sizes):

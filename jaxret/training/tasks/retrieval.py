@@ -226,7 +226,7 @@ def make_validation(
         data: of the run, with a dev set.
     """
     assert data.dev is not None
-    embedder = make_embedder(objective.model.whole, params, objective.mesh, data.tokenizer, config)
+    embedder = make_embedder(objective.model.uncut, params, objective.mesh, data.tokenizer, config)
     pool_size = None if config.validation.corpus == TRAINING_PASSAGES else config.validation.pool_size
     collection = data.corpus or make_collection(data.dev, data.train, pool_size, config.seed.data)
     plan = make_retrieval_plan(config, objective.model, config.validation.batch_size, row_parts(objective.mesh))

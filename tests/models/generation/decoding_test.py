@@ -323,7 +323,7 @@ def test_layers_are_compared_with_the_files_before_names_are_made(key: str, pair
 CHANGES: dict[str, tuple[dict[str, np.ndarray | None], str]] = {
     "missing": ({"decoder.block.1.layer.1.EncDecAttention.q.weight": None}, r"missing decoder\.block\.1\.layer\.1"),
     "unused": ({"decoder.block.2.layer.0.layer_norm.weight": np.ones(32, np.float32)}, r"unused decoder\.block\.2"),
-    "shape": ({"decoder.final_layer_norm.weight": np.ones(31, np.float32)}, r"has shape \(31,\), config.json asks"),
+    "shape": ({"decoder.final_layer_norm.weight": np.ones(31, np.float32)}, r"has shape \(31,\), config.json requires"),
     "copy": (
         {"decoder.embed_tokens.weight": np.ones((VOCABULARY, 32), np.float32)},
         r"decoder.embed_tokens.weight differs from shared.weight",

@@ -235,7 +235,7 @@ def test_ablations_give_other_vectors(change: dict[str, Any]) -> None:
             {"head.aggretriever.pruning": "none"},
             r"head.aggretriever.pruning .*'none'; .*linear",
         ),
-        ({"head.aggretriever.lexical_dim": 0, "head.aggretriever.cls_dim": 0}, r"one must be there"),
+        ({"head.aggretriever.lexical_dim": 0, "head.aggretriever.cls_dim": 0}, r"one must be above 0"),
         ({"head.aggretriever.chunk": 0}, r"head.aggretriever.chunk is 0"),
     ],
 )

@@ -90,7 +90,7 @@ def test_queries_without_the_encoder(queries: str) -> None:
 def test_impossible_settings_are_errors() -> None:
     for keys, message in (
         ({"head.splade.queries": "bag"}, "must be one of encoded, words, learned"),
-        ({"head.splade.chunk": 0}, "at least 1 token is projected"),
+        ({"head.splade.chunk": 0}, "head.splade.chunk is 0"),
     ):
         with pytest.raises(ValueError, match=message):
             tiny.make_retriever(tiny.SPLADE | keys)
