@@ -17,6 +17,7 @@ WEIGHTS = (
     "start",
     "teacher",
 )  # entries of data.json that are not data: of weights that a run began with, or learned from
+VALIDATION = "validation"  # entry of data.json: digests of what validation reads besides the dev set
 
 
 def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,11 +26,14 @@ def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_on(record: Mapping[str, Any] | None, whole: bool) -> dict[str, Any]:
-    """Return digests of the data sets in a run's data.json.
+    """Return digests of the data sets in a run's data.json, and of what its validation read.
 
     With `whole`, a random part (data.subset) counts as the set that it was drawn from: another seed draws another part.
     """
     sets = {name: entry for name, entry in (record or {}).items() if isinstance(entry, Mapping) and name not in WEIGHTS}
     if whole:
         sets = {name: entry.get("subset_of") or entry for name, entry in sets.items()}
-    return {name: [entry.get("sha256"), entry.get("scores")] for name, entry in sets.items()}
+    return {
+        name: dict(entry) if name == VALIDATION else [entry.get("sha256"), entry.get("scores")]
+        for name, entry in sets.items()
+    }

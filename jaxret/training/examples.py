@@ -21,6 +21,8 @@ from jaxret.data.tokens.tokenized import (
     load_tokenized_corpus,
 )
 from jaxret.data.tokens.tokenizer import TextTokenizer
+from jaxret.runs.identity import VALIDATION
+from jaxret.storage.atomic import sha256_json_lists
 from jaxret.training.config_sources import dev_data, training_data, validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.validation import CORPUS_MEASURES, DevCollection
@@ -135,7 +137,9 @@ def load_validation_corpus(
         Judgement(number[one.query_id], rows.get(one.passage_id, f"absent {one.passage_id}"), one.relevance)
         for one in dev_judgements
     )
-    return DevCollection(queries, texts.passages, judgements, CORPUS_MEASURES)
+    grades = ([one.query_id, one.passage_id, one.relevance] for one in dev_judgements)
+    record = {"corpus": texts.scan.sha256, "judgements": sha256_json_lists(grades)}
+    return DevCollection(queries, texts.passages, judgements, CORPUS_MEASURES, record)
 
 
 def _load_dev_queries(
@@ -166,9 +170,12 @@ def _load_dev_queries(
     return ids, tokens, [judgement for judgement in judgements if judgement.query_id in known_ids]
 
 
-def data_record(train: Examples | None, dev: TrainingSet | None) -> dict[str, dict[str, Any]]:
-    """Return the contents of data.json: the record of each set."""
-    return {name: data.record for name, data in (("train", train), ("dev", dev)) if data is not None}
+def data_record(
+    train: Examples | None, dev: TrainingSet | None, corpus: DevCollection | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the contents of data.json: the record of each set, and of the corpus of validation."""
+    record = {name: data.record for name, data in (("train", train), ("dev", dev)) if data is not None}
+    return record | ({VALIDATION: corpus.record} if corpus and corpus.record else {})
 
 
 def make_batch_plan(config: ConfigDict, batch_size: int, devices: int, pseudo_length: int = 0) -> BatchPlan:

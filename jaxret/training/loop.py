@@ -252,7 +252,7 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
         job.log(f"removed incomplete checkpoints: {', '.join(checkpoints.half_written)}")
     if old_steps := checkpoints.prune():
         job.log(f"removed checkpoints that are neither best nor last: {', '.join(map(str, old_steps))}")
-    log_changes(job)
+    log_changes(job, data.record)
     if any(key in job.changes for key in SCHEDULE):
         rate = float(optimization.learning_rate(step - int(state.skip_count or 0)))
         job.log(f"the learning rate is planned again over {length.planned_steps} steps: it continues at {rate:.3g}")

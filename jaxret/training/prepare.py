@@ -18,7 +18,7 @@ from jaxret.parallel.processes import any_process, require_platform
 from jaxret.parallel.progress import job_log
 from jaxret.runs.contract import make_contract
 from jaxret.runs.from_sentence_transformers import apply_settings
-from jaxret.runs.identity import WEIGHTS
+from jaxret.runs.identity import VALIDATION, WEIGHTS
 from jaxret.runs.mismatch import require_equal
 from jaxret.runs.resume import require_same_run
 from jaxret.runs.run import load_tokenizer, recorded_settings, require_stored_contract
@@ -93,16 +93,29 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
 
 
 def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
-    """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json."""
-    if job.has_begun and (old_record := {key: value for key, value in job.data_record.items() if key not in WEIGHTS}):
+    """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json. What
+    validation reads may change, as its settings may."""
+    free = (*WEIGHTS, VALIDATION)
+    if job.has_begun and (old_record := {key: value for key, value in job.data_record.items() if key not in free}):
         remedy = "A run can only be resumed on the data it began with."
         sources = " and ".join(dict.fromkeys(filter(None, (job.config.data[name] for name in ("train", "dev")))))
         require_equal(old_record, record, str(job.workdir.data), sources or "no data", remedy)
 
 
-def log_changes(job: AnyJob) -> None:
-    """Log the keys that the config has changed since the run began."""
+def log_changes(job: AnyJob, record: dict[str, Any]) -> None:
+    """Log the keys that the config has changed since the run began, and changed files of validation.
+
+    record: of the data now, as in data.json. Runs that began without an entry for validation have nothing to compare.
+    """
     for key, (before, now) in job.changes.items():
         job.log(f"{key} was {before!r} and is {now!r} from here on")
-    if any(key.startswith("validation.") for key in job.changes):
+    earlier, current = (one.get(VALIDATION, {}) for one in (job.data_record, record))
+    contents = {
+        "corpus": f"the passages of validation.corpus, {job.config.validation.corpus}",
+        "judgements": f"the judgements of data.dev, {job.config.data.dev}",
+    }
+    changed = [name for name in contents if name in earlier and name in current and earlier[name] != current[name]]
+    for name in changed:
+        job.log(f"{contents[name]}, are others than before")
+    if changed or any(key.startswith("validation.") for key in job.changes):
         job.log("validation has changed: its values before and after are of measures that are not the same")

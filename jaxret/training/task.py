@@ -138,7 +138,7 @@ class TrainingData(Generic[ExamplesT]):
     @property
     def record(self) -> dict[str, Any]:
         """Sizes and digests, for data.json."""
-        return data_record(self.train, self.dev)
+        return data_record(self.train, self.dev, self.corpus)
 
 
 AnyData = TrainingData[Any]

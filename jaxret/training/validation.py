@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +59,7 @@ class DevCollection:
     # of passage row by query number; an id that is not a row is of a passage outside the collection
     judgements: tuple[Judgement, ...]
     measures: tuple[str, ...]  # of retrieval, by name
+    record: dict[str, str] = field(default_factory=dict)  # digests of its files, for data.json; {}: of the dev set
 
     @cached_property
     def digest(self) -> str:

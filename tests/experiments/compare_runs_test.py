@@ -48,7 +48,11 @@ def result(
     provenance = {
         "checkpoint": {"step": 5, "digest": f"{folder.name}"},
         "config": config_json(config),
-        "training_data": {"train": changed.get("train", {"sha256": "3"}), "start": {"weights": weights}},
+        "training_data": {
+            "train": changed.get("train", {"sha256": "3"}),
+            "start": {"weights": weights},
+            **({"validation": changed["validation"]} if "validation" in changed else {}),
+        },
         **({"lineage": {"sha256": changed["lineage"]}} if "lineage" in changed else {}),
         "corpus": {"sha256": changed.get("corpus", "4"), "passages": 9},
         "search": {"k": k} | {key: changed[key] for key in (*SEARCH, "filter") if key in changed},
@@ -129,6 +133,18 @@ def test_seeds_that_draw_or_mine_their_own_data_are_one_system(changed: Any, tmp
     _, systems = compare_runs(runs, resamples=1000)
     assert {name: len(of) for name, of in systems.items()} == {"some": 3}
     assert "between the runs of some (3 sets for 3 runs)" in training_data_note(systems)
+
+
+@pytest.mark.parametrize("name", ["corpus", "judgements"])
+def test_other_contents_of_validation_are_another_system(name: str, tmp_path: Path) -> None:
+    """They chose other checkpoints: the path in the config is the same."""
+    contents = {"corpus": "1", "judgements": "2"}
+    runs = [
+        result(tmp_path / f"a-{seed}", seed, validation={**contents, name: "3"} if seed > 2 else contents)
+        for seed in (1, 2, 3, 4)
+    ]
+    _, systems = compare_runs(runs, resamples=100)
+    assert [len(results) for results in systems.values()] == [2, 2]
 
 
 def test_other_training_data_are_another_system(tmp_path: Path) -> None:

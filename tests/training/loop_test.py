@@ -215,6 +215,27 @@ def test_a_warmup_that_never_ends_is_told_and_kept(
     assert kept[0] in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_other_passages_of_validation_are_told_on_resuming(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on, and data.json has what it is measured on from then on."""
+    corpus, run = tmp_path / "corpus", tmp_path / "run"
+    shutil.copytree(root / "data", corpus)
+    keys = {"validation__corpus": str(corpus), "train__checkpoint_every": 1}
+    train(config_of(root, train__steps=1, **keys), run)
+    before = read_json(run / "data.json")
+    with (corpus / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "new", "text": "silver river"}\n')
+    capsys.readouterr()
+    assert train(config_of(root, train__steps=2, **keys), run).resumed_from == 1
+    after, said = read_json(run / "data.json"), capsys.readouterr().out
+    assert {key for key in after if before[key] != after[key]} == {"validation"}
+    assert after["validation"]["corpus"] == sha256_file(corpus / "corpus.jsonl") != before["validation"]["corpus"]
+    assert after["validation"]["judgements"] == before["validation"]["judgements"]
+    assert f"the passages of validation.corpus, {corpus}, are others than before\nvalidation has changed: " in said
+
+
 def test_another_config_cannot_resume(whole: tuple[Path, TrainResult], root: Path) -> None:
     before = (whole[0] / "config.json").read_bytes()
     with pytest.raises(ContractError) as caught:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from jaxret.runs.workdir import Workdir
+from jaxret.storage.atomic import write_json
 from jaxret.training.loop import train
+from jaxret.training.prepare import log_changes
+from jaxret.training.task import TrainingJob
 from tests.pipeline import tiny_config, write_data, write_encoder
 
 
@@ -47,3 +51,23 @@ def test_a_run_of_another_model_is_an_error_before_tokenizing(root: Path, tmp_pa
     with pytest.raises(ValueError, match=re.escape(f"{other}/contract.json")):
         train(config, tmp_path / "run", progress=False)
     assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "logged"),
+    [
+        ({"validation": {"corpus": "1", "judgements": "2"}}, []),
+        ({"validation": {"corpus": "1", "judgements": "3"}}, ["the judgements of data.dev, set", "validation has"]),
+        ({"validation": {"corpus": "3", "judgements": "2"}}, ["the passages of validation.corpus", "validation has"]),
+        ({}, []),  # a run that began before there was such an entry
+    ],
+)
+def test_changed_contents_of_validation_are_logged(earlier: dict[str, Any], logged: list[str], tmp_path: Path) -> None:
+    config = tiny_config("encoder", "set", validation__corpus="wiki")
+    lines: list[str] = []
+    job: TrainingJob[Any, Any, Any] = object.__new__(TrainingJob)  # nothing but what is read here
+    vars(job).update(config=config, workdir=Workdir(tmp_path), log=lines.append, changes={})
+    write_json(job.workdir.data, earlier)
+    log_changes(job, {"validation": {"corpus": "1", "judgements": "2"}})
+    assert len(lines) == len(logged)
+    assert all(line.startswith(start) for line, start in zip(lines, logged, strict=True))

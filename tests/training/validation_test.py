@@ -22,7 +22,7 @@ from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
 from jaxret.training import data_warnings
-from jaxret.training.examples import load_validation_corpus
+from jaxret.training.examples import data_record, load_validation_corpus
 from jaxret.training.ranking import Ranker
 from jaxret.training.task import TrainingData
 from jaxret.training.tasks.retrieval import RetrievalObjective, make_validation
@@ -288,6 +288,29 @@ def test_judgements_beside_dev_records_without_query_ids(run: Run, tmp_path: Pat
     assert corpus.judgements == (Judgement("0", "1", 1), Judgement("1", "3", 1))
     expected = run.tokenizer.queries(queries)
     assert [corpus.queries[row].tolist() for row in range(2)] == [expected[row].tolist() for row in range(2)]
+
+
+def test_the_record_of_a_corpus_has_digests_of_passages_and_grades(run: Run, tmp_path: Path) -> None:
+    passages = [Passage(f"d{number}", f"silver stone {number}") for number in range(5)]
+
+    def record(name: str, passages: list[Passage], grade: int) -> dict[str, str]:
+        folder, queries = tmp_path / name, [Query("7", "silver stone")]
+        write_beir(folder, passages, queries, {"dev": [Judgement("7", "d3", grade)]})
+        config = ConfigDict(run.config)
+        config.data.dev = config.validation.corpus = str(folder)
+        dev = tokenize_examples(read_examples(folder, "dev"), run.tokenizer)
+        corpus = load_validation_corpus(config, dev, run.tokenizer, False, lambda _: None)
+        assert corpus is not None
+        assert corpus.record["corpus"] == Corpus.open(folder).scan().sha256
+        assert data_record(None, dev, corpus) == {"dev": dev.record, "validation": corpus.record}
+        assert dev.record == tokenize_examples(read_examples(folder, "dev"), run.tokenizer).record
+        return corpus.record
+
+    first = record("a", passages, 1)
+    assert first == record("b", passages, 1)
+    longer, graded = record("c", [*passages, Passage("d9", "music")], 1), record("d", passages, 2)
+    assert {name for name in first if first[name] != longer[name]} == {"corpus"}
+    assert {name for name in first if first[name] != graded[name]} == {"judgements"}
 
 
 def test_a_corpus_without_the_relevant_passages(run: Run, tmp_path: Path) -> None:

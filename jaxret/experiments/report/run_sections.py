@@ -26,7 +26,7 @@ from jaxret.experiments.report.html import (
 )
 from jaxret.experiments.report.page import inline_figure
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
-from jaxret.runs.identity import without_seeds
+from jaxret.runs.identity import VALIDATION, without_seeds
 
 NO_PICTURES = missing(f"Pictures are missing: {NO_MATPLOTLIB.partition(';')[0]}.", "pip install 'jaxret[plots]'")
 _TITLES = {
@@ -248,6 +248,8 @@ def _digests(files: ReportFiles) -> Iterator[list[Cell]]:
         for name, entry in run.data.items():
             if isinstance(entry, dict) and "sha256" in entry:
                 yield [run.label, f"{name} data", entry["sha256"], f"{entry.get('examples', 0):,} examples"]
+        for name, digest in run.data.get(VALIDATION, {}).items():
+            yield [run.label, f"validation {name}", digest, ""]
         for name, result in run.results.items():
             provenance = result.get("provenance", {})
             if "checkpoint" in provenance:
