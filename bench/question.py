@@ -28,7 +28,7 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
     import numpy as np
 
     from jaxret.data.formats import Corpus
-    from jaxret.index.encode import SHARD_ROWS, make_fingerprint
+    from jaxret.index.encode_plan import SHARD_ROWS, EncodePlan
     from jaxret.index.shards import ShardWriter
     from jaxret.index.source import note_corpus
 
@@ -41,7 +41,7 @@ def draw(retriever: Any, folder: Path, passages: int) -> None:
             file.write(json.dumps({"_id": f"p{number}", "title": f"title {number}", "text": text}) + "\n")
     corpus = Corpus.open(path)
     scan = corpus.scan()
-    made = make_fingerprint(run, scan, "float32", SHARD_ROWS, run.contract)
+    made = EncodePlan("float32", 0, SHARD_ROWS, run.contract).fingerprint(run, scan)
     writer = ShardWriter(run.workdir.embeddings("drawn"), scan.passages, SHARD_ROWS, made)
     for shard in writer.pending():
         vectors = random.standard_normal((shard.rows, 1, run.model.dimension), dtype=np.float32)

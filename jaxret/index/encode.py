@@ -5,28 +5,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxret.data.formats import ChangedCorpusError, Corpus, CorpusScan, is_named, source_exists, source_path
+from jaxret.data.formats import ChangedCorpusError, Corpus, is_named, source_exists, source_path
 from jaxret.index.collapse import collapse_warning
 from jaxret.index.cut_corpus import cut_corpus, find_larger_vectors, named_larger_vectors
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encode_plan import make_encode_plan
 from jaxret.index.shard_set import ShardSet
-from jaxret.index.shards import (
-    ANNOUNCEMENT_FILE,
-    SHARD_DTYPES,
-    Manifest,
-    ShardWriter,
-    announcement_files,
-    read_entry,
-    read_manifest,
-)
+from jaxret.index.shards import ANNOUNCEMENT_FILE, Manifest, ShardWriter, announcement_files, read_manifest
 from jaxret.index.source import CorpusSource, inspect_corpus
 from jaxret.index.worker import EncodeWorker, finish_encoding
 from jaxret.parallel.events import emit
@@ -37,18 +29,7 @@ from jaxret.runs.run_warnings import RunWarning, keep_warnings, read_warnings
 from jaxret.storage.atomic import write_json
 from jaxret.storage.bucket_leases import open_leases
 from jaxret.storage.working_copy import publish
-from jaxret.types import VECTOR_DTYPES
 
-# Passages per shard at most, unless asked for: a kill loses one shard's work. 8,192 passages take an accelerator
-# seconds, are 25 MB, and sorting them by length wastes no more than 50,000 do.
-SHARD_ROWS = 8192
-# A shard is at most a minute's work of one device at these rates. They are assumed, not measured, so that shards are
-# the same on every machine with such devices.
-FLOP_RATES = {"cpu": 50e9, "gpu": 100e12, "tpu": 100e12}  # floating-point operations a second
-MINUTE = 60
-MEGABYTE = 10**6
-LEAST_ROWS = 8  # shorter shards would waste much padding
-COUNT_BLOCK = 65_536  # passages whose vectors are counted at a time
 SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoever encoded the passages
 
 
@@ -265,21 +246,17 @@ def encode_source(
         options: how to encode and write.
     """
     log, scan = job_log(progress), source.scan
-    words = most_words(run, options)
-    dtype = vector_dtype(options.dtype or run.config.encode.dtype)
-    rows = announced_rows(folder)
-    if options.shard_mb or not rows or options.shard_rows not in (0, rows):
-        rows = rows_per_shard(run, source, options, progress)
-    fingerprint = make_fingerprint(run, scan, dtype, rows, announced_contract(run, folder), words)
+    plan = make_encode_plan(run, folder, source, options, progress)
+    fingerprint = plan.fingerprint(run, scan)
     made_on = {"devices": run.mesh.size, "kind": device_kind(run)}
     try:
-        writer = ShardWriter(folder, scan.passages, rows, fingerprint, made_on)
+        writer = ShardWriter(folder, scan.passages, plan.shard_rows, fingerprint, made_on)
     except ContractError:
         if not forget_announcement(folder, options.lease):
             raise
-        writer = ShardWriter(folder, scan.passages, rows, fingerprint, made_on)
+        writer = ShardWriter(folder, scan.passages, plan.shard_rows, fingerprint, made_on)
     with open_leases(folder, options.lease) as leases:
-        job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=words), progress)
+        job = EncodeWorker(run, source, writer, leases, replace(run.embedder(), most_words=plan.words), progress)
         start = time.perf_counter()
         try:
             job.fill()
@@ -330,42 +307,6 @@ def shard_warnings(folder: Path, manifest: Manifest, log: Callable[[str], None])
     return warnings
 
 
-def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, progress: bool = False) -> int:
-    """Return the number of passages per shard: as many as are allowed, with no more than the allowed MB of vectors.
-
-    Where a passage has as many vectors as tokens, these are counted first, so that the largest shard is within the
-    limit too. Shards of sparse vectors are limited by the number of passages alone.
-
-    Args:
-        run: the run whose checkpoint encodes.
-        source: the passages.
-        options: shard_rows, shard_mb and dtype; 0 or "": the run's.
-    """
-    rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS, rows_a_minute(run))
-    if run.model.sparse:  # a passage has few words
-        return max(1, rows)
-    size = np.dtype(SHARD_DTYPES[options.dtype or run.config.encode.dtype]).itemsize
-    vectors = (options.shard_mb or run.config.encode.shard_mb) * MEGABYTE // (run.model.dimension * size)
-    per_passage = run.model.vectors_per_passage
-    if per_passage is not None:
-        return max(1, min(rows, vectors // per_passage))
-    passages = source.tokenized(run, progress, job_log(progress)).passages
-    parts = np.array_split(np.arange(len(passages)), -(-len(passages) // COUNT_BLOCK))
-    counts = np.concatenate([run.model.vector_counts(passages.take(part), "passage") for part in parts])
-    return rows_within(counts, rows, vectors)
-
-
-def rows_a_minute(run: Run) -> int:
-    """Return how many passages of the largest length a device encodes in a minute, as a power of two; at most
-    SHARD_ROWS. Counted are the products of the encoder's layers."""
-    leaves = jax.tree_util.tree_leaves_with_path(run.params)
-    kernels = sum(leaf.size for path, leaf in leaves if jax.tree_util.keystr(path[-1:]).endswith("kernel']"))
-    kernels //= 1 if run.config.encoder.tied else 2  # an encoder of queries and one of passages
-    rate = FLOP_RATES.get(run.mesh.devices.flat[0].platform, FLOP_RATES["gpu"])
-    rows = int(MINUTE * rate / (2 * kernels * run.tokenizer.passage_length))
-    return min(SHARD_ROWS, max(LEAST_ROWS, 1 << max(rows, 1).bit_length() - 1))
-
-
 def forget_announcement(folder: Path, bound: float) -> bool:
     """Remove the record of what a folder is to hold, if it has no shard and no living job: other settings may be chosen
     then. Return whether it was removed.
@@ -382,82 +323,6 @@ def forget_announcement(folder: Path, bound: float) -> bool:
     return True
 
 
-def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
-    """Return a number of rows for equal shards, at most `rows`, with which none has more than `most` of the vectors
-    `counts` [N] (or 1)."""
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    rows = min(rows, len(counts))
-    while rows > 1:
-        starts = np.arange(0, len(counts), rows)
-        largest = int((ends[np.minimum(starts + rows, len(counts))] - ends[starts]).max())
-        if largest <= most:
-            break
-        rows = max(1, min(rows - 1, rows * most // largest))
-    return rows
-
-
-def announced_entries(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a folder's shards that exist or are announced."""
-    return (read_entry(path) or {} for path in announcement_files(folder))
-
-
-def announced_rows(folder: Path) -> int:
-    """Return the rows per shard of a folder that has shards or an announcement; 0 if it has none."""
-    return next((rows for entry in announced_entries(folder) if type(rows := entry.get("rows_per_shard")) is int), 0)
-
-
-def announced_contract(run: Run, folder: Path) -> dict[str, Any]:
-    """Return the contract in the folder's shards where it means the same as the run's, else the run's."""
-    for entry in announced_entries(folder):
-        fingerprint = entry.get("fingerprint")
-        contract = fingerprint.get("contract") if isinstance(fingerprint, dict) else None
-        if isinstance(contract, dict) and run.has_contract(contract):
-            return contract
-    return run.contract
-
-
 def device_kind(run: Run) -> str:
     """Return the name of the devices of a run."""
     return str(run.mesh.devices.flat[0].device_kind)
-
-
-def vector_dtype(name: str) -> str:
-    """Return numpy's name of the type of the vectors on disk. Raises ValueError for any other type."""
-    if name not in VECTOR_DTYPES:
-        raise ValueError(f"encode.dtype is {name!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
-    return name
-
-
-def most_words(run: Run, options: EncodeOptions) -> int:
-    """Return how many words of a passage are stored at most; 0: all that have a weight. Raises ValueError where vectors
-    are not weights of words."""
-    most = run.config.encode.words if options.words is None else options.words
-    if most < 0:
-        raise ValueError(f"encode.words is {most}; it must be at least 0, for all words that have a weight")
-    if most and not run.model.sparse:
-        head = run.config.head.name
-        raise ValueError(f"words={most}: the vectors of head {head!r} are not weights of words; leave it out")
-    return most
-
-
-def make_fingerprint(
-    run: Run, scan: CorpusScan, dtype: str, shard_rows: int, contract: dict[str, Any], words: int = 0
-) -> dict[str, Any]:
-    """Return everything that the bytes of the shards depend on, as JSON.
-
-    Args:
-        run: the run whose checkpoint encodes.
-        scan: count and digest of the passages.
-        dtype: of the vectors.
-        shard_rows: passages per shard.
-        contract: the run's, or that of shards which exist.
-        words: that are stored of a passage at most; 0: all.
-    """
-    settings = {"dtype": dtype, "shard_rows": shard_rows, "tokens_per_batch": run.config.encode.tokens_per_batch}
-    settings |= {"words": words} if words else {}
-    return {
-        "contract": contract,
-        "checkpoint": run.checkpoint,
-        "corpus": {"sha256": scan.sha256, "passages": scan.passages},
-        "encode": settings,
-    }

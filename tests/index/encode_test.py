@@ -21,9 +21,10 @@ import pytest
 
 from jaxret.data.formats import Corpus, CorpusScan, DataError, read_corpus, write_beir
 from jaxret.data.records import Passage
-from jaxret.index import encode, worker
-from jaxret.index.encode import corpus_name, encode_corpus, rows_a_minute, vector_dtype
+from jaxret.index import encode, encode_plan, worker
+from jaxret.index.encode import corpus_name, encode_corpus
 from jaxret.index.encode_options import EncodeOptions
+from jaxret.index.encode_plan import rows_a_minute, vector_dtype
 from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardError, ShardWriter, read_shard_json
 from jaxret.index.source import inspect_corpus
@@ -653,7 +654,7 @@ def test_a_folder_removed_during_encoding_is_an_error(
 def test_passages_per_shard(root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for; or as the folder has it; or as the run says, but not too many to lose."""
     other = with_run(run, tmp_path)
-    monkeypatch.setattr(encode, "SHARD_ROWS", 40)
+    monkeypatch.setattr(encode_plan, "SHARD_ROWS", 40)
     assert (
         encode_corpus(other, Corpus.open(root / "data"), "asked", EncodeOptions(shard_rows=100), progress=False).shards
         == 2
@@ -661,7 +662,7 @@ def test_passages_per_shard(root: Path, run: Run, tmp_path: Path, monkeypatch: p
     assert encode_corpus(other, Corpus.open(root / "data"), "asked", progress=False).shards_written == 0
     manifest = open_shards(encode_corpus(other, Corpus.open(root / "data"), "limited", progress=False).folder).manifest
     assert manifest.rows_per_shard == manifest.fingerprint["encode"]["shard_rows"] == 40
-    monkeypatch.setattr(encode, "SHARD_ROWS", 8192)
+    monkeypatch.setattr(encode_plan, "SHARD_ROWS", 8192)
     assert encode_corpus(other, Corpus.open(root / "data"), "limited", progress=False).shards_written == 0
 
 
@@ -671,7 +672,7 @@ def test_a_shard_is_at_most_a_minute_of_cpu_work(run: Run, tmp_path: Path, monke
     products = 2 * sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
     work = products * run.tokenizer.passage_length // (1 if run.config.encoder.tied else 2)
     for minutes, rows in ((100, 64), (200, 128), (255, 128), (1e9, 8192), (3, 8)):
-        monkeypatch.setitem(encode.FLOP_RATES, "cpu", work * minutes / 60)
+        monkeypatch.setitem(encode_plan.FLOP_RATES, "cpu", work * minutes / 60)
         assert rows_a_minute(run) == rows, minutes
 
 
@@ -718,9 +719,9 @@ def test_shard_mb_limits_the_bytes_of_a_shard(head: str, root: Path, tmp_path: P
     source = inspect_corpus(run, Corpus.open(root / "data"), "error", "", print)
     vector = run.model.dimension * 4
     counts = run.model.vector_counts(source.tokenized(run, False, print).passages, "passage")
-    assert encode.rows_per_shard(run, source, EncodeOptions()) == 50
+    assert encode_plan.rows_per_shard(run, source, EncodeOptions(), "float32") == 50
     for limit in (1, 3 * vector, 30 * vector, 300 * vector):
-        rows = encode.rows_within(counts, 50, limit // vector)
+        rows = encode_plan.rows_within(counts, 50, limit // vector)
         sums = [counts[start : start + rows].sum() * vector for start in range(0, len(counts), rows)]
         assert rows == 1 or max(sums) <= limit
         twice = [counts[start : start + 2 * rows].sum() * vector for start in range(0, len(counts), 2 * rows)]
@@ -738,8 +739,7 @@ def test_shard_rows_and_shard_mb_together(
         encode_corpus(other, Corpus.open(root / "data"), "old", EncodeOptions(shard_rows=100), progress=False).shards
         == 2
     )
-    real = encode.rows_per_shard
-    monkeypatch.setattr(encode, "MEGABYTE", row * 7)  # 7 passages
+    monkeypatch.setattr(encode_plan, "MEGABYTE", row * 7)  # 7 passages
     for options, expected in (
         (EncodeOptions(), 7),
         (EncodeOptions(shard_mb=2), 14),
@@ -749,8 +749,8 @@ def test_shard_rows_and_shard_mb_together(
         source = inspect_corpus(run, Corpus.open(root / "data"), "error", "", print)
         with other.config.unlocked():
             other.config.encode.shard_mb = 1
-        assert real(other, source, options) == expected
-    assert real(other, source, EncodeOptions(dtype="float16", shard_mb=1)) == 14
+        assert encode_plan.rows_per_shard(other, source, options, "float32") == expected
+    assert encode_plan.rows_per_shard(other, source, EncodeOptions(shard_mb=1), "float16") == 14
     assert (
         encode_corpus(
             other, Corpus.open(root / "data"), "old", EncodeOptions(shard_rows=100), progress=False
