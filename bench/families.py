@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jaxret.configs.minilm import get_config
 from jaxret.data.formats import Corpus, read_corpus, read_queries
 from jaxret.data.tokens.tokenizer import TOKENIZER_FILES
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.run_system import run_system
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shard_set import open_shards
@@ -70,7 +71,7 @@ def evaluate(system: str, workdir: Path, data: str, changes: dict[str, Any], unt
         config.update_from_flattened_dict(RANDOM_T5 | checkpoint)
     if untrained:
         config.train.steps = 0
-    return run_system(config, workdir, Corpus.open(data), "test", MEASURES).mean
+    return run_system(config, workdir, Corpus.open(data), EvaluationSource.open(data, data), MEASURES).mean
 
 
 def contrastive_loss(workdir: Path) -> tuple[float, float]:

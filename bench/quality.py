@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jaxret.data.formats import Corpus, Policy, read_corpus
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import paired_comparison
-from jaxret.experiments.evaluation_queries import load_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.run_system import MEASURES, run_system
 from jaxret.search.bm25 import BM25
 
@@ -48,9 +48,10 @@ def main() -> None:
         seeds = {f"seed.{name}": seed for name in config.seed}
         fixed = {"train.steps": 0} if system == "as_it_comes" else {}
         config.update_from_flattened_dict({**data, **changes, **seeds, **fixed})
-        return run_system(config, workdir / f"{system}-{seed}", Corpus.open(arguments.data), "test", MEASURES)
+        return run_system(config, workdir / f"{system}-{seed}", Corpus.open(arguments.data), source, MEASURES)
 
-    test = load_evaluation_queries(arguments.data, arguments.data, "test", Policy())
+    source = EvaluationSource.open(arguments.data, arguments.data)
+    test = source.read(Policy())
     ranking = BM25.of(read_corpus(arguments.data)).search(test.queries, k=100)
     rows = [("BM25", [evaluate(ranking, test.judgements, MEASURES)])]
     rows.append(("MiniLM as it comes", [run("as_it_comes", 1)]))

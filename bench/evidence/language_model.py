@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.evidence.claims import CONTRASTIVE, Claim, layers
 from bench.evidence.table import judged, row_of, to_markdown
 from jaxret.data.formats import Corpus
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import atomic_write, read_json, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
 
@@ -144,7 +145,7 @@ def train_and_measure(folder: Path, name: str, seed: int) -> None:
     run = open_run(workdir)
     encode_corpus(run, Corpus.open(questions), progress=False)
     options = EvaluationOptions(k=100, measures=MEASURES)
-    evaluation = search_files(run, questions, questions, options, progress=False)
+    evaluation = search_files(run, EvaluationSource.open(questions, questions), options, progress=False)
     assert evaluation is not None  # the questions have judgements
     values, ids = evaluation.per_query, sorted(evaluation.per_query[MEASURES[0]])
     arrays: dict[str, Any] = {one: np.array([values[one][key] for key in ids], np.float32) for one in MEASURES}

@@ -28,6 +28,7 @@ from bench.evidence.claims import (
 )
 from jaxret.evaluation.comparison import MeasureValues
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import atomic_write, sha256_json, write_json
 from jaxret.storage.transaction import new_folder
 
@@ -171,7 +172,10 @@ def train_and_measure(work: Work, name: str, step: Train, seed: int) -> MeasureV
     run = open_run(folder)
     encode_corpus(run, Corpus.open(work.questions), progress=False)
     evaluation = search_files(
-        run, work.questions, work.questions, EvaluationOptions(k=100, measures=tuple(MEASURES)), progress=False
+        run,
+        EvaluationSource.open(work.questions, work.questions),
+        EvaluationOptions(k=100, measures=tuple(MEASURES)),
+        progress=False,
     )
     assert evaluation is not None  # the questions have judgements
     measures = {claim.measure for claim in CLAIMS if name in (claim.baseline, claim.treated)}
@@ -211,9 +215,9 @@ def several_vectors(run: Any, data: str) -> MeasureValues:
     """Of a passage's vectors before pooling: whether the first (the last layer's) wins, and MVR's two measures (section
     5.2), as jaxret/evaluation/diversity.py has them, for each question, or passage."""
     from jaxret.evaluation.diversity import normalized_scores, perplexity
-    from jaxret.experiments.vector_diversity import judged_pairs
+    from jaxret.experiments.vector_diversity import JudgedSource, judged_pairs
 
-    pairs = judged_pairs(run, data, "test", progress=False)
+    pairs = judged_pairs(run, JudgedSource.open(data, "test"), progress=False)
     scores = normalized_scores(pairs.queries, pairs.passages, "cosine")
     winners, best = winning(scores), scores.max(axis=1)
     varied = best - (scores.sum(axis=1) - best) / (scores.shape[1] - 1)

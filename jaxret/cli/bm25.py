@@ -17,6 +17,7 @@ _WORKDIR = shared_flags.workdir("folder of the index and the results; one for ea
 _CORPUS = shared_flags.corpus(required=True)
 _QUERIES = shared_flags.queries()
 _QRELS = shared_flags.qrels()
+_SPLIT = shared_flags.split("test")
 _K = shared_flags.k()
 _MEASURES = shared_flags.measures()
 _SETTINGS = OptionFlags(BM25Settings)
@@ -25,6 +26,7 @@ _EVALUATION = OptionFlags(EvaluationOptions)
 
 def main() -> None:
     from jaxret.data.formats import Corpus
+    from jaxret.experiments.evaluation_queries import EvaluationSource
     from jaxret.experiments.search_bm25 import search_bm25
 
     if not _QUERIES.value:
@@ -32,4 +34,5 @@ def main() -> None:
     measures = tuple(_MEASURES.value) if _MEASURES.value else None
     evaluation = replace(_EVALUATION(), k=_K.value, measures=measures)
     corpus = Corpus.open(_CORPUS.value)
-    search_bm25(_WORKDIR.value, corpus, (_QUERIES.value, _QRELS.value), _SETTINGS(), evaluation)
+    source = EvaluationSource.open(_QUERIES.value, _QRELS.value, _SPLIT.value)
+    search_bm25(_WORKDIR.value, corpus, source, _SETTINGS(), evaluation)

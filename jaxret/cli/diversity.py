@@ -16,7 +16,8 @@ _CHECKPOINT = shared_flags.checkpoint()
 
 
 def main() -> None:
-    from jaxret.experiments.vector_diversity import report_diversity
+    from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
     from jaxret.runs.run import open_run
 
-    print(report_diversity(open_run(_WORKDIR.value, _CHECKPOINT.value), _DATA.value, _SPLIT.value))
+    data = JudgedSource.open(_DATA.value, _SPLIT.value)
+    print(report_diversity(open_run(_WORKDIR.value, _CHECKPOINT.value), data))

@@ -25,14 +25,16 @@ _CHECKPOINT = shared_flags.checkpoint()
 
 def main(data: str) -> None:
     from jaxret.data.formats import Corpus
+    from jaxret.experiments.evaluation_queries import EvaluationSource
     from jaxret.experiments.probe.probe_report import report_probe
     from jaxret.export.import_model import make_run
     from jaxret.parallel.events import emit, without_events
     from jaxret.runs.run import open_run
 
-    corpus = Corpus.open(data)  # before a run is made
+    options = _OPTIONS()
+    corpus, source = Corpus.open(data), EvaluationSource.open(data, data, options.split)  # before a run is made
     if _MODEL.value:
         with without_events():  # nothing is trained
             make_run(_MODEL.value, _WORKDIR.value)
         emit("run", workdir=_WORKDIR.value, model=_MODEL.value, notes=[])
-    print(report_probe(open_run(_WORKDIR.value, _CHECKPOINT.value), data, corpus, _OPTIONS()))
+    print(report_probe(open_run(_WORKDIR.value, _CHECKPOINT.value), source, corpus, options))

@@ -26,6 +26,7 @@ _INTERACTIVE = flags.DEFINE_bool(
 )
 _QUERIES = shared_flags.queries()
 _QRELS = shared_flags.qrels()
+_SPLIT = shared_flags.split("test")
 _CORPUS = shared_flags.encoded_corpus()
 _K = flags.DEFINE_integer("k", None, "passages per query; default: 100 for --queries, else 10", lower_bound=1)
 _LATENCY_PASSAGES = flags.DEFINE_list(
@@ -56,6 +57,7 @@ def main() -> None:
         interactive=_INTERACTIVE.value,
         queries=_QUERIES.value,
         qrels=_QRELS.value,
+        split=_SPLIT.value,
         encoded_name=_CORPUS.value,
         checkpoint=_CHECKPOINT.value,
         query_length=_QUERY_LENGTH.value,

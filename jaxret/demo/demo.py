@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ from jaxret.evaluation.evaluation_report import (
 from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.significance import LEVEL, holm, paired_comparison
 from jaxret.evaluation.text_table import Row, aligned_table, markdown_table
-from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.report.write_report import ReportOptions, write_report
 from jaxret.experiments.run_system import MEASURES, run_system
 from jaxret.experiments.search_files import print_ranking
-from jaxret.experiments.vector_diversity import report_diversity
+from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
 from jaxret.parallel.events import emit
 from jaxret.runs.run import open_run
 from jaxret.runs.workdir import Workdir
@@ -95,6 +96,11 @@ class DemoData:
     questions: list[Query]
     judgements: list[Judgement]
 
+    @cached_property
+    def source(self) -> EvaluationSource:
+        """The questions and the judgements, as files."""
+        return EvaluationSource.open(self.python_docs, self.python_docs)
+
 
 def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_passages: int | None = None) -> Path:
     """Run everything in `workdir` and return the path of the tables; run again, it continues where it stopped.
@@ -112,7 +118,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
     for system in SYSTEMS:
         print(f"\n== {system.title}")
         config = demo_config(system.config, data.pairs, overrides or {})
-        table[system.title] = run_system(config, workdir / system.config, corpus, "test", MEASURES)
+        table[system.title] = run_system(config, workdir / system.config, corpus, data.source, MEASURES)
         changes.append(system.change.format(steps=config.train.steps, pairs=config.train.batch_size))
     print_results(workdir, data, table, changes)
     write_demo_report(workdir, data)
@@ -124,7 +130,7 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
 
 def write_demo_report(workdir: Path, data: DemoData) -> None:
     """Count which vectors win, and write the report of the four trained and untrained runs."""
-    report_diversity(open_run(workdir / "mlr"), data.python_docs, "test")
+    report_diversity(open_run(workdir / "mlr"), JudgedSource.open(data.python_docs, "test"))
     runs = [str(workdir / system.config) for system in SYSTEMS]
     write_report(runs, workdir / REPORT, ReportOptions(title="Questions about Python"))
 
@@ -250,7 +256,7 @@ Next, ask the retriever that was trained here a question (after `make demo`: sou
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:
     """Print the top three from the run file that the search wrote."""
-    ranking = read_run(Workdir(run_folder).rankings(result_name(str(data.python_docs), str(data.python_docs), "test")))
+    ranking = read_run(Workdir(run_folder).rankings(data.source.name))
     by_id = {passage.id: passage for passage in data.passages}
     for question in questions:
         print(f"\n{question.text}")

@@ -18,6 +18,7 @@ from jaxret.evaluation.metrics import MEAN_DECIMALS
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob, split_column
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_bm25 import search_bm25
@@ -138,6 +139,10 @@ class _Evaluator:
         lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
         return ".".join(filter(None, (step, *lengths)))
 
+    def _source(self, corpus: Corpus) -> EvaluationSource:
+        """Open the queries and judgements in the folder of a corpus."""
+        return EvaluationSource.open(corpus.source, corpus.source, self.job.split)
+
     def _stem(self, name: str) -> str:
         """Return the name of the files of a set's evaluation."""
         return ".".join(filter(None, (f"{name}.{self.job.split}", self.label(True))))
@@ -146,7 +151,6 @@ class _Evaluator:
         """Evaluate on a set, the folder of a corpus, unless it is done; return its measures, queries and file."""
         encoded_name, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
         options = EvaluationOptions(
-            split=self.job.split,
             k=K,
             measures=BEIR_MEASURES,
             latency=0,
@@ -160,7 +164,7 @@ class _Evaluator:
         def measure() -> list[Path]:
             encoding = EncodeOptions(on_error=self.job.on_error)
             encode_corpus(self.encoder, corpus, encoded_name, encoding)
-            search_files(self.searcher, corpus.source, corpus.source, options, SearchOptions(), encoded_name)
+            search_files(self.searcher, self._source(corpus), options, SearchOptions(), encoded_name)
             return [path, self.workdir.rankings(stem)]
 
         self.ledger.run_step(name, self._inputs(Path(corpus.source), self.job.on_error), measure)
@@ -169,14 +173,11 @@ class _Evaluator:
     def evaluate_bm25(self, name: str, corpus: Corpus) -> None:
         """Evaluate BM25 on a set, the folder of a corpus, unless it is done."""
         settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
-        options = EvaluationOptions(
-            split=self.job.split, k=K, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem
-        )
+        options = EvaluationOptions(k=K, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem)
 
         def measure() -> list[Path]:
             self.bm25_folder.parent.mkdir(parents=True, exist_ok=True)
-            sources = corpus.source, corpus.source
-            search_bm25(str(self.bm25_folder), corpus, sources, settings, options)
+            search_bm25(str(self.bm25_folder), corpus, self._source(corpus), settings, options)
             return [workdir.evaluation(stem), workdir.rankings(stem)]
 
         self.ledger.run_step(

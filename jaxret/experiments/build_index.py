@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxret.data.formats import Policy
-from jaxret.experiments.evaluation_queries import read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus, open_encoded
 from jaxret.index.shards import ShardError
@@ -107,7 +107,8 @@ def _is_built(place: Path, encoded_corpus: EncodedCorpus, options: IndexOptions)
 
 def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     """Return the vectors of up to `sample` of the queries, evenly spread."""
-    queries = read_evaluation_queries(options.queries, options.qrels, options.split, Policy("error")).queries
+    source = EvaluationSource.open(options.queries, options.qrels, options.split)
+    queries = read_evaluation_queries(source, Policy("error")).queries
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
     tokens = run.tokenizer.queries([queries[number] for number in numbers])
     query_vectors = run.embedder()(tokens, "query")

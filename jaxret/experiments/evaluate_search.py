@@ -15,7 +15,7 @@ from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, self_matching_queries, without_self_matches
 from jaxret.experiments.evaluation_measures import MEASURES, MeasureNames, choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationQueries, read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.index.shards import ShardError
 from jaxret.parallel.progress import print_line
 from jaxret.runs.mismatch import ContractError
@@ -32,9 +32,6 @@ class EvaluationPlan:
     """The queries of an evaluation, what is measured, and the files to write; made by `plan_evaluation`."""
 
     system: str  # name of the run
-    # queries, qrels: the sources that were read
-    queries: str
-    qrels: str
     options: EvaluationOptions  # as requested
     dataset: EvaluationQueries  # queries and judgements
     measures: MeasureNames  # names of the measures
@@ -64,14 +61,13 @@ class Retrieved:
 
 
 def plan_evaluation(
-    workdir: Workdir, queries: str, qrels: str, options: EvaluationOptions, label: str = ""
+    workdir: Workdir, source: EvaluationSource, options: EvaluationOptions, label: str = ""
 ) -> EvaluationPlan:
     """Read the queries and judgements of an evaluation, and check all that can be checked before the search.
 
     Args:
-        queries: folder or file with queries.
-        qrels: folder or file with judgements; "" for none.
-        options: queries, measures and further results.
+        source: queries and judgements.
+        options: measures and further results.
         label: of the search, comes last in the names of the files.
 
     Raises:
@@ -79,19 +75,19 @@ def plan_evaluation(
             are needed.
     """
     measures = choose_measures(options.measures, options.k)
-    if options.measures is None and qrels and measures.names != MEASURES:
+    if options.measures is None and source.judgements and measures.names != MEASURES:
         print_line(f"with --k={options.k}, the measures are {', '.join(measures.names)}")
     policy = Policy(options.on_error)
-    dataset = read_evaluation_queries(queries, qrels, options.split, policy)
+    dataset = read_evaluation_queries(source, policy)
     check_answers(dataset.queries, options.match)
-    require_answers(queries, dataset.queries, measures, options.dpr_results)
-    remove = removes_self_matches(options.self_matches, dataset.dataset)
-    name = ".".join(filter(None, (options.name or dataset.name, options.label, label)))
+    require_answers(source.queries.source, dataset.queries, measures, options.dpr_results)
+    remove = removes_self_matches(options.self_matches, source.dataset)
+    name = ".".join(filter(None, (options.name or source.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
     for path in (run_file, results):
         require_writable(path.parent)  # now, not after the search
         remove_leftovers(path.parent, age=3600)
-    return EvaluationPlan(workdir.name, queries, qrels, options, dataset, measures, remove, policy, run_file, results)
+    return EvaluationPlan(workdir.name, options, dataset, measures, remove, policy, run_file, results)
 
 
 def require_answers(source: str, queries: Sequence[Query], measures: MeasureNames, dpr_results: bool = False) -> None:
@@ -139,15 +135,15 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
 
     Timing comes last, and the evaluation is written before it: nothing is lost if timing is stopped.
     """
-    dataset, options = plan.dataset, plan.options
+    dataset, options, is_judged = plan.dataset, plan.options, plan.dataset.source.judgements is not None
     write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{plan.system}")
     print(f"run: {plan.run_file}")
     answers = look_for_answers(retrieval, dataset.queries, plan.measures.cutoffs, options.match)
-    evaluation = evaluate(retrieval.rankings, dataset.judgements, plan.measures.names) if plan.qrels else None
+    evaluation = evaluate(retrieval.rankings, dataset.judgements, plan.measures.names) if is_judged else None
     cost: dict[str, Any] = {}
     if first := evaluation or answers:
-        source = dataset.provenance(str(plan.queries), str(plan.qrels), plan.policy, plan.remove, options.match)
-        if plan.qrels:
+        source = dataset.provenance(plan.policy, plan.remove, options.match)
+        if is_judged:
             source |= {"relevant_passages_not_in_corpus": _count_missing_relevant(retrieval, dataset)}
         if evaluation:
             print(evaluation_text({plan.system: evaluation}))

@@ -9,10 +9,9 @@ from jaxret.configs.options import MATCH_HELP, MATCH_KINDS, check_options, optio
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Which queries of a data set are searched for, and what is measured. Raises ValueError for a value that is not
+    """How many passages of a query are searched for, and what is measured. Raises ValueError for a value that is not
     allowed."""
 
-    split: str = option("test", "split of a folder")
     k: int = 100  # passages per query
     # None: nDCG@10, RR@10, R@100, Success@5, Success@20 and, by answers, Accuracy@1,5,20,100, no deeper than k
     measures: tuple[str, ...] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxret.evaluation.evaluation_report import emit_evaluation, emit_table, eva
 from jaxret.evaluation.fusion import FUSION_METHODS, best_weights, fuse, tune_weights, weights_to_try
 from jaxret.evaluation.metrics import Evaluation, evaluate, parse_measure
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
-from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.experiments.open_systems import is_system_folder, open_systems
 from jaxret.experiments.rerank_run import evaluation_path
 from jaxret.index.source import encoded_sources
@@ -53,10 +54,16 @@ class FuseJob:
     self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
     explicit_fields: Sequence[str] = ()  # those on the command line, also with the default value
 
+    @cached_property
+    def source(self) -> EvaluationSource | None:
+        """The queries of the evaluation and their judgements; None for no queries. Raises DataError if one is
+        missing."""
+        return EvaluationSource.open(self.queries, self.qrels, self.split) if self.queries else None
+
     @property
     def removes_self_matches(self) -> bool:
         """Return whether passages with the id of their query are left out; "auto" does it by the name of `queries`."""
-        return removes_self_matches(self.self_matches, dataset_name(self.queries) if self.queries else "")
+        return removes_self_matches(self.self_matches, self.source.dataset if self.source else "")
 
 
 def fuse_runs(job: FuseJob) -> Evaluation | None:
@@ -73,7 +80,8 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
         return _fuse_systems(job)
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
     _check(job)
-    evaluation_queries = _read_queries(job) if job.queries else None
+    # Before the work: a mistyped path is an error at once.
+    evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
     tune_judgements = list(read_judgements(job.tune_qrels, job.tune_split)) if job.tune_runs else []
     runs = [_read_rankings(run, job.removes_self_matches) for run in job.runs]
     _report_missing(job.runs, runs)
@@ -100,12 +108,15 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         raise ValueError("--tune of folders of systems takes the queries, one folder or file, and --tune_qrels")
     job = replace(job, method=job.method or next(iter(SCALES)))
     _check_shared(job)
-    if not job.queries:
+    if not job.source:
         raise ValueError("folders of systems are searched: give --queries")
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
     fusion = ExactFusion(job.method, weights)
-    evaluation_queries = _read_queries(job)
-    tune_queries = _read_tune_queries(job) if job.tune_runs else None
+    evaluation_queries = read_evaluation_queries(job.source, Policy())
+    tune_queries = None  # they are read before the systems are opened, too
+    if job.tune_runs:
+        source = EvaluationSource.open(job.tune_runs[0], job.tune_qrels, job.tune_split)
+        tune_queries = read_evaluation_queries(source, Policy())
     parts = open_systems(job.runs, job.encoded_name)
     systems: list[ScoringSystem] = [each.system for each in parts]
     if job.removes_self_matches:
@@ -129,16 +140,6 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
     }
     provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
     return _evaluate(job, {}, rankings, provenance, evaluation_queries)
-
-
-def _read_queries(job: FuseJob) -> EvaluationQueries:
-    """Read the queries of the evaluation, before the work: a mistyped path is an error at once."""
-    return read_evaluation_queries(job.queries, job.qrels, job.split, Policy())
-
-
-def _read_tune_queries(job: FuseJob) -> EvaluationQueries:
-    """Read the queries that the weights of systems are tuned on, before the systems are opened."""
-    return read_evaluation_queries(job.tune_runs[0], job.tune_qrels, job.tune_split, Policy())
 
 
 def _tuned_on_queries(
@@ -266,7 +267,7 @@ def _evaluate(
     print(evaluation_text({**systems, "fused": result}))
     emit_table({**systems, "fused": result})
     path = evaluation_path(job.out)
-    dataset = {"name": dataset_name(job.queries), "split": job.split, **queries.digests()}
+    dataset = {"name": queries.source.dataset, "split": job.split, **queries.digests()}
     dataset["self_matches"] = "removed" if job.removes_self_matches else "kept"
     write_evaluation(path, result, {"fused": {"method": job.method, "k": job.k, **provenance}, "dataset": dataset})
     print(f"evaluation: {path}")

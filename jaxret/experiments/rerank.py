@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxret.data.formats import Corpus, TrainingSource
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.experiments.rerank_run import RerankJob, rerank_run
 from jaxret.experiments.score_examples import score_examples
@@ -12,29 +13,31 @@ from jaxret.runs.reranker import Reranker, open_pretrained_reranker, open_rerank
 
 def rerank(request: RerankRequest) -> None:
     """Write what a request asks for. Raises as `rerank_run` and `score_examples` do."""
-    corpus = Corpus.open(request.corpus) if request.run else None
+    run_texts = _open_run_texts(request) if request.run else None
     require_platform(request.platform, "--platform")
     reranker = _open(request)
-    if corpus is None:
+    if run_texts is None:
         data = TrainingSource.open(request.train, request.split or "train", request.negatives_run)
         score_examples(reranker, data, request.out, request.on_error)
         return
     job = RerankJob(
-        run=request.run,
-        corpus=corpus,
-        queries=request.queries,
+        request.run,
+        *run_texts,
         out=request.out,
         depth=request.k,
         tail=request.tail,
         on_error=request.on_error,
-        qrels=request.qrels,
-        split=request.split or "test",
         measures=request.measures,
         self_matches=request.self_matches,
         match=request.match,
         latency=request.latency,
     )
     rerank_run(reranker, job)
+
+
+def _open_run_texts(request: RerankRequest) -> tuple[Corpus, EvaluationSource]:
+    source = EvaluationSource.open(request.queries, request.qrels, request.split or "test")
+    return Corpus.open(request.corpus), source
 
 
 def _open(request: RerankRequest) -> Reranker:

@@ -13,7 +13,6 @@ from jaxret.data.formats import (
     Corpus,
     CorpusScan,
     Policy,
-    read_queries,
     read_run,
     source_path,
     write_run,
@@ -27,7 +26,7 @@ from jaxret.evaluation.metrics import Evaluation, evaluate
 from jaxret.evaluation.self_matches import removes_self_matches, without_self_matches
 from jaxret.experiments.evaluate_search import answer_accuracies, require_answers
 from jaxret.experiments.evaluation_measures import MeasureNames, choose_measures
-from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name, read_evaluation_queries, split_name
+from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.parallel.progress import print_line
 from jaxret.runs.reranker import Reranker
 from jaxret.search.latency import is_over, measurement_conditions, percentiles, spread_evenly
@@ -61,13 +60,11 @@ class RerankJob:
 
     run: str  # file of the run
     corpus: Corpus  # has the passages of the run
-    queries: str  # folder or file with the queries of the run
+    source: EvaluationSource  # the queries of the run, and judgements if it is evaluated by these
     out: str | Path  # file to write, a TREC run
     depth: int = 100  # passages of a query that are scored
     tail: bool = True  # whether passages that are not scored follow in the written run
     on_error: str = "error"  # "error" or "skip", for bad records
-    qrels: str = ""  # folder or file with judgements; "" for none
-    split: str = "test"  # split to read, where a source is a folder
     measures: Sequence[str] | None = None  # names such as "nDCG@10"; None for the default measures
     self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
     match: str = "string"  # how answers are read, "string" or "regex"
@@ -111,7 +108,7 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
     write_run(job.out, rankings, tag="jaxret-rerank")
     print(f"run: {job.out}")
     judgements, both = inputs.evaluation_queries.judgements, None
-    if job.qrels:
+    if job.source.judgements:
         before, after = (evaluate(run, judgements, inputs.measures.names) for run in (inputs.rankings, rankings))
         both = before, after
         print(evaluation_text({"before": before, "after": after}))
@@ -130,9 +127,11 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
 
 def _require_separate_output(job: RerankJob) -> None:
     """Raise ValueError if the output would overwrite an input, OSError if its folder is not writable."""
-    sources = ("the queries", job.queries), ("the corpus", job.corpus.source), ("the judgements", job.qrels)
+    queries, judgements = job.source.queries, job.source.judgements
+    sources = [("the run that is reranked", job.run), ("the queries", queries.source)]
+    sources += [("the corpus", job.corpus.source), ("the judgements", judgements.source if judgements else "")]
     for path in (job.out, evaluation_path(job.out)):
-        require_other_output(path, [("the run that is reranked", job.run), *sources], [job.split])
+        require_other_output(path, sources, [queries.split])
     require_writable(Path(job.out).absolute().parent)
 
 
@@ -142,7 +141,7 @@ def _read_inputs(job: RerankJob) -> _Inputs:
     longest = max(map(len, rankings.values()), default=0)
     if not longest:
         raise Location(run_files(job.run)[0]).error("empty run", "it has no rankings", "give a run with rankings")
-    if remove := removes_self_matches(job.self_matches, dataset_name(job.queries)):
+    if remove := removes_self_matches(job.self_matches, job.source.dataset):
         rankings = without_self_matches(rankings, longest)
     k = longest if job.tail else min(job.depth, longest)
     measures = choose_measures(job.measures, k, job.run if k == longest else "")
@@ -150,21 +149,22 @@ def _read_inputs(job: RerankJob) -> _Inputs:
     answer_depth = max(measures.cutoffs)
     depths = {query: max(job.depth, answer_depth if queries[query].answers else 0) for query in rankings}
     scan, passages = _read_run_passages(job, rankings, depths, policy)
-    if job.qrels:
-        evaluation_queries = read_evaluation_queries(job.queries, job.qrels, job.split, Policy(job.on_error))
+    if job.source.judgements:
+        evaluation_queries = read_evaluation_queries(job.source, Policy(job.on_error))
     else:
-        split = split_name(job.queries, "", job.split)
-        evaluation_queries = EvaluationQueries(list(queries.values()), [], dataset_name(job.queries), split)
+        evaluation_queries = EvaluationQueries(list(queries.values()), [], job.source)
     check_answers(evaluation_queries.queries, job.match)
-    require_answers(job.queries, evaluation_queries.queries, measures)
+    require_answers(job.source.queries.source, evaluation_queries.queries, measures)
     return _Inputs(rankings, remove, k, measures, queries, scan, passages, evaluation_queries, policy)
 
 
 def _read_run_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> dict[str, Query]:
-    queries = {query.id: query for query in read_queries(job.queries, policy, job.split) if query.id in rankings}
+    queries = {query.id: query for query in job.source.queries.read(policy) if query.id in rankings}
     if missing_ids := [query for query in rankings if query not in queries]:
         message = f"{job.run} has query {missing_ids[0]!r}, one of {len(missing_ids):,} that are not here"
-        raise Location(source_path(job.queries)).error("no such query", message, "give the queries of the run")
+        raise Location(source_path(job.source.queries.source)).error(
+            "no such query", message, "give the queries of the run"
+        )
     return queries
 
 
@@ -234,9 +234,7 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
     source = [sha256_file(path) for path in run_files(job.run)]
     search = {"k": inputs.k, "reranked": {"depth": job.depth, "of": source}, "run": shown_message(job.run)}
     search |= {"query_length": tokenizer.query_length, "passage_length": tokenizer.passage_length}
-    dataset = inputs.evaluation_queries.provenance(
-        job.queries, job.qrels, inputs.policy, inputs.self_matches_removed, job.match
-    )
+    dataset = inputs.evaluation_queries.provenance(inputs.policy, inputs.self_matches_removed, job.match)
     corpus = {"sha256": inputs.scan.sha256, "passages": inputs.scan.passages}
     return {**reranker.origin, "corpus": corpus, "search": search, "dataset": dataset}
 

@@ -46,9 +46,9 @@ def _search_queries(run: Run, job: SearchJob, options: SearchOptions) -> None:
     step = "" if job.checkpoint == "best" else f"step-{run.checkpoint['step']}"
     evaluation = replace(job.evaluation, label=job.evaluation.label or step)
     if job.sizes:
-        search_sizes(run, job.sizes, job.queries, job.qrels, evaluation, options, job.encoded_name)
+        search_sizes(run, job.sizes, job.source, evaluation, options, job.encoded_name)
     else:
-        search_files(run, job.queries, job.qrels, evaluation, options, job.encoded_name)
+        search_files(run, job.source, evaluation, options, job.encoded_name)
 
 
 def _answer_questions(

@@ -11,6 +11,7 @@ from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluate_search import Retrieved, plan_evaluation, treat_self_matches, write_results
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.index.encode import corpus_name
 from jaxret.index.passages import Passages
 from jaxret.parallel.progress import print_line
@@ -26,7 +27,7 @@ from jaxret.storage.folder_kinds import BM25_RESULTS, require_folder_kind
 def search_bm25(
     workdir: str,
     corpus: Corpus,
-    sources: tuple[str, str],
+    source: EvaluationSource,
     settings: BM25Settings,
     evaluation: EvaluationOptions,
     progress: bool = True,
@@ -38,8 +39,8 @@ def search_bm25(
     Args:
         workdir: folder of the results; it is made, in a folder that exists.
         corpus: to search.
-        sources: queries, and judgements ("" for none).
-        evaluation: queries, measures and further results.
+        source: queries and judgements.
+        evaluation: measures and further results.
 
     Raises:
         ContractError: the index in the folder is of another corpus, or has other settings.
@@ -50,7 +51,7 @@ def search_bm25(
     run = Workdir(workdir)
     require_folder_path(run.path, "--workdir")
     require_folder_kind(run.path, BM25_RESULTS)
-    plan = plan_evaluation(run, *sources, evaluation)
+    plan = plan_evaluation(run, source, evaluation)
     queries, policy = plan.dataset.queries, Policy(evaluation.on_error)
     folder = bm25_folder(run, corpus)
     is_new, manifest = keep_bm25_index(folder, corpus, settings, policy, progress)

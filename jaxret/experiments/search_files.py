@@ -19,6 +19,7 @@ from jaxret.experiments.evaluate_search import (
     write_results,
 )
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shards import ShardError, read_manifest
 from jaxret.parallel.events import emit
@@ -38,8 +39,7 @@ from jaxret.storage.atomic import write_json
 
 def search_files(
     run: Run,
-    queries: str,
-    qrels: str = "",
+    source: EvaluationSource,
     evaluation: EvaluationOptions = EvaluationOptions(),
     options: SearchOptions = SearchOptions(),
     encoded_name: str = "",
@@ -56,9 +56,8 @@ def search_files(
 
     Args:
         run: the run that encoded the corpus.
-        queries: folder or file with queries.
-        qrels: folder or file with judgements; "" for none.
-        evaluation: queries, measures and further results.
+        source: queries and judgements.
+        evaluation: measures and further results.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:
@@ -66,7 +65,7 @@ def search_files(
     """
     if options.several:
         evaluation = replace(evaluation, latency=0)
-    plan = plan_evaluation(run.workdir, queries, qrels, evaluation, _label(run, options, encoded_name))
+    plan = plan_evaluation(run.workdir, source, evaluation, _label(run, options, encoded_name))
     if options.candidate_spec:
         options.candidate_spec.require(plan.depth)  # now, not after the corpus was read
     searcher = open_searcher(run, corpus_folder(run.workdir, encoded_name), options, many=evaluation.latency != 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from jaxret.configs.options import given_fields
 from jaxret.data.record_checks import check_question
@@ -12,6 +14,9 @@ from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.runs.job_options import JobOptions
 from jaxret.runs.ray_cluster import EngineOptions
 from jaxret.search.search_options import SearchOptions
+
+if TYPE_CHECKING:
+    from jaxret.experiments.evaluation_queries import EvaluationSource
 
 ALL = "all"  # as a size: all numbers that are stored
 
@@ -44,6 +49,7 @@ class SearchJob:
     interactive: bool = False  # questions that are typed; or
     queries: str = ""  # folder or file with queries
     qrels: str = ""  # folder or file with their judgements; "" for none
+    split: str = "test"  # of `queries` and `qrels`, where they are folders
     encoded_name: str = ""  # the encoded corpus: its name, or the path that was encoded; "" for the only one
     checkpoint: str = "best"  # "best", "last" or a step
     query_length: int | None = None  # most tokens; None: as in training
@@ -72,16 +78,19 @@ class SearchJob:
         if several := "--engine" if self.engine.engine else "--coordinator" if self.processes.coordinator else "":
             self._check_several(several)
 
+    @cached_property
+    def source(self) -> EvaluationSource:
+        """The queries and judgements. Raises DataError if there are none."""
+        from jaxret.experiments.evaluation_queries import EvaluationSource  # it imports all formats
+
+        return EvaluationSource.open(self.queries, self.qrels, self.split)
+
     def _check_split(self) -> None:
         """Raise ValueError for a split that selects no queries."""
-        split = self.evaluation.split
-        if self.qrels or not given_fields(self.evaluation, ("split",), self.explicit_fields):
-            return
-        from jaxret.experiments.evaluation_queries import has_queries_of_every_split  # it imports all formats
-
-        if has_queries_of_every_split(self.queries, split):
+        is_given = given_fields(self, ("split",), self.explicit_fields)
+        if is_given and not self.qrels and self.source.has_every_split:
             raise ValueError(
-                f"--split={split} chooses nothing: {self.queries} has the queries of every split in one file, "
+                f"--split={self.split} chooses nothing: {self.queries} has the queries of every split in one file, "
                 f"and judgements say which are of one; give --qrels={self.queries} too"
             )
 
@@ -91,7 +100,8 @@ class SearchJob:
             sizes = ",".join(str(size or ALL) for size in self.sizes)
             raise ValueError(f"--dimension={sizes}: several sizes are for --queries; give one")
         options = [each.name for each in fields(EvaluationOptions) if each.name != "k"]
-        changes = given_fields(self.evaluation, options, self.explicit_fields)
+        changes = given_fields(self, ("split",), self.explicit_fields)
+        changes += given_fields(self.evaluation, options, self.explicit_fields)
         if names := [*(["qrels"] if self.qrels else []), *changes]:
             raise ValueError(
                 f"--{names[0]} needs --queries (a folder or file with queries); with --query and --interactive leave "

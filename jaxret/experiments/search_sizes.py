@@ -8,6 +8,7 @@ from dataclasses import replace
 from jaxret.evaluation.evaluation_report import emit_table, evaluation_text
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.shard_set import read_shards
@@ -18,8 +19,7 @@ from jaxret.search.search_options import SearchOptions
 def search_sizes(
     run: Run,
     sizes: Sequence[int],
-    queries: str,
-    qrels: str = "",
+    source: EvaluationSource,
     evaluation: EvaluationOptions = EvaluationOptions(),
     options: SearchOptions = SearchOptions(),
     encoded_name: str = "",
@@ -30,9 +30,8 @@ def search_sizes(
     Args:
         run: the run that encoded the corpus.
         sizes: numbers of a vector; 0: all that are stored.
-        queries: folder or file with queries.
-        qrels: folder or file with judgements.
-        evaluation: queries, measures and further results.
+        source: queries and judgements.
+        evaluation: measures and further results.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:
@@ -40,7 +39,7 @@ def search_sizes(
     """
     full_size = read_shards(corpus_folder(run.workdir, encoded_name)).dimension
     numbers = [size or full_size for size in sizes]
-    if len(sizes) > 1 and not qrels:
+    if len(sizes) > 1 and source.judgements is None:
         raise ValueError("several sizes of --dimension are compared by judgements: give --qrels too, or one size")
     for size in numbers:
         if size > full_size:
@@ -49,7 +48,7 @@ def search_sizes(
     evaluations: dict[int, Evaluation] = {}
     for size, count in zip(sizes, numbers, strict=True):
         print(f"by {'all' if size == 0 else 'the first'} {count} numbers of a vector:")
-        of_size = search_files(run, queries, qrels, evaluation, replace(options, dimension=size), encoded_name)
+        of_size = search_files(run, source, evaluation, replace(options, dimension=size), encoded_name)
         evaluations |= {count: of_size} if of_size else {}
     if len(evaluations) > 1:
         print("\nby numbers of a vector:")

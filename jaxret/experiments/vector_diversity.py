@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxret.data.formats import Policy, parse_source, read_corpus, read_judged_queries, source_path
-from jaxret.data.formats.sources import JudgementSource, QuerySource
+from jaxret.data.formats import Corpus, JudgementSource, Policy, QuerySource, is_named, read_judged_queries
 from jaxret.data.formats.trec import reject_unknown_ids
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.diversity import Diversity, diversity
-from jaxret.experiments.evaluation_queries import dataset_name, result_name
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import RetrieverModel
 from jaxret.parallel.events import emit
@@ -25,6 +25,47 @@ from jaxret.storage.atomic import read_json, sha256_json, write_json
 
 DIVERSITY_MEASURES = ("local_variation", "perplexity")
 LOCAL_VARIATION = "softmax"  # MVR's table 6 can only be of scores that are normalized so
+
+
+@dataclass(frozen=True)
+class JudgedSource:
+    """Queries with judgements, and their passages. Training records with texts, such as DPR's, are all that is read
+    where they are the judgements."""
+
+    source: EvaluationSource
+    judgements: JudgementSource  # of the source
+    corpus: Corpus
+
+    @classmethod
+    def open(cls, data: PathLike, split: str | None) -> JudgedSource:
+        """Detect the files of a folder with queries, judgements and corpus, or a file of training records. Raises
+        DataError for one that is missing."""
+        judgements = JudgementSource.open(data, split)
+        if records := cls._of_records(judgements):
+            return records
+        return cls(EvaluationSource(QuerySource.open(data, split), judgements), judgements, Corpus.open(data))
+
+    @classmethod
+    def of(cls, source: EvaluationSource, corpus: Corpus) -> JudgedSource:
+        """Return the judged texts of opened sources. Raises ValueError if there are no judgements."""
+        if source.judgements is None:
+            raise ValueError(f"{source.queries} was opened without judgements")
+        return cls._of_records(source.judgements) or cls(source, source.judgements, corpus)
+
+    @classmethod
+    def _of_records(cls, judgements: JudgementSource) -> JudgedSource | None:
+        source, file = judgements.source, judgements.file
+        if file.format.examples is None:
+            return None
+        queries = QuerySource(source, judgements.split, judgements.is_folder, (replace(file, role="queries"),))
+        corpus = Corpus(source, "", replace(file, role="passages"))
+        return cls(EvaluationSource(queries, judgements), judgements, corpus)
+
+    @property
+    def name(self) -> str:
+        """The name of the report; of a file without a split."""
+        is_file = not self.judgements.is_folder and not is_named(self.judgements.file.path)
+        return self.source.dataset if is_file else self.source.name
 
 
 @dataclass(frozen=True)
@@ -54,22 +95,16 @@ class JudgedPairs:
     digest: str  # of the texts and pairs
 
 
-def judged_pairs(run: Run, data: str | Path, split: str, progress: bool = True) -> JudgedPairs:
-    """Encode the judged queries of a folder or file and their relevant passages.
-
-    Args:
-        run: a run with several vectors a passage, equally many for all passages.
-        data, split: see `read_judged_texts`.
-    Raises:
-        ValueError: the checkpoint has one vector a passage, or one for every token; as `read_judged_texts`.
-    """
+def judged_pairs(run: Run, data: JudgedSource, progress: bool = True) -> JudgedPairs:
+    """Encode the judged queries of a source and their relevant passages. Raises ValueError if the checkpoint has one
+    vector a passage, or one for every token, and as `read_judged_texts` does."""
     if not has_several_vectors(run.model):
         vectors = run.model.unpooled().vectors_per_passage
         raise ValueError(
             f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'} of a "
             "passage; diversity needs a head with several vectors, equally many for every passage"
         )
-    read = read_judged_texts(data, split)
+    read = read_judged_texts(data)
     row = {passage.id: i for i, passage in enumerate(read.passages)}
     query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(one.query_id for one in read.pairs))}
 
@@ -88,30 +123,24 @@ def has_several_vectors(model: RetrieverModel) -> bool:
     return (model.unpooled().vectors_per_passage or 1) > 1
 
 
-def read_judged_texts(data: str | Path, split: str) -> JudgedTexts:
-    """Read the judged queries of a folder or file and their relevant passages.
-
-    Training records, such as DPR's, are all that is read where they are the judgements: they have the texts.
-
-    Args:
-        data: folder with queries, judgements and corpus, or file of training records.
-        split: split of the queries, of a folder.
-    Raises:
-        ValueError: no query has a relevant passage, or a relevant passage is missing.
-    """
+def read_judged_texts(data: JudgedSource) -> JudgedTexts:
+    """Read the judged queries of a source and their relevant passages. Raises ValueError if no query has a relevant
+    passage, or a relevant passage is missing."""
     policy = Policy()
-    source = _texts_and_judgements(data, split)
-    sources = QuerySource.open(source, split), JudgementSource.open(source, split)
-    query_list, records = read_judged_queries(*sources, policy)
+    query_list, records = read_judged_queries(data.source.queries, data.judgements, policy)
     queries = {query.id: query for query in query_list}
     pairs = [one for _, one in reject_unknown_ids(records, queries, None, policy) if one.relevance > 0]
     if not pairs:
-        raise ValueError(f"{data} has no query with a relevant passage in the split {split!r}")
+        raise ValueError(
+            f"{data.judgements} has no query with a relevant passage in the split {data.judgements.split!r}"
+        )
     passage_ids = {judgement.passage_id for judgement in pairs}
-    passages = [passage for passage in read_corpus(source, policy) if passage.id in passage_ids]
+    passages = [passage for passage in data.corpus.read(policy) if passage.id in passage_ids]
     ids = passage_ids.difference(passage.id for passage in passages)
     if ids:
-        raise ValueError(f"{data}: {len(ids):,} relevant passages are not in its corpus, such as {min(ids)!r}")
+        raise ValueError(
+            f"{data.judgements}: {len(ids):,} relevant passages are not in its corpus, such as {min(ids)!r}"
+        )
     return JudgedTexts(queries, passages, pairs)
 
 
@@ -123,38 +152,21 @@ def pooling_weights(run: Run) -> dict[str, float] | None:
     return None if weights is None else dict(zip(names, weights, strict=True))
 
 
-def _texts_and_judgements(data: str | Path, split: str) -> str:
-    """Return the file of judgements if it is one of training records with texts, else `data`."""
-    file = JudgementSource.open(data, split).file
-    if file.format.examples is None:
-        return str(data)
-    format_name = parse_source(data)[0]
-    return f"{format_name}:{file.path}" if format_name else str(file.path)
-
-
-def measure_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> Diversity:
-    """Return the diversity of the judged pairs of a folder or file.
-
-    Args:
-        run, data, split, progress: see `judged_pairs`.
-    """
-    return _diversity_of(judged_pairs(run, data, split, progress))
+def measure_diversity(run: Run, data: JudgedSource, progress: bool = True) -> Diversity:
+    """Return the diversity of the judged pairs of a source. Raises as `judged_pairs` does."""
+    return _diversity_of(judged_pairs(run, data, progress))
 
 
 def _diversity_of(pairs: JudgedPairs) -> Diversity:
     return diversity(pairs.queries, pairs.passages, pairs.rows)
 
 
-def diversity_path(workdir: Workdir, data: str | Path, split: str, step: int | None = None) -> Path:
+def diversity_path(workdir: Workdir, data: JudgedSource, step: int | None = None) -> Path:
     """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, of a file `eval/DATA.diversity.json`.
 
-    Args:
-        workdir: of the run.
-        data, split: see `read_judged_texts`.
-        step: of a checkpoint that is not the best one, whose report has `.step-N` in its name.
+    step: of a checkpoint that is not the best one, whose report has `.step-N` in its name.
     """
-    name = dataset_name(data) if source_path(data).is_file() else result_name(str(data), str(data), split)
-    return workdir.evaluation(f"{name}{'' if step is None else f'.step-{step}'}.diversity")
+    return workdir.evaluation(f"{data.name}{'' if step is None else f'.step-{step}'}.diversity")
 
 
 def read_diversity(path: Path) -> dict[str, float | None]:
@@ -172,17 +184,13 @@ def is_diversity_of(path: Path, checkpoint: Mapping[str, Any], texts: JudgedText
     return report.get("checkpoint") == checkpoint and report.get("data") == texts.digest()
 
 
-def report_diversity(run: Run, data: str | Path, split: str, progress: bool = True) -> str:
-    """Measure diversity, write it to `diversity_path`, and return the text to print.
-
-    Args:
-        run, data, split, progress: see `judged_pairs`.
-    """
-    pairs = judged_pairs(run, data, split, progress)
+def report_diversity(run: Run, data: JudgedSource, progress: bool = True) -> str:
+    """Measure diversity, write it to `diversity_path`, and return the text to print. Raises as `judged_pairs` does."""
+    pairs = judged_pairs(run, data, progress)
     result = _diversity_of(pairs)
     names = run.model.module.head.vector_names()
     is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)
-    path = diversity_path(run.workdir, data, split, None if is_best else run.checkpoint["step"])
+    path = diversity_path(run.workdir, data, None if is_best else run.checkpoint["step"])
     winners = dict(zip(names, result.wins, strict=True))
     mixture = pooling_weights(run)
     pooling = {"name": run.config.pooling, "weights": mixture}

@@ -16,6 +16,7 @@ from jaxret.data.formats import Corpus, JudgementSource, TrainingSource, write_r
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
 from jaxret.experiments.chunk_data import chunk_data
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
 from jaxret.experiments.report.write_report import write_report
 from jaxret.experiments.rerank_run import RerankJob, rerank_run
@@ -54,7 +55,7 @@ def _fuse(**options: Any) -> Callable[[str], object]:
 
 
 def _rerank(out: str) -> None:
-    job = RerankJob("one.trec", Corpus.open("texts.jsonl"), "data", out, qrels="qrels.tsv")
+    job = RerankJob("one.trec", Corpus.open("texts.jsonl"), EvaluationSource.open("data", "qrels.tsv"), out)
     rerank_run(RERANKER, job, progress=False)
 
 
@@ -169,7 +170,12 @@ def _mine_pool(pool: str) -> None:
     ("name", "write"),
     [
         ("x.eval.json", lambda source: fuse_runs(FuseJob(("one.trec", source), "x.trec"))),
-        ("x.eval.json", lambda source: rerank_run(RERANKER, RerankJob(source, Corpus.open("data"), "data", "x.trec"))),
+        (
+            "x.eval.json",
+            lambda source: rerank_run(
+                RERANKER, RerankJob(source, Corpus.open("data"), EvaluationSource.open("data"), "x.trec")
+            ),
+        ),
         ("x.jsonl.parents.json", _mine_pool),
     ],
     ids=["fuse", "rerank", "mine"],

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from jaxret.data.formats import Corpus
 from jaxret.configs import NOT_CONFIGS, load_config, load_stages
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.runs.mismatch import ContractError
 from jaxret.parallel.mesh import make_mesh
 from jaxret.models.encoders.architectures import EncoderConfig
@@ -108,7 +109,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         script.main()
         run = open_run(tmp_path / "run")
         encode_corpus(run, Corpus.open(data), progress=False)
-        search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
+        search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
     others = {key for key in keys if key.startswith("head.") and key.split(".")[1] in HEADS.keys() - {"mvr"}}
     others |= {key for key in keys if find_reader("retrieval", key)}  # refused: tests/training/unread_keys_test.py
     assert keys - reads.keys == {"train.added"} | others

@@ -32,6 +32,7 @@ from jaxret.experiments.beir import (
 )
 from jaxret.experiments.beir_job import BeirJob
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.reproduce.papers import paper_means
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.runs.workdir import Workdir
@@ -137,7 +138,7 @@ def test_a_part_of_the_sets_keeps_the_results_of_the_others(
     job = BeirJob(str(tmp_path / "run"), str(sets))
     workdir = Workdir(job.workdir)
 
-    def search(run: Any, queries: str, qrels: str, options: EvaluationOptions, *rest: Any) -> None:
+    def search(run: Any, source: EvaluationSource, options: EvaluationOptions, *rest: Any) -> None:
         write_json(workdir.evaluation(options.name), {"queries_expected": 2, "mean": {"nDCG@10": 0.5, "R@100": 0.5}})
         write_json(workdir.rankings(options.name), {})
 
@@ -172,7 +173,12 @@ def test_bm25_is_a_column(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     options = EvaluationOptions(k=100, measures=("nDCG@10", "R@100"), latency=0)
     for forum in (android, sets / "cqadupstack" / "english"):
         search_bm25(
-            str(tmp_path / "bm25"), Corpus.open(forum), (str(forum), str(forum)), BM25Settings(), options, False
+            str(tmp_path / "bm25"),
+            Corpus.open(forum),
+            EvaluationSource.open(forum, forum),
+            BM25Settings(),
+            options,
+            False,
         )
     by_hand = read_columns([f"BM25={tmp_path / 'bm25'}"], result)
     measures = columns["BM25"]["cqadupstack"]["measures"]

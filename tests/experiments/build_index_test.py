@@ -13,6 +13,7 @@ from jaxret.data.formats import Corpus
 from jaxret.experiments.build_index import index_corpus
 from jaxret.experiments.compare_runs import compare_runs
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files, show_answer
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
@@ -52,9 +53,8 @@ def test_results_of_an_index_are_marked_approximate(run: Run, capsys: pytest.Cap
     ):
         search_files(
             run,
-            data(run),
-            data(run),
-            EvaluationOptions(split="dev", k=10),
+            EvaluationSource.open(data(run), data(run), "dev"),
+            EvaluationOptions(k=10),
             options=options,
             progress=False,
         )

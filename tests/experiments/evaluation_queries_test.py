@@ -1,17 +1,21 @@
-"""Digests of queries: of an evaluation, of training data."""
+"""The names of evaluations, and digests of queries: of an evaluation, of training data."""
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxret.data.formats import QuerySource
 from jaxret.data.records import Query
-from jaxret.experiments.evaluation_queries import EvaluationQueries
+from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.mining.training_queries import TrainingQueries, TrainingQuery
 from jaxret.storage.atomic import sha256_json
 
+SOURCE = EvaluationSource(QuerySource("data", "test", False, ()), None)
 QUERY = Query("q1", "what is a river", ("water",))
 OTHERS: dict[str, Any] = {
     "id": "q2",
@@ -22,7 +26,7 @@ OTHERS: dict[str, Any] = {
 
 
 def digests(query: Query) -> tuple[str, str]:
-    evaluated = EvaluationQueries([query], [], "data", "test").digests()["queries"]
+    evaluated = EvaluationQueries([query], [], SOURCE).digests()["queries"]
     return evaluated, TrainingQueries((TrainingQuery(query),), False).digest()
 
 
@@ -36,3 +40,30 @@ def test_every_field_of_a_query_is_in_the_digests(field: str) -> None:
 def test_digests_of_queries_without_instructions_stay_as_they_are() -> None:
     values = ["q1", "what is a river", ["water"]]
     assert digests(QUERY) == (sha256_json([values]), sha256_json([[*values, []]]))
+
+
+@pytest.mark.parametrize(
+    ("queries", "qrels", "name"),
+    [
+        ("scifact", "", "scifact"),
+        ("scifact", "scifact", "scifact.test"),
+        ("scifact/queries.jsonl", "", "scifact"),
+        ("scifact/queries.jsonl", "scifact/qrels/test.tsv", "scifact.test"),
+        ("x/nq-test.qa.csv", "", "nq-test"),
+        ("nq/test.qa.csv", "", "nq-test"),
+        ("trivia/test.qa.csv", "", "trivia-test"),
+        ("msmarco/queries.eval.tsv.gz", "", "msmarco-eval"),
+        ("msmarco/queries.dev.tsv", "", "msmarco-dev"),
+        ("msmarco/queries.dev.small.tsv", "msmarco/qrels.dev.small.tsv", "msmarco-dev.small"),
+        ("msmarco/queries.dev.tsv", "msmarco/qrels.dev.small.tsv", "msmarco-dev.dev.small"),
+    ],
+)
+def test_a_result_is_named_after_queries_and_split(queries: str, qrels: str, name: str, tmp_path: Path) -> None:
+    for file in ("scifact/queries.jsonl", "scifact/qrels/test.tsv", queries, qrels):
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix:
+            path.write_bytes(gzip.compress(b"") if path.suffix == ".gz" else b"")
+    source = EvaluationSource.open(tmp_path / queries, tmp_path / qrels if qrels else "")
+    assert source.name == name
+    assert source.has_every_split == (queries == "scifact" and not qrels)

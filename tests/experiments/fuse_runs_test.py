@@ -14,6 +14,7 @@ from jaxret.data.formats import Corpus, DataError, read_corpus, read_queries, re
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.evaluation.fusion import fuse
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.index.corpus_folder import corpus_folder
@@ -90,7 +91,11 @@ def test_own_passages_of_queries_in_arguana(runs: Path, monkeypatch: pytest.Monk
         write_beir(folder, passages, queries, {"test": judgements})
     for name in ("words", "again"):
         search_bm25(
-            name, Corpus.open("arguana"), ("arguana", ""), BM25Settings(), EvaluationOptions(self_matches="keep")
+            name,
+            Corpus.open("arguana"),
+            EvaluationSource.open("arguana"),
+            BM25Settings(),
+            EvaluationOptions(self_matches="keep"),
         )
     files = tuple(str(next(Path(name, "runs").glob("*.trec"))) for name in ("words", "again"))
     for sources, tune in ((files, {"tune_runs": files}), (("words", "again"), {"tune_runs": ("arguana",)})):

@@ -10,7 +10,7 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.explain import explain, stored_passage
-from jaxret.experiments.vector_diversity import report_diversity
+from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encoded_corpus import open_encoded
@@ -36,6 +36,6 @@ def test_mlr_on_a_language_model(tmp_path: Path, token: str) -> None:
     best = explanation.split("the score is the product with ")[1].split(",")[0]
     assert best in ("layer 2", "layer 3")
     assert float(explanation.splitlines()[0].removeprefix("score ").split()[0]) == pytest.approx(score, abs=2e-4)
-    report = report_diversity(run, data, "train", progress=False)
+    report = report_diversity(run, JudgedSource.open(data, "train"), progress=False)
     assert "layer 2" in report
     assert np.isfinite(score)

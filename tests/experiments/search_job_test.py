@@ -14,7 +14,6 @@ from jaxret.runs.ray_cluster import EngineOptions
 from jaxret.search.search_options import SearchOptions
 
 OTHER_VALUES = {
-    "split": "dev",
     "measures": ("RR@5",),
     "name": "x",
     "label": "x",
@@ -44,6 +43,7 @@ def test_every_option_of_an_evaluation_has_a_case() -> None:
     ("values", "message"),
     [
         ({"query": "x", "qrels": "r"}, "--qrels needs --queries"),
+        ({"query": "x", "split": "dev"}, "--split needs --queries"),
         ({"query": "x", "explicit_fields": ("split",)}, "--split needs --queries"),
         ({}, "give either --query"),
         ({"query": "x", "queries": "q"}, "give either --query"),

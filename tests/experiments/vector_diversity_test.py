@@ -12,7 +12,13 @@ import pytest
 
 from jaxret.data.records import Judgement, Passage, Query
 from jaxret.experiments import vector_diversity
-from jaxret.experiments.vector_diversity import JudgedPairs, JudgedTexts, is_diversity_of, report_diversity
+from jaxret.experiments.vector_diversity import (
+    JudgedPairs,
+    JudgedSource,
+    JudgedTexts,
+    is_diversity_of,
+    report_diversity,
+)
 from jaxret.runs.run import OpenedRun
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, write_json
@@ -49,11 +55,15 @@ def test_the_report_of_the_best_checkpoint_is_kept(tmp_path: Path, monkeypatch: 
     pairs = JudgedPairs(["q"], ["p"], vectors[:1], vectors[None], np.zeros(1, np.int64), "digest")
     monkeypatch.setattr(vector_diversity, "judged_pairs", lambda *arguments: pairs)
     monkeypatch.setattr(vector_diversity, "find_best_checkpoint", lambda *arguments: CHECKPOINT)
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).touch()
+    data = JudgedSource.open(tmp_path / "data", "test")
     head = SimpleNamespace(vector_names=lambda: ("one", "two"))
     model, config = SimpleNamespace(module=SimpleNamespace(head=head)), SimpleNamespace(pooling="none")
     for checkpoint in (CHECKPOINT, {"step": 2, "digest": "cd"}):
         run: Any = object.__new__(OpenedRun)
         vars(run).update(workdir=Workdir(tmp_path), config=config, model=model, params={}, checkpoint=checkpoint)
-        assert str(tmp_path / "eval") in report_diversity(run, "data", "test")
+        assert str(tmp_path / "eval") in report_diversity(run, data)
     written = {path.name: read_json(path)["checkpoint"] for path in (tmp_path / "eval").iterdir()}
     assert written == {"data.test.diversity.json": CHECKPOINT, "data.test.step-2.diversity.json": checkpoint}

@@ -16,6 +16,7 @@ from jaxret.data.formats import Corpus
 from jaxret.data.records import Passage
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
 from jaxret.export.compare_original import compare_with_original, sample_texts
 from jaxret.export.import_model import import_model
@@ -182,7 +183,8 @@ def test_an_opened_model_encodes_searches_and_starts_a_run(tmp_path: Path, monke
     assert (run.tokenizer.query_length, run.tokenizer.passage_length) == (16, 16)
     encode_corpus(run, Corpus.open(data), progress=False)
     assert (
-        search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False) is not None
+        search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
+        is not None
     )
 
     started = {"train__start_from": str(tmp_path / "run"), "train__steps": 0, "data__dev": ""}

@@ -15,6 +15,7 @@ import pytest
 from jaxret.api import Index, Retriever
 from jaxret.data.formats import Corpus, DataError, read_queries
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.explain import explain_in_run
 from jaxret.experiments.explain_request import ExplainRequest
 from jaxret.experiments.search_job import parse_sizes
@@ -294,29 +295,27 @@ def test_vectors_of_another_checkpoint_are_not_cut(root: Path, runs: RunsByKind)
 
 @pytest.mark.slow
 def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest.CaptureFixture[str]) -> None:
-    run, data = runs[DAILY], str(root / "data")
-    evaluation = EvaluationOptions(split="test", latency=0)
+    run, source = runs[DAILY], EvaluationSource.open(root / "data", root / "data")
+    evaluation = EvaluationOptions(latency=0)
     sizes = parse_sizes(["all", "5", "2"])
-    measured = search_sizes(run, sizes, data, data, evaluation, encoded_name="first")
+    measured = search_sizes(run, sizes, source, evaluation, encoded_name="first")
     assert list(measured) == [run.model.dimension, 5, 2]
     table = capsys.readouterr().out.split("by numbers of a vector:")[1].splitlines()
     assert [line.split()[0] for line in table if line.strip()][-4:-1] == ["2", "5", str(run.model.dimension)]
     stored = read_json(run.workdir.evaluation("data.test.dimension-5"))
     assert stored["provenance"]["search"]["dimension"] == 5
-    (direct,) = search_sizes(
-        run, (0,), data, data, replace(evaluation, label="cut"), encoded_name=f"first-{SIZE}"
-    ).values()
+    (direct,) = search_sizes(run, (0,), source, replace(evaluation, label="cut"), encoded_name=f"first-{SIZE}").values()
     assert direct.mean == measured[5].mean
     assert (
         read_json(run.workdir.evaluation(f"data.test.cut.dimension-{SIZE}"))["provenance"]["search"]["dimension"]
         == SIZE
     )
-    search_sizes(run, (0,), data, data, replace(evaluation, label="whole"), encoded_name="first")
+    search_sizes(run, (0,), source, replace(evaluation, label="whole"), encoded_name="first")
     assert "dimension" not in read_json(run.workdir.evaluation("data.test.whole"))["provenance"]["search"]
     with pytest.raises(ValueError, match=r"--dimension=99: .*vectors .*corpus"):
-        search_sizes(run, (99,), data, data, evaluation, encoded_name="first")
+        search_sizes(run, (99,), source, evaluation, encoded_name="first")
     with pytest.raises(ValueError, match="give --qrels too"):
-        search_sizes(run, (2, 5), data, "", evaluation, encoded_name="first")
+        search_sizes(run, (2, 5), replace(source, judgements=None), evaluation, encoded_name="first")
 
 
 @pytest.mark.parametrize("texts", [["0"], ["-1"], ["whole"], ["5", "5"]])

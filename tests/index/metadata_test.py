@@ -15,6 +15,7 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.index.encode_options import EncodeOptions
@@ -222,8 +223,7 @@ def test_filtered_results_have_their_own_files(
     for filters in ((), ("colour:red",)):
         search_files(
             run,
-            str(queries),
-            str(qrels),
+            EvaluationSource.open(queries, qrels),
             EvaluationOptions(k=5, measures=("RR@5",)),
             options=SearchOptions(filters=tuple(filters)),
             encoded_name="corpus",

@@ -25,7 +25,7 @@ from jaxret.evaluation.answers import has_answer
 from jaxret.evaluation.metrics import evaluate
 from jaxret.experiments.evaluation_measures import measures_for
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import EvaluationQueries, dataset_name
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.explain import explain, open_as_encoded, stored_passage
 from jaxret.experiments.search_files import search_files, show_answer
 from jaxret.index.corpus_folder import corpus_folder
@@ -93,7 +93,9 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
     left.parent.mkdir(exist_ok=True)
     left.touch()
     os.utime(left, (0, 0))
-    evaluation = search_files(run, data, data, EvaluationOptions(k=K, measures=tuple(MEASURES)), progress=False)
+    evaluation = search_files(
+        run, EvaluationSource.open(data, data), EvaluationOptions(k=K, measures=tuple(MEASURES)), progress=False
+    )
     assert not left.exists()
     judgements = read_judgements(data, "test")
     judged = {j.query_id for j in judgements}
@@ -136,7 +138,7 @@ def test_run_file_and_evaluation(root: Path, tmp_path: Path, capsys: pytest.Capt
     assert "nDCG@10" in printed
     assert f"Queries found: {len(judged)} of {len(judged)}" in printed
 
-    search_files(run, data, evaluation=EvaluationOptions(k=K), progress=False)
+    search_files(run, EvaluationSource.open(data), evaluation=EvaluationOptions(k=K), progress=False)
     everybody = (tmp_path / "mine" / "runs" / "data.trec").read_text().splitlines()
     assert len(everybody) == K * len(read_queries(data))
     assert f"{len(read_queries(data))} queries, of every split; --qrels=" in capsys.readouterr().out
@@ -149,7 +151,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     assert (
         search_files(
             run,
-            str(table),
+            EvaluationSource.open(table),
             evaluation=EvaluationOptions(k=100, measures=tuple(MEASURES), dpr_results=True),
             progress=False,
         )
@@ -165,7 +167,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     assert stored["per_query"]["Accuracy@100"] == {"0": 1.0, "1": 0.0}
     write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
     search_files(
-        run, str(table), evaluation=EvaluationOptions(k=100), progress=False
+        run, EvaluationSource.open(table), evaluation=EvaluationOptions(k=100), progress=False
     )  # the ranking is written all the same
     assert "answer strings cannot be looked for: the corpus that was encoded is no longer at /nowhere" in (
         capsys.readouterr().out
@@ -194,7 +196,9 @@ def test_relevant_passages_that_were_not_encoded_are_counted(
     qrels = tmp_path / "few.tsv"
     rows = ["query-id corpus-id score", "q0 p0 1", "q0 gone 1", "q3 p3 1", "q3 gone-too 0"]
     qrels.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows))
-    search_files(run, str(root / "data"), str(qrels), EvaluationOptions(k=5, measures=("RR@5",)), progress=False)
+    search_files(
+        run, EvaluationSource.open(root / "data", qrels), EvaluationOptions(k=5, measures=("RR@5",)), progress=False
+    )
     assert "1 of 3 relevant passages are not in the corpus: they count as not found" in capsys.readouterr().out
     written = read_json(run.workdir / "eval" / "data.few.json")
     assert written["provenance"]["dataset"]["relevant_passages_not_in_corpus"] == 1
@@ -204,7 +208,10 @@ def test_an_unknown_measure_is_an_error_before_the_search(root: Path, tmp_path: 
     run = copied(root, tmp_path / "mine")
     with pytest.raises(ValueError, match="unknown measure 'nDGC@10'"):
         search_files(
-            run, str(root / "data"), str(root / "data"), EvaluationOptions(k=5, measures=("nDGC@10",)), progress=False
+            run,
+            EvaluationSource.open(root / "data", root / "data"),
+            EvaluationOptions(k=5, measures=("nDGC@10",)),
+            progress=False,
         )
     assert not (run.workdir / "runs").exists()
 
@@ -214,7 +221,10 @@ def test_an_invalid_regular_expression_is_an_error_before_the_search(root: Path,
     (tmp_path / "small.qa.csv").write_text("river stone\t['(river']\n")
     with pytest.raises(ValueError, match=r"'0': .*'\(river' .*expression"):
         search_files(
-            run, str(tmp_path / "small.qa.csv"), evaluation=EvaluationOptions(k=5, match="regex"), progress=False
+            run,
+            EvaluationSource.open(tmp_path / "small.qa.csv"),
+            evaluation=EvaluationOptions(k=5, match="regex"),
+            progress=False,
         )
     assert not (run.workdir / "runs").exists()
 
@@ -226,8 +236,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     with pytest.raises(ValueError, match=r"R@1000 .*--k=1000 .*20 .*requested"):
         search_files(
             run,
-            data,
-            data,
+            EvaluationSource.open(data, data),
             EvaluationOptions(
                 k=K,
                 measures=(
@@ -240,7 +249,7 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
     assert not (run.workdir / "runs").exists()
     assert measures_for(100) == measures_for(1000) == ("nDCG@10", "RR@10", "R@100", "Success@5", "Success@20")
     assert measures_for(3) == ("nDCG@3", "RR@3", "R@3", "Success@3")
-    evaluation = search_files(run, data, data, EvaluationOptions(k=K), progress=False)
+    evaluation = search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=K), progress=False)
     assert evaluation is not None
     assert list(evaluation.mean) == ["nDCG@10", "RR@10", "R@20", "Success@5", "Success@20"]
     assert "with --k=20, the measures are nDCG@10, RR@10, R@20, Success@5, Success@20\n" in capsys.readouterr().out
@@ -250,14 +259,15 @@ def test_a_measure_deeper_than_k_is_an_error_and_defaults_are_not_deeper(
 def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     """Digests of queries and judgements, which their order and format do not change; bytes and latency."""
     run, data = copied(root, tmp_path / "mine"), root / "data"
-    search_files(run, str(data), str(data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False)
+    search_files(
+        run, EvaluationSource.open(data, data), EvaluationOptions(k=5, measures=("RR@5",), latency=3), progress=False
+    )
     first = read_json(run.workdir / "eval" / "data.test.json")
     judgements = read_judgements(data, "test")
     write_beir(tmp_path / "data", read_corpus(data), read_queries(data)[::-1], {"test": judgements[::-1]})
     search_files(
         run,
-        str(tmp_path / "data"),
-        str(tmp_path / "data"),
+        EvaluationSource.open(tmp_path / "data", tmp_path / "data"),
         EvaluationOptions(k=5, measures=("RR@5",), latency=0),
         progress=False,
     )
@@ -265,7 +275,10 @@ def test_results_have_digests_and_costs(root: Path, tmp_path: Path) -> None:
     assert again["provenance"]["dataset"]["sha256"] == first["provenance"]["dataset"]["sha256"]
     write_beir(tmp_path / "data", read_corpus(data), read_queries(data), {"test": judgements[1:]})
     search_files(
-        run, str(tmp_path / "data"), str(tmp_path / "data"), EvaluationOptions(k=5, measures=("RR@5",)), progress=False
+        run,
+        EvaluationSource.open(tmp_path / "data", tmp_path / "data"),
+        EvaluationOptions(k=5, measures=("RR@5",)),
+        progress=False,
     )
     other = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["dataset"]["sha256"]
     assert other["qrels"] != first["provenance"]["dataset"]["sha256"]["qrels"]
@@ -330,7 +343,7 @@ def test_the_time_of_a_search_by_its_number_of_passages(run: Run, root: Path, tm
         searcher.first(0)
     mine = copied(root, tmp_path / "mine")
     options = EvaluationOptions(k=5, measures=("RR@5",), latency=2, latency_passages=(4,))
-    search_files(mine, str(root / "data"), str(root / "data"), options, progress=False)
+    search_files(mine, EvaluationSource.open(root / "data", root / "data"), options, progress=False)
     latency = read_json(mine.workdir / "eval" / "data.test.json")["cost"]["latency"]
     assert latency["search_ms_by_passages"].keys() == {"4", str(total)}
 
@@ -363,7 +376,9 @@ def test_documents_are_ranked_by_their_best_passage(root: Path, tmp_path: Path) 
     assert searcher.missing_ids({"many", "none"}) == {"none"}
     assert searcher.passages(["many"])["many"].text == " ".join(chunk.text for chunk in chunks[:60])
     options = EvaluationOptions(k=5, measures=("RR@5",))
-    search_files(run, str(tmp_path / "data"), str(tmp_path / "data"), options, SearchOptions(max_passage=True))
+    search_files(
+        run, EvaluationSource.open(tmp_path / "data", tmp_path / "data"), options, SearchOptions(max_passage=True)
+    )
     written = read_json(run.workdir / "eval" / "data.test.max-passage.json")
     assert written["provenance"]["search"]["max_passage"] is True
     with pytest.raises(ValueError, match="max_passage needs exact search"):
@@ -389,7 +404,10 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
     result = {}
     for how in ("keep", "remove", "auto"):
         search_files(
-            run, str(queries), str(qrels), EvaluationOptions(k=5, measures=("RR@5",), self_matches=how), progress=False
+            run,
+            EvaluationSource.open(queries, qrels),
+            EvaluationOptions(k=5, measures=("RR@5",), self_matches=how),
+            progress=False,
         )
         result[how] = read_run(run.workdir / "runs" / "arguana.test.trec")
         stored = read_json(run.workdir / "eval" / "arguana.test.json")["provenance"]["dataset"]["self_matches"]
@@ -404,7 +422,12 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
 
 def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
-    search_files(run, data, data, EvaluationOptions(k=5, measures=("RR@5",), dpr_results=True), progress=False)
+    search_files(
+        run,
+        EvaluationSource.open(data, data),
+        EvaluationOptions(k=5, measures=("RR@5",), dpr_results=True),
+        progress=False,
+    )
     path = run.workdir / "runs" / "data.test.dpr.json"
     records, stored = read_json(path), read_json(run.workdir / "eval" / "data.test.json")
     judged = [query for query in read_queries(data) if query.id in stored["per_query"]["RR@5"]]
@@ -422,12 +445,17 @@ def test_results_as_dpr_writes_them(root: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     write_beir(plain, [], [Query("q", "no answers")], {})
     with pytest.raises(ValueError, match=r"strings, .*results .*DPR"):
-        search_files(run, str(plain), evaluation=EvaluationOptions(k=5, dpr_results=True), progress=False)
+        search_files(
+            run, EvaluationSource.open(plain), evaluation=EvaluationOptions(k=5, dpr_results=True), progress=False
+        )
     write_json(run.workdir / "embeddings" / "data" / "corpus.json", with_digest({"path": "/nowhere"}))
     (tmp_path / "asked.qa.csv").write_text("river stone\t['river']\n")
     with pytest.raises((FileNotFoundError, ShardError)):
         search_files(
-            run, str(tmp_path / "asked.qa.csv"), evaluation=EvaluationOptions(k=5, dpr_results=True), progress=False
+            run,
+            EvaluationSource.open(tmp_path / "asked.qa.csv"),
+            evaluation=EvaluationOptions(k=5, dpr_results=True),
+            progress=False,
         )
     assert not (run.workdir.rankings("asked")).exists(), "before the search"
 
@@ -445,13 +473,13 @@ def test_unwritable_results_are_an_error_before_the_search(
     (run.workdir / "eval").write_text("a file where a folder should be")
     monkeypatch.setattr(Searcher, "__init__", lambda *_: pytest.fail("it went on to search"))
     with pytest.raises(OSError, match=r"mine/eval cannot be written"):
-        search_files(run, data, data, EvaluationOptions(k=K), progress=False)
+        search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=K), progress=False)
 
 
 def test_results_with_a_label_replace_no_others(root: Path, tmp_path: Path) -> None:
     run, data = copied(root, tmp_path / "mine"), str(root / "data")
     for label in ("", "step-0"):
-        search_files(run, data, data, EvaluationOptions(k=5, label=label), progress=False)
+        search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=5, label=label), progress=False)
     for folder, suffix in (("runs", "trec"), ("eval", "json")):
         assert {path.name for path in (run.workdir / folder).iterdir()} == {
             f"data.test.{suffix}",
@@ -473,8 +501,7 @@ def test_the_run_file_gives_trec_eval_the_printed_numbers(root: Path, tmp_path: 
     encode_corpus(run, Corpus.open(data), progress=False)
     evaluation = search_files(
         run,
-        data,
-        data,
+        EvaluationSource.open(data, data),
         EvaluationOptions(
             k=K,
             measures=(
@@ -644,7 +671,11 @@ def test_lengths_of_encoding_and_search_are_recorded(root: Path, tmp_path: Path)
     with pytest.raises(ContractError, match=r"passage_length: 24 in .*, 8 in "):
         encode_corpus(run, Corpus.open(data), "short", EncodeOptions(dtype="float16"), progress=False)
     search_files(
-        open_run(run.workdir, query_length=5), data, data, EvaluationOptions(k=5), encoded_name="short", progress=False
+        open_run(run.workdir, query_length=5),
+        EvaluationSource.open(data, data),
+        EvaluationOptions(k=5),
+        encoded_name="short",
+        progress=False,
     )
     stored = read_json(run.workdir / "eval" / "data.test.json")["provenance"]["search"]
     assert (stored["query_length"], stored["passage_length"]) == (5, 8)
@@ -738,17 +769,3 @@ def test_the_corpus_is_selected_by_name(root: Path, tmp_path: Path) -> None:
 def test_nothing_to_search_for(queries: list[Query], k: int, message: str, run: Run) -> None:
     with pytest.raises(ValueError, match=message):
         Searcher(run, corpus_folder(run.workdir)).search(queries, k)
-
-
-def test_dataset_names(root: Path) -> None:
-    assert dataset_name(root / "data") == dataset_name(root / "data" / "queries.jsonl") == "data"
-    assert dataset_name("x/nq-test.qa.csv") == "nq-test"
-    splits = ("dev", "dev.small", "eval")
-    assert [dataset_name(f"msmarco/queries.{split}.tsv.gz") for split in splits] == [
-        "msmarco-dev",
-        "msmarco-dev.small",
-        "msmarco-eval",
-    ]
-    assert EvaluationQueries([], [], "msmarco-dev.small", "dev.small").name == "msmarco-dev.small"
-    assert EvaluationQueries([], [], "scifact", "test").name == "scifact.test"
-    assert [dataset_name(f"data/{name}/test.qa.csv") for name in ("nq", "trivia")] == ["nq-test", "trivia-test"]

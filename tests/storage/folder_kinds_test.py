@@ -13,6 +13,7 @@ from jaxret.data.formats.build_data_set import build_data_set
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.export.export import export
 from jaxret.export.import_model import import_model
@@ -92,7 +93,12 @@ MAKERS: dict[str, tuple[str, Callable[[Path, Path], object]]] = {  # what it mak
     "bm25": (
         BM25_RESULTS,
         lambda root, it: search_bm25(
-            str(it), Corpus.open(root / "data"), (str(root / "data"), ""), BM25Settings(), EvaluationOptions(), False
+            str(it),
+            Corpus.open(root / "data"),
+            EvaluationSource.open(root / "data"),
+            BM25Settings(),
+            EvaluationOptions(),
+            False,
         ),
     ),
     "export": ("", lambda root, it: export(root / "run", "sentence-transformers", it)),

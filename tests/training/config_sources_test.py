@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxret.configs import load_config
 from jaxret.data.formats import Corpus, DataError
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationRequest, EvaluationSetup, complete_evaluation
 from jaxret.experiments.recipes.stages import referenced_files
 from jaxret.training.config_sources import validation_corpus
@@ -37,9 +38,10 @@ def test_the_validation_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_recipe_is_evaluated_on_its_training_folder(tmp_path: Path) -> None:
     data, other = write_data(tmp_path / "data", train=2, dev=1), write_data(tmp_path / "other", train=2, dev=1)
     config = config_with(data__train=str(data))
-    setup = complete_evaluation(EvaluationRequest(None, "", ""), config)
-    assert setup == EvaluationSetup(Corpus.open(data), str(data), str(data))
-    assert complete_evaluation(EvaluationRequest(Corpus.open(other), "", ""), config).corpus == Corpus.open(other)
+    setup = complete_evaluation(EvaluationRequest(None, "", "", "dev"), config)
+    assert setup == EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data, "dev"))
+    request = EvaluationRequest(Corpus.open(other), "", "", "dev")
+    assert complete_evaluation(request, config).corpus == Corpus.open(other)
     records = tmp_path / "train.jsonl"
     records.write_text('{"query": "river", "positives": ["stone"]}\n')
     with pytest.raises(ValueError, match=r"--corpus .*--config\.data\.train"):

@@ -18,6 +18,7 @@ from jaxret.data.records import Example, Judgement, Passage, Query
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import Run
@@ -247,9 +248,8 @@ def test_validation_over_a_corpus_equals_search(family: str, tmp_path: Path) -> 
     encode_corpus(run, Corpus.open(data), progress=False)
     expected = search_files(
         run,
-        str(data),
-        str(data),
-        EvaluationOptions(split="dev", k=100, measures=tuple(list(CORPUS_MEASURES))),
+        EvaluationSource.open(data, data, "dev"),
+        EvaluationOptions(k=100, measures=tuple(list(CORPUS_MEASURES))),
         progress=False,
     )
     assert expected is not None

@@ -11,12 +11,12 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from jaxret.data.errors import Policy
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.self_matches import has_passages_as_queries
-from jaxret.experiments.evaluation_queries import load_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.storage.atomic import sha256_json, sha256_json_lists
 
 
-def folder_task(corpus: Corpus, split: str) -> AbsTaskRetrieval:
-    """Return the task of the folder of a corpus, which has queries and judgements, too. Its revision is a digest of
+def folder_task(corpus: Corpus, source: EvaluationSource) -> AbsTaskRetrieval:
+    """Return the task of a folder: its corpus, and its queries with judgements. Its revision is a digest of
     passages, queries and judgements.
 
     A split other than "test" is part of the task's name: mteb's files of results are one a task.
@@ -27,7 +27,7 @@ def folder_task(corpus: Corpus, split: str) -> AbsTaskRetrieval:
         DataError: a bad record.
     """
     folder_name = corpus.name
-    data = load_evaluation_queries(corpus.source, corpus.source, split, Policy())
+    data, split = source.read(Policy()), source.split
     relevant: dict[str, dict[str, int]] = {}
     for judgement in data.judgements:
         relevant.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance

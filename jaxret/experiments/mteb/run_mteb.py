@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.mteb.mteb_options import MtebOptions
 from jaxret.parallel.events import emit
 from jaxret.runs.run import Run
@@ -86,8 +87,8 @@ def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Corpus | None]]:
 
     for name in options.tasks:
         if Path(name).is_dir():
-            corpus = Corpus.open(Path(name))
-            yield folder_task(corpus, options.split), corpus
+            corpus = Corpus.open(name)
+            yield folder_task(corpus, EvaluationSource.open(name, name, options.split)), corpus
             continue
         try:
             (task,) = mteb.get_tasks(tasks=[name])

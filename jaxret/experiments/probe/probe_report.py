@@ -14,6 +14,7 @@ from jaxret.configs import load_config
 from jaxret.data.formats import Corpus
 from jaxret.evaluation.comparison import format_p_value
 from jaxret.evaluation.text_table import aligned_table
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.pictures.canvas import (
     NO_MATPLOTLIB,
     add_legend,
@@ -27,7 +28,7 @@ from jaxret.experiments.probe.layer_quality import NDCG, RECALL, Choice, Quality
 from jaxret.experiments.probe.layer_vectors import TOKEN_TITLES
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.run_probe import Finding, Probe, probe_layers
-from jaxret.experiments.vector_diversity import has_several_vectors, report_diversity
+from jaxret.experiments.vector_diversity import JudgedSource, has_several_vectors, report_diversity
 from jaxret.models.heads.head import TOKENS
 from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import flatten
@@ -42,14 +43,16 @@ MEASURE = f"nDCG@{NDCG}"
 SHOWN_WEIGHT = 0.005  # weights of a mixture below it are 0.00
 
 
-def report_probe(run: Run, data: str, corpus: Corpus, options: ProbeOptions, progress: bool = True) -> str:
+def report_probe(
+    run: Run, source: EvaluationSource, corpus: Corpus, options: ProbeOptions, progress: bool = True
+) -> str:
     """Probe the layers of a run's encoder, write `eval/DATA.SPLIT.probe.json` and a picture beside it, and return the
     text to print.
 
     Args:
-        run, data, corpus, options, progress: see `probe_layers`.
+        run, source, corpus, options, progress: see `probe_layers`.
     """
-    probe = probe_layers(run, data, corpus, options, progress)
+    probe = probe_layers(run, source, corpus, options, progress)
     path = run.workdir.evaluation(f"{probe.name}.probe")
     results = probe_json(probe, options.corpus_size) | {"options": vars(options), "checkpoint": run.checkpoint}
     write_json(path, results)
@@ -66,17 +69,17 @@ def report_probe(run: Run, data: str, corpus: Corpus, options: ProbeOptions, pro
         *_advice(run, probe),
         f"written to {path}",
         picture,
-        *_winners(run, data, options.split, progress),
+        *_winners(run, JudgedSource.of(source, corpus), progress),
     ]
     return "\n".join(lines)
 
 
-def _winners(run: Run, data: str, split: str, progress: bool) -> list[str]:
+def _winners(run: Run, data: JudgedSource, progress: bool) -> list[str]:
     """Return which vector of a passage wins, for a trained run with several; the probe is written already."""
     if not run.checkpoint["step"] or not has_several_vectors(run.model):
         return []
     try:
-        report = report_diversity(run, data, split, progress)
+        report = report_diversity(run, data, progress)
     except ValueError as error:  # stricter than a probe: every relevant passage must be in the corpus
         report = f"not measured: {error}"
     return ["", "Which vector of a relevant passage wins (jaxret diversity):", "", report]

@@ -11,7 +11,7 @@ import numpy as np
 from jaxret.data.formats import Corpus, Policy
 from jaxret.data.records import Passage
 from jaxret.evaluation.significance import PairedComparison, holm, paired_comparison
-from jaxret.experiments.evaluation_queries import EvaluationQueries, read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource, read_evaluation_queries
 from jaxret.experiments.probe.layer_quality import (
     ProbeData,
     Quality,
@@ -47,26 +47,28 @@ class Probe:
     held_out: np.ndarray  # rows of the queries that findings are measured on
 
 
-def probe_layers(run: Run, data: str, corpus: Corpus, options: ProbeOptions, progress: bool = True) -> Probe:
+def probe_layers(
+    run: Run, source: EvaluationSource, corpus: Corpus, options: ProbeOptions, progress: bool = True
+) -> Probe:
     """Measure retrieval by every layer of a run's encoder.
 
     Args:
         run: a run of any head; it needs no training (`jaxret open` makes a run of another library's model).
-        data: folder with queries and judgements.
-        corpus: of the folder.
+        source: queries and judgements.
+        corpus: their passages.
         options: which of these.
 
     Raises:
         ValueError: fewer than four judged queries have a relevant passage in the corpus.
     """
-    queries = read_evaluation_queries(data, data, options.split, Policy())
+    queries = read_evaluation_queries(source, Policy())
     vectors = encode_probe_data(run, corpus, queries, options, progress)
     alone = [vectors.quality(choice) for choice in choices_alone(vectors.last, vectors.queries.tokens)]
     pairs = [vectors.quality(choice) for choice in choices_of_pairs(vectors.last, vectors.queries.tokens)]
     order = np.random.default_rng([options.seed, 1]).permutation(len(vectors.relevance))
     first, second = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
     findings = choose(vectors, [*alone, *pairs], first, second, options.seed)
-    return Probe(vectors, queries.name, queries.digests(), alone, pairs, findings, second)
+    return Probe(vectors, source.name, queries.digests(), alone, pairs, findings, second)
 
 
 def encode_probe_data(

@@ -17,7 +17,7 @@ from jaxret.data.formats.source_layout import has_passages, is_folder, is_named
 from jaxret.evaluation.answers import check_answers
 from jaxret.experiments.evaluate_search import require_answers
 from jaxret.experiments.evaluation_measures import choose_measures
-from jaxret.experiments.evaluation_queries import read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.experiments.recipes.stages import Stage
 from jaxret.experiments.teachers import check_teacher, require_passages
 from jaxret.index.encode import corpus_name
@@ -55,17 +55,33 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True)
-class EvaluationSetup(EvaluationRequest):
+class EvaluationSetup:
     """The data and measures that evaluate every stage of a recipe: a request whose data are all there."""
 
     corpus: Corpus
+    source: EvaluationSource
+    k: int = 100
+    measures: tuple[str, ...] | None = None
     match: str = "string"
+
+    def to_json(self) -> dict[str, Any]:
+        queries, judgements = self.source.queries, self.source.judgements
+        return {
+            "corpus": str(self.corpus),
+            "queries": str(queries),
+            "qrels": str(judgements or ""),
+            "split": queries.split,
+            "k": self.k,
+            "measures": [*(self.measures or ())],
+            "match": self.match,
+        }
 
 
 def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> EvaluationSetup:
     """Return the setup with empty sources filled from the config's data.train, if that is a folder.
 
-    Raises FileNotFoundError if data.train does not exist, ValueError for a source that is still missing.
+    Raises FileNotFoundError if data.train does not exist, DataError if there is nothing at a path, ValueError for a
+    source that is still missing.
     """
     train = config.data.train
     if train and not is_named(path := source_path(train)) and not path.exists():
@@ -78,8 +94,8 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
                 raise ValueError("--config.data.train must be given: what the stages are trained on")
             raise ValueError(f"{flag} must be given: --config.data.train={train} is not a folder that has it")
     qrels = request.qrels or (queries if is_folder(source_path(queries)) else "")
-    values = {"corpus": request.corpus or training_corpus(config), "queries": queries, "qrels": qrels}
-    return EvaluationSetup(**{**vars(request), **values, "match": request.match or "string"})
+    corpus, source = request.corpus or training_corpus(config), EvaluationSource.open(queries, qrels, request.split)
+    return EvaluationSetup(corpus, source, request.k, request.measures, request.match or "string")
 
 
 def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:
@@ -117,12 +133,12 @@ def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: Evaluati
 
 
 def _check_evaluation(evaluation: EvaluationSetup) -> None:
-    measures = choose_measures(evaluation.measures, evaluation.k)
-    queries = read_evaluation_queries(evaluation.queries, evaluation.qrels, evaluation.split, Policy()).queries
+    measures, source = choose_measures(evaluation.measures, evaluation.k), evaluation.source
+    queries = read_evaluation_queries(source, Policy()).queries
     check_answers(queries, evaluation.match)
-    require_answers(str(evaluation.queries), queries, measures)
-    if not evaluation.qrels and not any(query.answers for query in queries):
-        raise ValueError(f"{evaluation.queries} has no answers, so stages cannot be measured; give --qrels")
+    require_answers(source.queries.source, queries, measures)
+    if source.judgements is None and not any(query.answers for query in queries):
+        raise ValueError(f"{source.queries} has no answers, so stages cannot be measured; give --qrels")
 
 
 @contextmanager

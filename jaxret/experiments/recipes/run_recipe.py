@@ -17,8 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxret.configs import change_config
-from jaxret.data.formats import list_files
-from jaxret.data.formats.sources import JudgementSource, QuerySource, TrainingSource
+from jaxret.data.formats.sources import TrainingSource
 from jaxret.data.lines import find_file
 from jaxret.evaluation.evaluation_report import (
     emit_table,
@@ -29,7 +28,6 @@ from jaxret.evaluation.evaluation_report import (
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_measures import choose_measures
 from jaxret.experiments.evaluation_options import EvaluationOptions
-from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe, on_error_of
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.stages import TRAINING_DATA, Stage, referenced_files
@@ -338,28 +336,23 @@ class _Recipe:
         return not read_parts(folder)
 
     def _search_inputs(self, stage: Stage) -> dict[str, Any]:
-        setup = self.evaluation
-        files = [file.path for file in QuerySource.open(setup.queries, setup.split).data_files]
-        files += [answers for path in files if (answers := find_file(path.parent, "answers.jsonl"))]
-        files += [JudgementSource.open(setup.qrels, setup.split).file.path] if setup.qrels else []
+        setup, source = self.evaluation, self.evaluation.source
+        folders = [one.path.parent for one in source.queries.data_files]
+        answers = [file for folder in folders if (file := find_file(folder, "answers.jsonl"))]
+        judgements = source.judgements.files if source.judgements else []
         return {
-            "queries": self._digest(file for path in files for file in list_files(path)),
+            "queries": self._digest([*source.queries.files, *answers, *judgements]),
             "encoded": self._outputs[f"{stage.name}.encode"],
-            "evaluation": [setup.split, setup.k, list(setup.measures or ()), setup.match],
-            "name": self._result_name(),
+            "evaluation": [source.queries.split, setup.k, list(setup.measures or ()), setup.match],
+            "name": source.name,
         }
 
     def _search(self, stage: Stage) -> list[Path]:
         setup, run = self.evaluation, open_run(self.folder / stage.name)
         measures = tuple(setup.measures) if setup.measures else None
-        evaluation = EvaluationOptions(setup.split, setup.k, measures, match=setup.match)
-        search_files(
-            run, setup.queries, setup.qrels, evaluation, encoded_name=self._encoded_name, progress=self.progress
-        )
-        return [run.workdir.rankings(self._result_name()), self._result_path(stage)]
-
-    def _result_name(self) -> str:
-        return result_name(self.evaluation.queries, self.evaluation.qrels, self.evaluation.split)
+        evaluation = EvaluationOptions(setup.k, measures, match=setup.match)
+        search_files(run, setup.source, evaluation, encoded_name=self._encoded_name, progress=self.progress)
+        return [run.workdir.rankings(setup.source.name), self._result_path(stage)]
 
     def _result_path(self, stage: Stage) -> Path:
-        return Workdir(self.folder / stage.name).evaluation(self._result_name())
+        return Workdir(self.folder / stage.name).evaluation(self.evaluation.source.name)

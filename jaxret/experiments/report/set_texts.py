@@ -12,7 +12,7 @@ import numpy as np
 from jaxret.data.errors import Policy
 from jaxret.data.formats import read_run
 from jaxret.data.records import Passage, Query
-from jaxret.experiments.evaluation_queries import EvaluationQueries, load_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationSource
 from jaxret.experiments.report.run_files import ComparedSet, RunFiles
 from jaxret.index.encoded_corpus import open_encoded
 from jaxret.index.passages import Passages
@@ -37,8 +37,8 @@ class SetTexts:
         origin = run.results[self.set_results.name].get("provenance", {}).get("dataset", {})
         if "queries" not in origin or "sha256" not in origin:
             raise ContractError(f"{run.workdir.evaluation(self.set_results.name)} does not say where its queries are")
-        source = origin["queries"], origin.get("qrels", ""), origin.get("split", "")
-        dataset = load_evaluation_queries(*source, Policy("skip"))
+        source = EvaluationSource.open(origin["queries"], origin.get("qrels", ""), origin.get("split", ""))
+        dataset = source.read(Policy("skip"))
         if dataset.digests() != origin["sha256"]:
             raise ContractError(f"the queries or judgements of {origin['queries']} are no longer those of the results")
         return dataset

@@ -17,10 +17,10 @@ from jaxret.evaluation.evaluation_report import read_evaluation
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.beir_job import BeirJob
-from jaxret.experiments.evaluation_queries import result_name
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.reproduce.commands import Places, case_commands, missing_files, run_folder
 from jaxret.experiments.reproduce.papers import Case, PaperRow, resolved
-from jaxret.experiments.vector_diversity import diversity_path, read_diversity
+from jaxret.experiments.vector_diversity import JudgedSource, diversity_path, read_diversity
 from jaxret.mining.mining_job import MiningJob, parents_path, require_same_sources
 from jaxret.mining.mining_settings import MiningSettings
 from jaxret.mining.training_queries import open_training_queries
@@ -168,7 +168,7 @@ def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
     the last layer; they have no standard error."""
     run, (_, command) = run_folder(case, places, case_seeds(case)[0]), case_commands(case, places)
     data = command[-1].removeprefix("--data=")
-    path = diversity_path(Workdir(run), data, "")
+    path = diversity_path(Workdir(run), JudgedSource.open(data, ""))
     values = read_diversity(path)
     if "last_layer_wins" in case.measures:  # the last layer is the first vector of MLR
         wins = list(read_json(path)["wins"].values())
@@ -212,7 +212,7 @@ def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
                 members = one.get("members", {"": one}).values()
                 paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}
         elif command[0] in ("search", "bm25"):
-            name = result_name(flags["queries"], flags.get("qrels", ""), "test")
+            name = EvaluationSource.open(flags["queries"], flags.get("qrels", "")).name
             label = SearchOptions(max_passage="max_passage" in flags).label
             path = Workdir(run).evaluation(".".join(filter(None, (name, label))))
             paths[path] = next(parts, 1.0)

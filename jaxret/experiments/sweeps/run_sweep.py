@@ -21,7 +21,6 @@ from jaxret.configs import change_config, load_config
 from jaxret.evaluation.comparison import Score
 from jaxret.evaluation.text_table import aligned_table
 from jaxret.experiments.compare_runs import read_result
-from jaxret.experiments.evaluation_queries import result_name
 from jaxret.experiments.pictures.canvas import NO_MATPLOTLIB, drawing_is_installed, save_picture
 from jaxret.experiments.pictures.sweep_picture import sweep_picture
 from jaxret.experiments.recipes.check_recipe import (
@@ -36,6 +35,7 @@ from jaxret.experiments.sweeps.grid import Grid, point_changes, require_distinct
 from jaxret.experiments.sweeps.sweep_results import SweepResults, compare_points, write_sweep
 from jaxret.experiments.vector_diversity import (
     DIVERSITY_MEASURES,
+    JudgedSource,
     diversity_path,
     has_several_vectors,
     is_diversity_of,
@@ -120,7 +120,7 @@ def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
 def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
     """Return a table of the runs of a sweep: index, point, seed, folder, and whether it is measured."""
     runs = sweep_runs(setup, workdir)
-    name = _result_name(_evaluation(setup, runs))
+    name = _evaluation(setup, runs).source.name
     rows = [
         [str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), _state(run, name)]
         for index, run in enumerate(runs, 1)
@@ -145,9 +145,10 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     evaluation = _evaluation(setup, runs)
     part = slice(index - 1, index) if index else slice(None)
     _check_runs(runs[part], evaluation)
-    texts = read_judged_texts(setup.diversity, evaluation.split) if setup.diversity else None
-    if texts:
-        runs = _with_reports(runs, setup.diversity, evaluation.split)
+    judged = JudgedSource.open(setup.diversity, evaluation.source.queries.split) if setup.diversity else None
+    texts = read_judged_texts(judged) if judged else None
+    if judged:
+        runs = _with_reports(runs, judged)
     part_runs = runs[part]
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
     runs_of_others: Sequence[SweepRun] = part_runs
@@ -156,17 +157,17 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
             run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
         ]
     for run in (run for run in part_runs if run not in runs_of_others):
-        if run.report and texts:
+        if run.report and judged and texts:
             checkpoint = find_best_checkpoint(run.measured, run.stage.config)
             if not is_diversity_of(run.report, checkpoint, texts):
-                text = report_diversity(open_run(run.measured), setup.diversity, evaluation.split, progress)
+                text = report_diversity(open_run(run.measured), judged, progress)
                 print(f"{run.name}: {text}", flush=True)
     if runs_of_others:
         names = " and at ".join(run.name for run in runs_of_others)
         raise LockedError(f"another job is at {names}; start the same command again when it has ended, to compare")
     if index:
         return None
-    name = _result_name(evaluation)
+    name = evaluation.source.name
     results = {
         run.label: [read_result(os.fspath(r.measured), name) for r in runs if r.label == run.label] for run in runs
     }
@@ -211,12 +212,11 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
             raise ValueError(f"{run.label}: {error}") from error
 
 
-def _with_reports(runs: Sequence[SweepRun], diversity: str, split: str) -> list[SweepRun]:
+def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource) -> list[SweepRun]:
     """Return the runs with the paths of their reports. Raises ValueError where no point has several vectors of a
     passage."""
     runs_with_reports = [
-        replace(run, report=diversity_path(run.measured, diversity, split)) if _has_several_vectors(run) else run
-        for run in runs
+        replace(run, report=diversity_path(run.measured, judged)) if _has_several_vectors(run) else run for run in runs
     ]
     if all(run.report is None for run in runs_with_reports):
         raise ValueError(
@@ -251,7 +251,7 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
         "config": {key: value for key, value in without_seeds(config).items() if key not in keys},
         "grid": sorted(keys),
         "stages": setup.stages,
-        "evaluation": vars(evaluation) | {"corpus": str(evaluation.corpus), "measures": [*(evaluation.measures or ())]},
+        "evaluation": evaluation.to_json(),
     }
     with Leases(folder) as leases:  # jobs of one sweep may begin together
         leases.publish_once(path, settings)
@@ -279,10 +279,6 @@ def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSet
     except ArithmeticError as error:
         raise ArithmeticError(f"{run.name}: {error}") from error
     return True
-
-
-def _result_name(evaluation: EvaluationSetup) -> str:
-    return result_name(evaluation.queries, evaluation.qrels, evaluation.split)
 
 
 def _state(run: SweepRun, name: str) -> str:

@@ -19,13 +19,21 @@ from jaxret.data.formats import (
     detect,
     file_sample,
     read_examples,
+    read_judgements,
     stat_files,
     write_dpr_examples,
+    write_run,
 )
 from jaxret.data.formats.example_writers import write_tevatron_examples
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
+from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
+from jaxret.experiments.rerank import rerank as rerank_run
+from jaxret.experiments.rerank_request import RerankRequest
+from jaxret.experiments.run_search import run_search
 from jaxret.experiments.search_bm25 import search_bm25
 from jaxret.experiments.search_files import search_files
+from jaxret.experiments.search_job import SearchJob
 from jaxret.index.encode import encode_corpus
 from jaxret.mining.generate_queries import generate_queries
 from jaxret.mining.generation_options import GenerationOptions
@@ -36,7 +44,14 @@ from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.runs.run import Run
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.searcher import Searcher
-from tests.pipeline import REPOSITORY, untrained_run, write_data, write_encoder, write_generator
+from tests.pipeline import (
+    REPOSITORY,
+    untrained_run,
+    write_cross_encoder,
+    write_data,
+    write_encoder,
+    write_generator,
+)
 
 INTERFACES = ("cli", "api")
 OPENING = ("Corpus.open", "read_corpus")
@@ -63,7 +78,7 @@ DOORS = {
     "training/config_sources.py": "keys of a config",
 }
 
-
+SOURCES = ("QuerySource", "JudgementSource", "TrainingSource", "EvaluationSource", "JudgedSource")
 # The same of queries, judgements and training data.
 SOURCE_DOORS = {
     "data/dataset_check.py": "a source of any role is checked",
@@ -72,9 +87,19 @@ SOURCE_DOORS = {
     "data/formats/readers.py": "a pass over a source that nobody opened",
     "data/formats/sources.py": "training data open their queries and judgements",
     "data/tokens/tokenized.py": "keys of a config",
-    "experiments/evaluation_queries.py": "the paths of an evaluation",
-    "experiments/recipes/run_recipe.py": "keys of a config, and the paths of an evaluation",
-    "experiments/rerank.py": "the training data of a request",
+    "demo/demo.py": "the files were written here",
+    "experiments/beir.py": "the sets of a folder are listed here",
+    "experiments/build_index.py": "the queries of the options",
+    "experiments/evaluation_queries.py": "an evaluation opens its queries and judgements",
+    "experiments/fuse_runs.py": "the paths of a request",
+    "experiments/mteb/run_mteb.py": "the tasks that are folders are found here",
+    "experiments/recipes/check_recipe.py": "the paths of a request, or keys of a config",
+    "experiments/recipes/run_recipe.py": "keys of a config",
+    "experiments/report/set_texts.py": "the paths that results have",
+    "experiments/reproduce/run_row.py": "the flags of a command are read here",
+    "experiments/rerank.py": "the paths of a request",
+    "experiments/search_job.py": "the paths of a request",
+    "experiments/sweeps/run_sweep.py": "the data of the reports of diversity",
     "experiments/vector_diversity.py": "the source is a data set or training records",
     "mining/training_queries.py": "the source has examples or queries alone",
     "training/config_sources.py": "keys of a config",
@@ -82,7 +107,7 @@ SOURCE_DOORS = {
 
 
 def test_only_doors_open_a_source() -> None:
-    opening = {f"{name}.open" for name in ("QuerySource", "JudgementSource", "TrainingSource")}
+    opening = {f"{name}.open" for name in SOURCES}
     files = _files_that_call(opening)
     assert files - SOURCE_DOORS.keys() == set(), "take an open source in place of a path"
     assert SOURCE_DOORS.keys() - files == set(), "opens none any more: delete its line"
@@ -138,8 +163,8 @@ def encode(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
 
 
 def bm25(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
-    sources, evaluation = (str(root / "data"),) * 2, EvaluationOptions(k=5, latency=0, dpr_results=True)
-    search_bm25(str(out), corpus, sources, BM25Settings(), evaluation, progress=False)
+    source, evaluation = EvaluationSource.open(root / "data"), EvaluationOptions(k=5, latency=0, dpr_results=True)
+    search_bm25(str(out), corpus, source, BM25Settings(), evaluation, progress=False)
 
 
 def mine(root: Path, run: Run, out: Path, corpus: Corpus) -> None:
@@ -167,7 +192,7 @@ def test_a_search_detects_the_format_once(root: Path, run: Run, openings: Counte
     encode_corpus(run, Corpus.open(root / "passages.jsonl"), "whole", progress=False)
     openings.clear()
     evaluation, data = EvaluationOptions(k=5, latency=0, dpr_results=True), str(root / "data")
-    search_files(run, data, data, evaluation, encoded_name="whole", progress=False)
+    search_files(run, EvaluationSource.open(data, data), evaluation, encoded_name="whole", progress=False)
     assert openings["passages.jsonl"] == 1, openings
 
 
@@ -183,6 +208,47 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(file_sample, "_begin", counted)
     return counts
+
+
+@pytest.fixture
+def rankings(root: Path, tmp_path: Path) -> str:
+    """The path of a run file with a passage for each judged query."""
+    judged = read_judgements(root / "data", "test")
+    write_run(tmp_path / "one.trec", {one.query_id: [(one.passage_id, 1.0)] for one in judged}, "one")
+    return str(tmp_path / "one.trec")
+
+
+def search(data: str, run: Run, rankings: str) -> None:
+    encode_corpus(run, Corpus.open(data), "searched", progress=False)
+    evaluation = EvaluationOptions(k=5, latency=0)
+    job = SearchJob(str(run.workdir), queries=data, qrels=data, encoded_name="searched", evaluation=evaluation)
+    run_search(job, lambda *_: None)
+
+
+def fuse(data: str, run: Run, rankings: str) -> None:
+    shutil.copyfile(rankings, f"{rankings}.two")
+    fuse_runs(FuseJob((rankings, f"{rankings}.two"), f"{rankings}.fused", queries=data, qrels=data))
+
+
+def rerank(data: str, run: Run, rankings: str) -> None:
+    out, model = f"{rankings}.reranked", str(write_cross_encoder(Path(f"{rankings}.model")))
+    rerank_run(RerankRequest(out, model=model, run=rankings, queries=data, qrels=data, corpus=data, latency=0))
+
+
+@pytest.mark.parametrize("verb", [search, fuse, rerank])
+def test_an_evaluation_detects_queries_and_judgements_once(
+    verb: Callable[[str, Run, str], None],
+    root: Path,
+    run: Run,
+    rankings: str,
+    openings: Counter[str],
+    samples: Counter[str],
+) -> None:
+    openings.clear()
+    samples.clear()
+    verb(str(root / "data"), run, rankings)
+    for counts in (openings, samples):
+        assert [counts[name] for name in ("queries.jsonl", "test.tsv")] == [1, 1], counts
 
 
 def test_mining_detects_its_training_files_once(

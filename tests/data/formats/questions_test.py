@@ -22,7 +22,7 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.records import Example, Judgement, Passage, Query
-from jaxret.experiments.evaluation_queries import read_evaluation_queries
+from jaxret.experiments.evaluation_queries import EvaluationSource, read_evaluation_queries
 from jaxret.storage.atomic import read_json
 from tests.pipeline import REPOSITORY, environment, untrained_run, write_data, write_encoder
 
@@ -47,7 +47,7 @@ def read_judged(source: Path, split: str | None) -> tuple[list[Query], list[tupl
 @pytest.mark.parametrize("records", [[0, 1, 2, 3], [2, 0]])
 def test_questions_are_joined_by_text_not_by_row(order: list[int], records: list[int], tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "dpr", [QUESTIONS[i] for i in order], records)
-    evaluated = read_evaluation_queries(str(folder), str(folder), "dev", Policy())
+    evaluated = read_evaluation_queries(EvaluationSource.open(folder, folder, "dev"), Policy())
     texts = {query.id: query.text for query in evaluated.queries}
     assert {(texts[j.query_id], j.passage_id) for j in evaluated.judgements} == {
         (f"what is number {i}", f"p{i}") for i in records
@@ -83,9 +83,9 @@ def test_a_question_missing_in_the_other_file_is_a_bad_record(tmp_path: Path) ->
     folder = write_folder(tmp_path / "dpr", QUESTIONS[1:], [0, 1])
     message = r"dev\.json:record 0: its question 'what is number 0' is not in .*dev\.qa\.csv; use files that belong"
     with pytest.raises(DataError, match=message):
-        read_evaluation_queries(str(folder), str(folder), "dev", Policy())
+        read_evaluation_queries(EvaluationSource.open(folder, folder, "dev"), Policy())
     policy = Policy("skip")
-    evaluated = read_evaluation_queries(str(folder), str(folder), "dev", policy)
+    evaluated = read_evaluation_queries(EvaluationSource.open(folder, folder, "dev"), policy)
     assert [query.text for query in evaluated.queries] == ["what is number 1"]
     assert policy.skip_counts == {"unknown question": 1}
     done = jaxret("data", "check", str(folder))

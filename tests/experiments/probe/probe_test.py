@@ -16,6 +16,7 @@ import pytest
 from jaxret.data.formats import Corpus
 from jaxret.data.records import Judgement
 from jaxret.evaluation.metrics import evaluate
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.probe.layer_quality import (
     Choice,
     ProbeData,
@@ -247,19 +248,16 @@ def test_opening_a_model_writes_a_run_event(root: Path, tmp_path: Path) -> None:
 def test_a_trained_run_reports_winning_vectors(root: Path, tmp_path: Path) -> None:
     config = tiny_config(root / "encoder", root / "data", head__name="mlr", head__mlr__chosen=(2, 3), train__steps=1)
     train(config, tmp_path / "run", progress=False)
-    options = ProbeOptions(queries=6, passages=20)
-    text = report_probe(
-        open_run(tmp_path / "run"), str(root / "data"), Corpus.open(root / "data"), options, progress=False
-    )
+    options, corpus = ProbeOptions(queries=6, passages=20), Corpus.open(root / "data")
+    source = EvaluationSource.open(root / "data", root / "data", "dev")
+    text = report_probe(open_run(tmp_path / "run"), source, corpus, options, progress=False)
     assert "after 1 steps of training" in text
     winners = text.partition("Which vector of a relevant passage wins")[2]
     assert "local variation (cosine): " in winners
     assert "perplexity of the winner: " in winners
     assert re.search(r"layer 2 +\d+\.\d%", winners)
     assert (tmp_path / "run/eval/data.dev.diversity.json").exists()
-    before = report_probe(
-        open_run(root / "run"), str(root / "data"), Corpus.open(root / "data"), options, progress=False
-    )
+    before = report_probe(open_run(root / "run"), source, corpus, options, progress=False)
     assert "before training" in before
     assert "wins" not in before
 
@@ -268,5 +266,6 @@ def test_unsupported_models_are_errors(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"passages .*1; .*2"):
         ProbeOptions(passages=1)
     data = write_data(tmp_path / "data", dev=2)
+    source = EvaluationSource.open(data, data, "dev")
     with pytest.raises(ValueError, match=r"2 .*'dev' .*relevant"):
-        probe_layers(open_run(root / "run"), str(data), Corpus.open(data), ProbeOptions(), progress=False)
+        probe_layers(open_run(root / "run"), source, Corpus.open(data), ProbeOptions(), progress=False)

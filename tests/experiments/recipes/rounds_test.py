@@ -12,6 +12,7 @@ import pytest
 
 from jaxret.data.formats import Corpus, read_examples
 from jaxret.data.records import Example, Passage
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.run_recipe import run_recipe
 from jaxret.experiments.recipes.stages import Stage, read_stages
@@ -103,7 +104,7 @@ def tiny(tmp_path: Path) -> Callable[..., list[Stage]]:
 
 def evaluation(folder: Path) -> EvaluationSetup:
     data = str(folder / "data")
-    return EvaluationSetup(Corpus.open(data), data, data, "test", 10, ("RR@10",))
+    return EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data), 10, ("RR@10",))
 
 
 TAUGHT = {"loss.in_batch_kl.weight": 1.0, "loss.in_batch_kl.temperature": 2.0}

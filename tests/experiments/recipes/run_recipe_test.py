@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from jaxret.configs import config_names, load_stages
 from jaxret.data.formats import Corpus, read_corpus, read_examples
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.recipes.check_recipe import EvaluationSetup, check_recipe
 from jaxret.experiments.recipes.ledger import Ledger
 from jaxret.experiments.recipes.run_recipe import _Recipe, run_recipe
@@ -206,10 +206,10 @@ def test_the_digest_of_a_step_covers_its_inputs(tmp_path: Path, monkeypatch: pyt
     shutil.copytree(data, tmp_path / "elsewhere" / "data")
     shutil.copytree(data, tmp_path / "renamed")
 
-    def steps(on: Path = data, keys: Any = None, made: Any = None, **setup: Any) -> dict[str, Any]:
+    def steps(on: Path = data, keys: Any = None, made: Any = None, split: str = "test", **setup: Any) -> dict[str, Any]:
         (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST, SECOND]))
         stages = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), **(keys or {})}, setup.get("match", ""))
-        evaluated = EvaluationSetup(Corpus.open(on), str(on), str(on), **{"split": "test", "k": 10, **setup})
+        evaluated = EvaluationSetup(Corpus.open(on), EvaluationSource.open(on, on, split), **{"k": 10, **setup})
         recipe = _Recipe(tmp_path, {stage.name: stage for stage in stages}, evaluated, Ledger(tmp_path), False)
         recipe._outputs = {
             f"{name}.{step}": {"x.jsonl": "1"} for name in "ab" for step in ("mine", "score", "train", "encode")
@@ -266,7 +266,7 @@ def test_the_identity_of_a_stage_ignores_seeds(tmp_path: Path) -> None:
         stage = FIRST | {"teacher": str(teacher), "config": {"loss.kl.weight": 1.0}}
         (tmp_path / "c.py").write_text(CONFIG.format(stages=[stage]))
         (only_stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data), "data.dev": str(data), **keys})
-        on = EvaluationSetup(Corpus.open(data), str(data), str(data))
+        on = EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data))
         _Recipe(tmp_path / "two", {"a": only_stage}, on, Ledger(tmp_path), False)._write_lineage(only_stage)
         return read_json(folder / "lineage.json")["sha256"]
 
@@ -292,13 +292,14 @@ def two(tmp_path: Path) -> Callable[..., list[Any]]:
     (tmp_path / "c.py").write_text(CONFIG.format(stages=STAGES))
     flags = [flag.removeprefix("--config.").partition("=") for flag in train_arguments(encoder, data, tmp_path)[2:]]
     flag_keys = {key: _value(value) for key, _, value in flags}
-    setup = EvaluationSetup(Corpus.open(data), str(data), str(data), "test", 10, ("RR@10",))
+    paths = {"queries": data, "qrels": data, "split": "test"}
 
     def run(on: dict[str, Any] | None = None, **changes: Any) -> list[Any]:
+        values = {"k": 10, "measures": ("RR@10",), **paths, **(on or {})}
+        source = EvaluationSource.open(**{key: values.pop(key) for key in paths})
+        setup = EvaluationSetup(Corpus.open(data), source, **values)
         keys = flag_keys | {key.replace("__", "."): value for key, value in changes.items()}
-        run_recipe(
-            read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", replace(setup, **(on or {})), progress=False
-        )
+        run_recipe(read_stages(str(tmp_path / "c.py"), keys), tmp_path / "two", setup, progress=False)
         return sorted((tmp_path / "two" / "done").glob("*.json"))
 
     return run
@@ -415,7 +416,7 @@ def test_an_error_of_a_late_stage_is_raised_before_the_first(
     first, late = (one | {"config": {**small, "data.negatives": 1, **one.get("config", {})}} for one in (FIRST, stage))
     Path("c.py").write_text(CONFIG.format(stages=[first, late]))
     stages = read_stages("c.py", {})
-    on = EvaluationSetup(Corpus.open(data), str(data), str(data), k=10, measures=("RR@10",))
+    on = EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data), k=10, measures=("RR@10",))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         check_recipe(stages, tmp_path / "two", on)
     check_recipe(stages[:1], tmp_path / "two", on)
@@ -441,7 +442,7 @@ def test_valid_data_pass_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     Path("c.py").write_text(CONFIG.format(stages=written))
     stages = read_stages("c.py", {})
-    on = EvaluationSetup(Corpus.open(data), str(data), str(data), k=10, measures=("RR@10",))
+    on = EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data), k=10, measures=("RR@10",))
     check_recipe(stages, tmp_path / "two", on)
     recipe = _Recipe(tmp_path / "two", {stage.name: stage for stage in stages}, on, Ledger(tmp_path), False)
     assert [name for name, _ in recipe._mining_inputs(stages[0])["data"]] == ["queries.jsonl"]
@@ -459,7 +460,9 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "run" / "mined" / "one.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"system .*report"):
         run_recipe(
-            [], tmp_path / "run", EvaluationSetup(Corpus.open(data), str(data), str(data), k=10, measures=("RR@10",))
+            [],
+            tmp_path / "run",
+            EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data), k=10, measures=("RR@10",)),
         )
     assert not any(path.exists() for path in left)
     assert (tmp_path / "run" / "mined" / "one.jsonl").exists()
@@ -470,7 +473,11 @@ def test_encoded_passages_count_only_with_their_vectors(tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[FIRST]))
     (stage,) = read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})
     recipe = _Recipe(
-        tmp_path, {"a": stage}, EvaluationSetup(Corpus.open(data), str(data), str(data)), Ledger(tmp_path), False
+        tmp_path,
+        {"a": stage},
+        EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data)),
+        Ledger(tmp_path),
+        False,
     )
     folder = tmp_path / "a" / "embeddings" / "data"
     writer = ShardWriter(folder, 4, 2, {"corpus": {"sha256": "ab", "passages": 4}})
@@ -499,7 +506,9 @@ def test_vectors_that_a_step_finds_damaged_are_made_again(tmp_path: Path) -> Non
     (tmp_path / "c.py").write_text(CONFIG.format(stages=[{"name": "a"}, {"name": "b"}]))
     stages = {one.name: one for one in read_stages(str(tmp_path / "c.py"), {"data.train": str(data)})}
     ledger = Ledger(tmp_path)
-    recipe = _Recipe(tmp_path, stages, EvaluationSetup(Corpus.open(data), str(data), str(data)), ledger, False)
+    recipe = _Recipe(
+        tmp_path, stages, EvaluationSetup(Corpus.open(data), EvaluationSource.open(data, data)), ledger, False
+    )
     shards = {}
     for name in stages:
         folder = tmp_path / name / "embeddings" / "data"

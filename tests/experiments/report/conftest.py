@@ -10,10 +10,11 @@ import pytest
 
 from jaxret.data.formats import Corpus
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.probe.probe_options import ProbeOptions
 from jaxret.experiments.probe.probe_report import report_probe
 from jaxret.experiments.search_files import search_files
-from jaxret.experiments.vector_diversity import report_diversity
+from jaxret.experiments.vector_diversity import JudgedSource, report_diversity
 from jaxret.index.encode import encode_corpus
 from jaxret.runs.run import open_run
 from jaxret.training.loop import train
@@ -47,7 +48,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train(tiny_config(encoder, data, **keys), root / name, progress=False)
         run = open_run(root / name)
         encode_corpus(run, Corpus.open(data), progress=False)
-        search_files(run, str(data), str(data), EvaluationOptions(split="test", k=20, latency=2), progress=False)
-    report_diversity(open_run(root / "layers"), data, "test", progress=False)
-    report_probe(open_run(root / "dual"), str(data), Corpus.open(data), ProbeOptions(split="test"), progress=False)
+        search_files(run, EvaluationSource.open(data, data), EvaluationOptions(k=20, latency=2), progress=False)
+    source, corpus = EvaluationSource.open(data, data), Corpus.open(data)
+    report_diversity(open_run(root / "layers"), JudgedSource.of(source, corpus), progress=False)
+    report_probe(open_run(root / "dual"), source, corpus, ProbeOptions(split="test"), progress=False)
     return root

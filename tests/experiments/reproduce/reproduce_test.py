@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -120,13 +121,28 @@ def test_every_command_is_parsed_by_its_verb(tmp_path: Path) -> None:
     assert "--passage_length is not a flag" in done.stderr, "control"
 
 
-def test_results_are_read_where_each_search_writes_them() -> None:
+def touch_sources(command: Sequence[str]) -> None:
+    """Write empty files, or folders with some, where a command reads queries and judgements."""
+    for argument in command:
+        flag, _, value = argument.partition("=")
+        path = Path(value)
+        if flag not in ("--queries", "--qrels", "--data"):
+            continue
+        files = [path] if path.suffix else [path / "queries.jsonl", path / "qrels" / "test.tsv"]
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+
+
+def test_results_are_read_where_each_search_writes_them(tmp_path: Path) -> None:
     """Where the search writes them: an evaluation for each search, with the label of its options."""
-    seen = 0
+    seen, places = 0, Places(tmp_path / "data", tmp_path / "runs")
     for case in cases():
-        searches = [one for one in case_commands(case, PLACES) if one[0] in ("search", "bm25")]
+        searches = [one for one in case_commands(case, places) if one[0] in ("search", "bm25")]
         if case.row.numbers and searches and not case.row.subsets:  # the names of subsets are those of files
-            paths = list(run_row_module._evaluations(case, PLACES, Path("run")))
+            for command in searches:
+                touch_sources(command)
+            paths = list(run_row_module._evaluations(case, places, Path("run")))
             assert len(paths) == len(searches), case.row.id
             assert all(("max-passage" in path.name) == bool(resolved(case.row).chunks) for path in paths)
             seen += 1
@@ -582,6 +598,7 @@ def test_diversity_is_printed_beside_the_papers(tmp_path: Path) -> None:
     path = Path(case_commands(case, places)[1][1].partition("=")[2]) / "eval" / "biencoder-squad1-dev.diversity.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"perplexity": 3.0, "local_variation": {"softmax": 0.1, "cosine": 0.2}}))
+    touch_sources(case_commands(case, places)[1])
     measured = [(one.measure, one.value, one.paper) for one in measure_case(case, places)]
     assert measured == [("perplexity", 3.0, 3.19), ("local_variation", 0.1, 0.126)]
 
@@ -594,6 +611,7 @@ def test_wins_of_the_last_layer_are_printed_beside_the_papers(tmp_path: Path) ->
     path.parent.mkdir(parents=True)
     stored = {"perplexity": None, "local_variation": {"softmax": 0.1}, "wins": {"layer 12": 3, "layer 8": 1}}
     path.write_text(json.dumps(stored))
+    touch_sources(case_commands(case, places)[1])
     measured = [(one.measure, one.value, one.paper) for one in measure_case(case, places)]
     assert measured == [("last_layer_wins", 0.75, 1.0)]
 

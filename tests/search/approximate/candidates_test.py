@@ -13,6 +13,7 @@ from jaxret.data.formats import Corpus
 from jaxret.data.records import Query
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.evaluation_options import EvaluationOptions
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.search_files import search_files
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encode import encode_corpus
@@ -153,7 +154,9 @@ def test_a_run_is_searched_and_recall_is_saved(tmp_path: Path, capsys: pytest.Ca
 
     def searched(k: int = K, latency: int = 0, candidates: str = "") -> Evaluation | None:
         evaluation = EvaluationOptions(k=k, measures=("RR@5",), latency=latency)
-        return search_files(run, str(data), str(data), evaluation, SearchOptions(candidates=candidates), progress=False)
+        return search_files(
+            run, EvaluationSource.open(data, data), evaluation, SearchOptions(candidates=candidates), progress=False
+        )
 
     exact = searched()
     result = searched(latency=2, candidates="mean:6")

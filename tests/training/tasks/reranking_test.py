@@ -21,6 +21,7 @@ from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.pairs import PairJoiner
 from jaxret.evaluation.answers import answer_accuracy
 from jaxret.experiments.compare_runs import compare_runs
+from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.rerank import rerank
 from jaxret.experiments.rerank_request import RerankRequest
 from jaxret.experiments.rerank_run import RerankJob, evaluation_path, rerank_run, rerank_top
@@ -286,7 +287,7 @@ def test_a_run_is_reranked(root: Path, workdir: Path, tmp_path: Path, capsys: py
     """The first five of each query by the model's scores, whatever was scored beside them; the others as they were."""
     reranker, data = open_reranker(workdir), str(root / "data")
     out = tmp_path / "out.trec"
-    job = RerankJob(str(root / "dev.trec"), Corpus.open(data), data, out, 5, qrels=data, split="dev")
+    job = RerankJob(str(root / "dev.trec"), Corpus.open(data), EvaluationSource.open(data, data, "dev"), out, 5)
     done = rerank_run(reranker, job, progress=False)
     before, after = read_run(root / "dev.trec"), read_run(out)
     assert before.keys() == after.keys()
@@ -358,7 +359,7 @@ def test_a_request_is_a_job(root: Path, workdir: Path, tmp_path: Path) -> None:
     data, reranker = str(root / "data"), open_reranker(workdir)
     run, negatives = str(root / "dev.trec"), str(root / "train.trec")
     evaluated = RerankJob(
-        run, Corpus.open(data), data, tmp_path / "a.trec", 5, False, qrels=data, split="dev", latency=0
+        run, Corpus.open(data), EvaluationSource.open(data, data, "dev"), tmp_path / "a.trec", 5, False, latency=0
     )
     rerank_run(reranker, evaluated, progress=False)
     training = TrainingSource.open(data, "train", negatives)
