@@ -178,7 +178,7 @@ def measure_batches(
         longest,
         query_length=packer.queries.length,
         passage_length=packer.passages.length,
-        positives=data.known_positives.most,
+        positives=data.known_positives.largest_count,
     )
     computed_tokens = padded_tokens
     if config.tokens.packing:

@@ -45,7 +45,7 @@ def test_texts_end_as_tokenizer_json_has_them(tmp_path: Path) -> None:
     assert ids("<|begin|> $A", "ab", "") == [[2, *text], [2]]
     assert ids("$A <|end|>", "ab", "") == [[*text, 0], [0]]
     tokenizers = [TextTokenizer.load(write_language_model(tmp_path, template="$A"), 8, 8, end) for end in (True, False)]
-    assert tokenizers[0].recipe("query") != tokenizers[1].recipe("query")
+    assert tokenizers[0].settings("query") != tokenizers[1].settings("query")
     assert [one.markers for one in tokenizers] == ["title [SEP] text [SEP]", "title [SEP] text"]
 
 

@@ -174,7 +174,7 @@ def test_rankings_without_scores_are_refused(tokenizer: TextTokenizer, tmp_path:
     assert data.teacher.scored_examples == len(data)
     for name, message in (
         ("ranks.tsv", "this is a ranking without scores .*, and a teacher's scores are wanted"),
-        ("turned.json", "its query 0 is 'music 8', but that of .*train.jsonl is 'music 0'; give scores of these"),
+        ("turned.json", "query 0 is 'music 8' in this run and 'music 0' in .*train.jsonl; give a run with scores"),
     ):
         other = dataclasses.replace(source, teacher_run=str(tmp_path / name))
         with pytest.raises(DataError, match=rf"{name}.*: {message}"):

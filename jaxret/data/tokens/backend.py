@@ -49,31 +49,33 @@ def load_backend(directory: Path) -> tuple[Any, dict[str, int | None]]:
     backend, special = _load_plain(directory) or _load_with_transformers(directory)
     if (growth := rules_growth(backend)) > MOST_GROWTH:
         raise ValueError(
-            f"{directory}/tokenizer.json: its rules may make {growth:,.0f} characters of one, and {MOST_GROWTH} are "
-            "allowed: no text could be read with it"
+            f"{directory}/tokenizer.json: its rules may turn one character into {growth:,.0f}, and {MOST_GROWTH} are "
+            "allowed. Use the model's original file"
         )
     if backend.post_processor is not None:
         _require_complete_templates(json.loads(backend.post_processor.__getstate__()), directory / "tokenizer.json")
     if (count := max(map(backend.num_special_tokens_to_add, (False, True)))) > _MOST_ADDED:  # around one text, and two
         raise ValueError(f"{directory}/tokenizer.json puts {count:,} tokens around texts; {_MOST_ADDED} are allowed")
-    padding = backend.padding or {}  # not used here, but by transformers, which vectors are compared with
+    padding = backend.padding or {}  # unused here; transformers uses it, and vectors are compared with transformers
     if (length := max(padding.get(key) or 0 for key in ("length", "pad_to_multiple_of"))) > _LONGEST:
-        raise ValueError(f"{directory}/tokenizer.json pads texts to {length:,} tokens; {_LONGEST:,} is far enough")
+        raise ValueError(f"{directory}/tokenizer.json pads texts to {length:,} tokens; {_LONGEST:,} are allowed")
     return backend, special
 
 
 def _require_complete_templates(rule: dict[str, Any], path: Path) -> None:
-    """Raise ValueError if a post-processor puts a token around texts that it does not define; using it would panic."""
+    """Raise ValueError if a post-processor puts a token around texts but does not define it: the Rust code would
+    panic."""
     for part in rule.get("processors") or []:  # of a Sequence
         _require_complete_templates(part, path)
     pieces = [*(rule.get("single") or []), *(rule.get("pair") or [])] if rule["type"] == "TemplateProcessing" else []
     for token in (piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece):
         if token not in rule["special_tokens"]:
-            raise ValueError(f"{path}: post_processor puts {token!r} around texts, which its special_tokens lack")
+            raise ValueError(f"{path}: post_processor puts {token!r} around texts, but its special_tokens lack it")
 
 
 def rules_growth(backend: Any) -> float:
-    """Return an upper bound of the characters that normalizer and pre-tokenizer make of one, forms of Unicode aside."""
+    """Return an upper bound of the characters that normalizer and pre-tokenizer make of one character. Unicode's own
+    normal forms are not counted."""
     growth = 1.0
     for rules in (backend.normalizer, backend.pre_tokenizer):
         if rules is not None:
@@ -87,27 +89,28 @@ def _growth(rule: dict[str, Any]) -> float:
         return math.prod(map(_growth, rule.get("normalizers") or rule.get("pretokenizers") or []), start=1.0)
     if kind == "Replace":
         pattern, content = rule["pattern"], len(rule["content"])
-        # What a pattern matches between two characters is added to them.
+        # A pattern that matches the empty text between two characters adds its content to them.
         between = pattern.get("String") == "" or ("Regex" in pattern and _WITHOUT_WIDTH.search(pattern["Regex"]))
         return 1.0 + content if between else max(1.0, content / len(pattern.get("String") or "x"))
     if kind == "Prepend":
         return 1.0 + len(rule["prepend"])
     if kind == "Precompiled":
         data = base64.b64decode(rule["precompiled_charsmap"] or "")
-        start = 4 + int.from_bytes(data[:4], "little")  # a trie, then the texts that characters become
+        start = 4 + int.from_bytes(data[:4], "little")  # a trie, then the replacements of characters
         return max(1.0, *(len(text.decode("utf-8", "replace")) for text in data[start:].split(b"\0")))
-    before = rule.get("prepend_scheme") != "never" if kind == "Metaspace" else rule.get("add_prefix_space")
-    return 2.0 if before else 1.0
+    adds_space = rule.get("prepend_scheme") != "never" if kind == "Metaspace" else rule.get("add_prefix_space")
+    return 2.0 if adds_space else 1.0
 
 
-# Repetitions from 0, and tests of a place: what they match may be empty. A backslash may begin such a test.
+# Repetitions from 0, and assertions such as ^ and \b: their match may be empty.
 _WITHOUT_WIDTH = re.compile(r"[*?^$|]|\{0?,|\(\?|\\[bBAzZGK]")
 
 
 def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
-    """Return (backend, ids of special tokens) as transformers would, if tokenizer.json is complete; otherwise None.
+    """Return the (backend, ids of special tokens) that transformers would return, or None if tokenizer.json is not
+    complete.
 
-    Importing transformers, and PyTorch with it, takes longer than a search.
+    This saves the import of transformers and PyTorch, which takes longer than a search.
     """
     try:
         settings = read_json(directory / "tokenizer_config.json")
@@ -118,9 +121,9 @@ def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
             f"{name}_token": settings.get(f"{name}_token")
             for name in ("cls", "sep", "pad", "mask", "unk", "eos", "bos")
         }
-        others = directory / "special_tokens_map.json"
+        special_tokens_map = directory / "special_tokens_map.json"
         if any(name in settings for name in _NOT_PLAIN) or (
-            others.exists() and read_json(others) != _given(special_tokens)
+            special_tokens_map.exists() and read_json(special_tokens_map) != _given(special_tokens)
         ):
             return None
         special = {token["content"]: token["id"] for token in rules["added_tokens"] if token["special"]}
@@ -129,7 +132,7 @@ def _load_plain(directory: Path) -> tuple[Any, dict[str, int | None]] | None:
         if settings["tokenizer_class"].startswith("Bert") and not _is_bert(rules, settings, special_tokens, special):
             return None
         backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    except Exception:  # damaged or of another kind: transformers loads it, or raises the error
+    except Exception:  # a damaged file or another kind of it: transformers loads it, or raises the error
         return None
     if backend.post_processor is None:  # transformers sets this default, and the digest depends on it
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
@@ -164,11 +167,13 @@ def _is_bert(
         special_tokens=[(cls, special[cls]), (sep, special[sep])],
     )
     expected = json.loads(tokenizer.to_str())
-    same = all(expected[part] == rules[part] for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"))
+    if any(expected[part] != rules[part] for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor")):
+        return False
     model, stored_model = ({k: v for k, v in tree["model"].items() if k != "vocab"} for tree in (expected, rules))
-    ours = {token["content"] for token in rules["added_tokens"]} == set(_given(special_tokens).values())
+    has_special_tokens = {token["content"] for token in rules["added_tokens"]} == set(_given(special_tokens).values())
     plain = all(not (t["single_word"] or t["lstrip"] or t["rstrip"] or t["normalized"]) for t in rules["added_tokens"])
-    return same and model == stored_model and ours and plain and None not in (cls, sep, special_tokens["unk_token"])
+    names_exist = None not in (cls, sep, special_tokens["unk_token"])
+    return model == stored_model and has_special_tokens and plain and names_exist
 
 
 def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]]:
@@ -178,9 +183,9 @@ def _load_with_transformers(directory: Path) -> tuple[Any, dict[str, int | None]
     # From config.json alone transformers silently makes a tokenizer without vocabulary.
     if not any((directory / name).is_file() for name in VOCABULARIES):
         raise ValueError(
-            f"{directory} has no tokenizer: none of {', '.join(VOCABULARIES)} is there"
+            f"{directory} has no tokenizer: it needs one of {', '.join(VOCABULARIES)}"
             + (SPIECE_REMEDY.format(directory) if (directory / "spiece.model").is_file() else "")
-            + (f"; that of this run is in {directory / 'encoder'}" if (directory / "encoder").is_dir() else "")
+            + (f"; this run's tokenizer is in {directory / 'encoder'}" if (directory / "encoder").is_dir() else "")
         )
     for path in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
         if path.is_file() and not isinstance(read_settings(path), dict):

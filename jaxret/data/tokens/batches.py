@@ -24,7 +24,7 @@ from jaxret.types import Batch, BatchT, Packing, Ragged, Tokens
 class TrainingSet:
     """Tokenized examples; E examples, P passages.
 
-    Passages are stored once, however many queries share them; a passage's row is its id.
+    A passage is stored once, even if several queries share it. Its row serves as its id.
     """
 
     queries: Ragged  # token ids [E]
@@ -36,13 +36,13 @@ class TrainingSet:
     pad_id: int
     marker_ids: tuple[int, ...]  # [CLS] and [SEP]
     digest: str  # SHA-256 of the texts and of their relations
-    # Pseudo-queries (I3): one for each passage, possibly empty [P]; or, with `imagine_queries`, each positive has its
-    # training query.
+    # Pseudo-queries of the passages [P] (I3), "" for a passage without one. With `imagine_queries` this is None, and
+    # the pseudo-query of a positive is its training query.
     pseudo_queries: Ragged | None = None
     imagine_queries: bool = False
     truncations: tuple[Truncation, ...] = ()  # of queries and of passages
     teacher: TeacherScores | None = None
-    subset_of: dict[str, Any] | None = None  # if this is a random part: the record of the whole set
+    subset_of: dict[str, Any] | None = None  # record of the whole set, if this set is a random part of it
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -86,11 +86,11 @@ def tokenize_examples(
     """Return the examples as a TrainingSet, in their order.
 
     Args:
-        examples: at least one.
+        examples: one or more examples.
         tokenizer: tokenizer with the length limits.
         pseudo_queries: pseudo-query of each passage id; passages without one get an empty text. None: not used.
-        write_column: called with a column's name and its blocks of ids; writes the blocks and returns the column to
-            read. Default: keeps it in memory.
+        write_column: function of a column's name and its blocks of ids, which writes the blocks and returns the column
+            for reading. Default: keeps it in memory.
     Raises:
         ValueError: there is no example.
     """
@@ -119,11 +119,11 @@ def tokenize_examples(
     cut = Truncation("queries", tokenizer.query_length), Truncation("passages", tokenizer.passage_length)
     numbers: dict[Query, int] = {}  # a query has an example for each of its positives
     query_rows = np.array([numbers.setdefault(example.query, len(numbers)) for example in examples])
-    of_queries = tokenizer.queries(numbers, progress, cut[0])
+    query_tokens = tokenizer.queries(numbers, progress, cut[0])
     return TrainingSet(
-        queries=write_column("queries", iter([of_queries.take(query_rows)])),
+        queries=write_column("queries", iter([query_tokens.take(query_rows)])),
         passages=tokenizer.passages(passages, progress, cut[1], partial(write_column, "passages")),
-        positives=np.array([own[0] for own in positives], np.int32),
+        positives=np.array([passage_rows[0] for passage_rows in positives], np.int32),
         known_positives=KnownPositives.from_lists(positives),
         negatives=Ragged.from_lists(negatives),
         query_ids=tuple(example.query.id for example in examples),
@@ -140,19 +140,19 @@ def tokenize_examples(
 class BatchPlan:
     """Makes batches of examples: `batch_size` queries over all processes, each with its positive and negatives.
 
-    Where `devices` do not divide a batch, it is filled up with empty slots, which count for nothing.
+    If the number of devices does not divide the batch size, empty slots are added, which change no loss.
     """
 
     batch_size: int  # Queries of a batch over all processes
     negatives: int  # Hard negatives of each query
-    length_multiple: int  # Texts are padded to a multiple of so many tokens
+    length_multiple: int  # Padded lengths are multiples of this number of tokens
     max_query_length: int  # Upper bound of the padded length of queries, in tokens
     max_passage_length: int  # Upper bound of the padded length of passages, in tokens
-    pseudo_length: int = 0  # Tokens of a pseudo-query, in batches of a set that has pseudo-queries
+    pseudo_length: int = 0  # Length of a pseudo-query in tokens; used if the set has pseudo-queries
     data_seed: int = 0  # Seed of the order of examples
     negatives_seed: int = 0  # Seed of the choice of hard negatives
     # Packs the texts of training batches side by side for the encoder. The texts are then in the packer's order, and
-    # `Tokens.rows` has their rows. None: padded.
+    # `Tokens.rows` has their rows in the batch. None: texts are padded.
     packer: Packer | None = None
     devices: int = 1  # Devices over all processes
 
@@ -203,7 +203,8 @@ class BatchPlan:
     def draw_negatives(self, data: TrainingSet, examples: np.ndarray, step: int | None) -> np.ndarray:
         """Return positions [examples, negatives] in each example's list of hard negatives, drawn without replacement.
 
-        With step=None these are the first ones. Positions are -1 where an example has too few, and for example -1.
+        With step=None these are the first positions. An example with too few negatives is filled up with -1, and
+        example -1 has only -1.
         """
         random = None if step is None else np.random.default_rng((self.negatives_seed, step))
         positions = np.full((len(examples), self.negatives), -1, np.int64)
@@ -245,7 +246,7 @@ class BatchPlan:
 
         Args:
             examples: rows of the examples of the whole batch; -1: no query.
-            step: step that seeds the choice of hard negatives. None: the first ones.
+            step: step that seeds the choice of hard negatives. None: the first negatives of each example.
             part: (index of this process, number of processes).
             packer: packs the texts. None: they are padded.
         """
@@ -332,10 +333,10 @@ def packed_tokens(
 
 
 def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
-    """Stack host batches of one size to [batches, ...]; a single batch is returned as it is.
+    """Stack host batches of one size to [batches, ...]. A single batch is returned unchanged.
 
-    Texts of a `Batch` are padded to the longest batch, and packed rows to the largest number of rows and the largest
-    width. Batches of other types must have one shape.
+    The batches of type `Batch` get the padded length of the longest of them; packed ones get the largest number of rows
+    and the largest width. Batches of other types must have equal shapes.
     """
     if len(batches) == 1:
         return batches[0]
@@ -347,7 +348,7 @@ def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
         length = max(side_tokens.ids.shape[1] for side_tokens in tokens)
         pads = [((0, 0), (0, length - side_tokens.ids.shape[1])) for side_tokens in tokens]
         packings = [side_tokens.packing for side_tokens in tokens if side_tokens.packing]
-        rows, width = (max((getattr(each, name) for each in packings), default=0) for name in ("rows", "width"))
+        rows, width = (max((getattr(packing, name) for packing in packings), default=0) for name in ("rows", "width"))
         return [
             replace(
                 side_tokens,
@@ -367,14 +368,15 @@ def stack_batches(batches: Sequence[BatchT], pad_id: int) -> BatchT:
 
 
 def _in_larger_rows(packing: Packing, rows: int, width: int) -> Packing:
-    """Return the same rows among more, and wider, ones; texts without tokens stay behind all of them."""
+    """Return the packing of the same texts in at least as many rows of at least the same width. Texts without tokens
+    come after the last row."""
     row_of, column = np.divmod(packing.starts, packing.width)
     starts = np.where(row_of < packing.rows, row_of * width + column, rows * width)
     return Packing(starts.astype(packing.starts.dtype), rows, width)
 
 
 def shuffled_rows(seed: int, step: int, size: int, total: int) -> np.ndarray:
-    """Return the rows of the examples of a step [size], from an endless stream of epochs, each a new permutation.
+    """Return the rows of the examples of a step [size]. Every epoch is a new permutation of all examples.
 
     Args:
         seed: seed of the permutations.

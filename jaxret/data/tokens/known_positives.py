@@ -1,4 +1,4 @@
-"""Known positives of training examples: one set of passages for all examples of a query."""
+"""Known positives of training examples. All examples of a query share one set of passages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxret.types import Ragged
 class KnownPositives:
     """Passage rows that are known to be relevant to each of E examples.
 
-    A query has one example for each of its positives; their set is stored once. A table with a row for each example
-    would grow as the number of examples times the most positives of any query.
+    A query has one example for each of its positives, and these examples share one set. A table with a row for each
+    example would have as many columns as the query with the most positives.
     """
 
     sets: Ragged  # passage rows, ascending
@@ -26,7 +26,7 @@ class KnownPositives:
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> KnownPositives:
         """Return the known positives of examples from a list of passage rows for each."""
         numbers: dict[tuple[int, ...], int] = {}
-        rows = [numbers.setdefault(tuple(sorted(set(own))), len(numbers)) for own in lists]
+        rows = [numbers.setdefault(tuple(sorted(set(positives))), len(numbers)) for positives in lists]
         return cls(Ragged.from_lists(list(numbers)), np.array(rows, np.int32))
 
     def __len__(self) -> int:
@@ -39,13 +39,13 @@ class KnownPositives:
         return (self.sets[row] for row in self.rows)
 
     @cached_property
-    def most(self) -> int:
+    def largest_count(self) -> int:
         """Largest number of positives of an example."""
         return int(self.sets.lengths_of(np.unique(self.rows)).max(initial=0))
 
     @property
     def passages(self) -> np.ndarray:
-        """Return the rows of all positives, each once, ascending."""
+        """Rows of all positives, without repetition, ascending."""
         return np.unique(self.sets.take(np.unique(self.rows)).flat)
 
     def take(self, examples: np.ndarray) -> KnownPositives:
@@ -53,6 +53,7 @@ class KnownPositives:
         return KnownPositives(self.sets, self.rows[examples])
 
     def table(self, examples: np.ndarray) -> np.ndarray:
-        """Return int32 [examples, most], filled up with -1; example -1 has none."""
+        """Return the positives of examples as int32 [examples, largest_count], filled up with -1. Example -1 has
+        none."""
         rows = np.where(examples >= 0, self.rows[np.maximum(examples, 0)], -1)
-        return self.sets.padded(rows, self.most, -1)[0]
+        return self.sets.padded(rows, self.largest_count, -1)[0]

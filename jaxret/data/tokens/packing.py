@@ -1,9 +1,9 @@
-"""Packing of texts side by side in rows, so that an encoder computes little padding. All of it runs on the host.
+"""Packing of texts side by side in rows, so that an encoder computes little padding. Packing runs on the host.
 
 A bin is the part of a batch that an encoder computes at a time: a chunk of a device's part. Every bin gets the same
 number of texts, about the same number of tokens, and the same number of rows of the same width. A batch therefore has
-one static shape, and a run has few shapes: pairs of a number of rows and a width, so that a bin of few texts is filled
-where rows of one width would leave a part of a row empty.
+one static shape, and a run has few shapes: pairs of a number of rows and a width. Several widths exist because rows of
+one width would stay partly empty in a bin of few texts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 SAMPLE_BATCHES = 100  # number of batches whose lengths decide widths and sizes
-STEP, WIDTHS = 16, 16  # widths are multiples of the first; about so many are tried
-EXCHANGES = 40  # pairs of texts that are tried, to save a row of a bin
-FEW_TEXTS = 32  # of a bin: more fill their rows without exchanges
-# Share of the sample that a usual size holds; None: the sizes that compute least. Passages are most of the work: theirs
-# differ.
+STEP = 16  # widths are multiples of this number of tokens
+WIDTHS = 16  # number of widths that are tried, about
+EXCHANGES = 40  # pairs of texts whose exchange is tried to save a row of a bin
+FEW_TEXTS = 32  # upper bound of the texts of a bin for exchanges: more texts fill their rows without exchanges
+# Share of the sampled batches that fit into the one usual size. None: several usual sizes with the least work are
+# chosen. Passages have several, because they are most of the work.
 USUAL = {"query": 0.95, "passage": None}
 
 
@@ -36,15 +37,16 @@ class Placement:
     """Packed positions of the texts of a batch."""
 
     order: np.ndarray  # Rows of the texts in the batch [N], bin after bin
-    starts: np.ndarray  # First position of each text in its bin [N], with the bin's rows one after the other
+    starts: np.ndarray  # First position of each text in the concatenated rows of its bin [N]
     rows: int  # Rows of each bin
     width: int  # Tokens of a row
 
 
 def assign_in_snake_order(lengths: np.ndarray, bins: int) -> np.ndarray:
-    """Return rows of texts [bins, N / bins], assigned longest first, forwards and backwards in turn.
+    """Return an assignment of texts to bins [bins, N / bins]: the longest texts first, in the order of the bins and in
+    the reverse order by turns.
 
-    Best where many texts are as long as a row: every bin gets the same number of them.
+    This is best if many texts are as long as a row, because every bin gets the same number of them.
     """
     rounds = np.argsort(-lengths, kind="stable").reshape(-1, bins)
     rounds[1::2] = rounds[1::2, ::-1]
@@ -52,9 +54,10 @@ def assign_in_snake_order(lengths: np.ndarray, bins: int) -> np.ndarray:
 
 
 def assign_to_smallest(lengths: np.ndarray, bins: int) -> np.ndarray:
-    """Return rows of texts [bins, N / bins], assigned in rounds: the bin with the fewest tokens gets the longest text.
+    """Return an assignment of texts to bins [bins, N / bins]: every round gives each bin a text, and the bin with the
+    fewest tokens gets the longest one.
 
-    Best where few texts are long: every bin gets about the same number of tokens.
+    This is best if few texts are long, because every bin gets about the same number of tokens.
     """
     rounds = np.argsort(-lengths, kind="stable").reshape(-1, bins)
     assignment, tokens = np.empty_like(rounds), np.zeros(bins, np.int64)
@@ -66,14 +69,15 @@ def assign_to_smallest(lengths: np.ndarray, bins: int) -> np.ndarray:
 
 
 def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
-    """Pack texts into rows of `width` tokens by best fit, longest first: each goes where it leaves the least room.
+    """Pack texts into rows of `width` tokens by best fit: the longest text first, each into the row where it leaves the
+    least room.
 
-    Texts are ordered by position; those without tokens come last, behind all rows. Raises ValueError if a text is
-    longer than a row.
+    Texts are ordered by position. Texts without tokens come last, after all rows. Raises ValueError if a text is longer
+    than a row.
     """
     starts = np.zeros(len(lengths), np.int64)
     room: dict[int, list[int]] = defaultdict(list)  # free tokens -> rows
-    free, rows = 0, 0  # bit n of `free`: a row has n free tokens
+    free, rows = 0, 0  # bit n of `free` is set if a row has n free tokens
     for text in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[text])
         if length > width:
@@ -98,8 +102,8 @@ def fit_into_rows(lengths: np.ndarray, width: int) -> Placement:
 
 
 def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
-    """Pack all texts of a batch, assigned to bins in the way that needs the fewest rows; `rows` is the maximum over the
-    bins."""
+    """Pack all texts of a batch. They are assigned to bins in the way that needs the fewest rows; `rows` is the maximum
+    over the bins."""
     ways = (assign_in_snake_order, assign_to_smallest) if bins > 1 else (assign_in_snake_order,)
     assignments = [_exchanged(assign(lengths, bins), lengths, width) for assign in ways]
 
@@ -117,30 +121,30 @@ def place_texts(lengths: np.ndarray, bins: int, width: int) -> Placement:
 
 
 def _exchanged(assignment: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Return texts assigned to bins [bins, N / bins], after exchanges of texts between bins that save a row of every
-    bin, as often as such exchanges are found."""
+    """Return an assignment [bins, N / bins] that needs fewer rows, if exchanges of texts between bins lead to one."""
     if assignment.shape[1] > FEW_TEXTS:
         return assignment
     rows = np.array([fit_into_rows(lengths[texts], width).rows for texts in assignment])
     least = max(1, -(-int(lengths.sum()) // (len(assignment) * width)))
-    while (most := int(rows.max())) > least:
-        better, fewer = assignment.copy(), rows.copy()
-        if not all(_exchange(better, fewer, bin, lengths, width) for bin in np.flatnonzero(rows == most).tolist()):
+    while (largest := int(rows.max())) > least:
+        new_assignment, new_rows = assignment.copy(), rows.copy()
+        full_bins = np.flatnonzero(rows == largest).tolist()
+        if not all(_exchange(new_assignment, new_rows, bin, lengths, width) for bin in full_bins):
             break
-        assignment, rows = better, fewer
+        assignment, rows = new_assignment, new_rows
     return assignment
 
 
 def _exchange(assignment: np.ndarray, rows: np.ndarray, bin: int, lengths: np.ndarray, width: int) -> bool:
-    """Exchange a text of a bin that has the most rows for a shorter one of a bin that has fewer, in place, so that both
-    have fewer; return whether such a pair was found.
+    """Exchange a text of a bin for a shorter text of another bin, in place, so that both have fewer rows than the bin
+    had. Return whether such a pair was found.
 
-    The pairs that leave about as many tokens in both bins are tried first, and at most EXCHANGES.
+    At most EXCHANGES pairs are tried. The pairs that leave about equally many tokens in both bins come first.
 
     Args:
         assignment: texts of each bin [bins, N / bins].
-        rows: rows of each bin.
-        bin: the bin.
+        rows: number of rows of each bin.
+        bin: the number of the bin that has too many rows.
         lengths: lengths of the texts.
         width: tokens of a row.
     """
@@ -151,12 +155,12 @@ def _exchange(assignment: np.ndarray, rows: np.ndarray, bin: int, lengths: np.nd
     fits &= tokens[bin] - gains <= target * width
     pairs = np.argwhere(fits)
     larger = np.maximum(tokens[bin] - gains[fits], tokens[pairs[:, 1]] + gains[fits])
-    for own, other, text in pairs[np.argsort(larger, kind="stable")[:EXCHANGES]]:
-        texts = assignment[[bin, other]]
-        texts[0, own], texts[1, text] = texts[1, text], texts[0, own]
-        rows_needed = [fit_into_rows(lengths[each], width).rows for each in texts]
+    for long_text, other_bin, short_text in pairs[np.argsort(larger, kind="stable")[:EXCHANGES]]:
+        bins = assignment[[bin, other_bin]]
+        bins[0, long_text], bins[1, short_text] = bins[1, short_text], bins[0, long_text]
+        rows_needed = [fit_into_rows(lengths[texts], width).rows for texts in bins]
         if max(rows_needed) <= target:
-            assignment[[bin, other]], rows[[bin, other]] = texts, rows_needed
+            assignment[[bin, other_bin]], rows[[bin, other_bin]] = bins, rows_needed
             return True
     return False
 
@@ -165,9 +169,9 @@ def _exchange(assignment: np.ndarray, rows: np.ndarray, bin: int, lengths: np.nd
 class RowShape:
     """Shapes of the packed rows for the queries of a run, or for its passages."""
 
-    length: int  # Length of a text, padded, at the output of the encoder, in tokens
-    slots: int  # Positions that replace the first token there
-    sizes: tuple[RowsSize, ...]  # Sizes that a bin may have, the least first; the last one has room for any texts
+    length: int  # Padded length of a text at the output of the encoder, in tokens
+    slots: int  # Number of positions that replace the first token of a text
+    sizes: tuple[RowsSize, ...]  # Sizes that a bin may have, the smallest first; the last one has room for all texts
 
     def __str__(self) -> str:
         *usual, last = self.sizes
@@ -182,8 +186,8 @@ class RowShape:
 class Packer:
     """Packer of every batch of a run.
 
-    Queries and passages have the same number of sizes, used in pairs: a batch takes the first pair into which both fit,
-    so a run compiles at most that many programs.
+    Queries and passages have the same number of sizes, used in pairs. A batch takes the first pair into which both fit,
+    so a run compiles at most one program for each pair.
     """
 
     bins: int
@@ -195,7 +199,7 @@ class Packer:
         return f"packed for each of {self.bins} devices and chunks, rows x tokens: {'; '.join(sides)}"
 
     def __call__(self, queries: np.ndarray, passages: np.ndarray) -> tuple[Placement, Placement]:
-        """Return the packed positions of queries and passages of these lengths; length 0: empty slot."""
+        """Return the packed positions of queries and of passages with these lengths. Length 0 is an empty slot."""
         placements: dict[tuple[str, int], Placement] = {}  # several sizes may have one width
 
         def fits(side: str, shape: RowShape, lengths: np.ndarray, size: RowsSize) -> bool:
@@ -229,11 +233,12 @@ def choose_row_shape(
 ) -> RowShape:
     """Return the sizes of rows for texts whose lengths are distributed as in `sample`.
 
-    A size costs its work for a transformer: attention grows with the width, by 1 part in 6 hidden sizes per token. Rows
-    wider than the longest text waste less room, but only few widths are tried. The sizes are usual ones, two, or three
-    for several bins, which are rarely as full as all of them together; one that holds, at its width, as many rows more
-    than the largest of the sample as that has more than the median; and one row for every text (as much as padding), so
-    that every batch has a program.
+    The cost of a size is a transformer's work: each token costs 1 + width / (6 * hidden size), because attention grows
+    with the width. Rows wider than the longest text waste less room, but only few widths are tried. The sizes are:
+
+    - two usual ones (three for several bins, because single bins differ more than whole batches),
+    - a rare one: the largest number of rows in the sample, plus its distance to the median,
+    - one row for every text, as many as without packing, so that every batch has a program.
 
     Args:
         sample: lengths [N] of the texts of some batches.
@@ -241,10 +246,10 @@ def choose_row_shape(
         slots: positions that replace the first token of a text.
         bins: parts of a batch that are packed separately.
         hidden_size: hidden size of the encoder.
-        usual: share of the sample that a usual size holds, with the least work, and that is the only one; None: those
-            with which the sample costs least.
+        usual: share of the sample that fits into the usual size, which is then the only one. None: the usual sizes are
+            those with which the sample costs least.
     """
-    longest, most, count = length + slots - 1, len(sample[0]) // bins, 2 if bins == 1 else 3
+    longest, largest_count, count = length + slots - 1, len(sample[0]) // bins, 2 if bins == 1 else 3
     first = -(-longest // STEP) * STEP
     widths = range(first, max(256, 2 * first) + 1, max(STEP, first // WIDTHS // STEP * STEP))
     packed_sample = [packed_lengths(np.minimum(lengths, length), slots) for lengths in sample]
@@ -256,7 +261,7 @@ def choose_row_shape(
         return rows * width * (1 + width / (6 * hidden_size))
 
     def above(counts: np.ndarray) -> int:
-        return min(most, 2 * int(counts.max()) - int(np.quantile(counts, 0.5, method="higher")))
+        return min(largest_count, 2 * int(counts.max()) - int(np.quantile(counts, 0.5, method="higher")))
 
     rare = min((RowsSize(above(counts), width) for width, counts in row_counts.items()), key=lambda size: work(*size))
     if usual is not None:
@@ -271,16 +276,18 @@ def choose_row_shape(
         sizes = sorted(
             [*(choices[row] for row in _cheapest_together(costs, count)), rare], key=lambda size: work(*size)
         )
-    return RowShape(length, slots, (*sizes, RowsSize(most, first)))
+    return RowShape(length, slots, (*sizes, RowsSize(largest_count, first)))
 
 
 def _cheapest_together(costs: np.ndarray, count: int) -> list[int]:
-    """Return `count` rows of costs [choices, batches] of which each batch takes the cheapest, with a small sum: chosen
-    one by one, then replaced one by one while that helps."""
+    """Return `count` rows of costs [choices, batches] with a small total cost, where each batch takes its cheapest row.
+
+    The rows are chosen one by one. Then each is replaced, `count` times, by the best row beside the other ones.
+    """
     picks: list[int] = []
 
-    def best(others: list[int]) -> int:
-        least = costs[others].min(axis=0, initial=np.inf)
+    def best(other_picks: list[int]) -> int:
+        least = costs[other_picks].min(axis=0, initial=np.inf)
         return int(np.minimum(costs, least).sum(axis=1).argmin())
 
     while len(picks) < count:

@@ -39,8 +39,8 @@ class PairJoiner:
             queries, passages, query_rows, passage_rows: see `tokens`.
         """
         exists = (query_rows >= 0) & (passage_rows >= 0)
-        both = queries.lengths_of(np.maximum(query_rows, 0)) + passages.lengths_of(np.maximum(passage_rows, 0)) - 1
-        return np.where(exists, both + len(self.between), 0)
+        sums = queries.lengths_of(np.maximum(query_rows, 0)) + passages.lengths_of(np.maximum(passage_rows, 0)) - 1
+        return np.where(exists, sums + len(self.between), 0)
 
     def tokens(
         self, queries: Ragged, passages: Ragged, query_rows: np.ndarray, passage_rows: np.ndarray, length: int
@@ -72,7 +72,7 @@ class PairPlan:
 
     plan: BatchPlan
     joiner: PairJoiner
-    packer: Packer | None = None  # pairs are not packed
+    packer: Packer | None = None  # always None: pairs are not packed
 
     @property
     def batch_size(self) -> int:
@@ -113,9 +113,9 @@ class PairPlan:
 def without_positives(data: TrainingSet, examples: np.ndarray, passage_rows: np.ndarray) -> np.ndarray:
     """Return the passage rows of a batch [examples * G], with known positives among the negatives replaced by -1.
 
-    They are not candidates for a retriever either (`competing_passages` of training).
+    Such passages are no negatives for a retriever either (`competing_passages`).
     """
     known_positives = data.known_positives.table(np.maximum(examples, 0))
-    again = (passage_rows[:, :, None] == known_positives[:, None, :]).any(axis=-1)
-    again[:, 0] = False  # the target
-    return np.where(again, -1, passage_rows).reshape(-1)
+    is_positive = (passage_rows[:, :, None] == known_positives[:, None, :]).any(axis=-1)
+    is_positive[:, 0] = False  # the target stays
+    return np.where(is_positive, -1, passage_rows).reshape(-1)

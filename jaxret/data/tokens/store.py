@@ -1,14 +1,15 @@
 """Token stores: columns of numbers on disk that are made once, verified, then memory-mapped.
 
 <folder>/NAME.npy        one file per column; a Ragged has two, NAME.flat.npy and NAME.offsets.npy
-         manifest.json   written last: the recipe, and digests of the source files and of the columns
+         manifest.json   written last: the settings, and digests of the source files and of the columns
 
-One process makes a store under a lease (`leases.py`) while the others wait; if it dies, another one takes over.
+One process makes a store under a lease (`leases.py`) while other processes wait. If it dies, another process takes
+over.
 
-Opening a store verifies the manifest by its own digest, the source files by size and time (by digest where these
-differ, so that a copied or touched file counts as unchanged), and every column by its digest. This reads all columns
-once, at 1.6 GiB/s if they are in memory, and so loads the pages that training needs. A store that fails verification
-is made again, and the reason is logged. A store may be deleted at any time.
+Opening a store verifies the manifest by its own digest and every column by its digest. A source file is unchanged if
+its size and time are; if not, its digest decides, so that a file may be copied or touched. The verification reads all
+columns once, at 1.6 GiB/s if they are in memory, and so loads the pages that training needs. A store that fails
+verification is made again, and the reason is logged. A store may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from jaxret.storage.mapped_array import map_array
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Log, Ragged
 
-FORMAT = 1  # version of the folder and of tokenization: another number makes every store again
-PAUSE = 0.2  # seconds between two checks whether another process has finished
+FORMAT = 1  # version of the folder and of tokenization: after a change of this number all stores are made again
+_PAUSE = 0.2  # seconds between two checks whether another process has finished
 
 
 class StaleError(ValueError):
@@ -58,12 +59,12 @@ class StoreOrigin:
 
     name: str  # Readable part of the folder's name
     files: tuple[Path, ...]  # Source files
-    recipe: dict[str, Any]  # Settings (JSON) that the columns depend on
+    settings: dict[str, Any]  # Settings (JSON) that the columns depend on
 
     def folder(self, root: Path) -> Path:
-        """Return the store's folder, which depends on paths and recipe, not on the content of files."""
+        """Return the store's folder. Its name depends on paths and settings, not on the content of files."""
         paths = [str(path.absolute()) for path in self.files]
-        return root / f"{self.name}-{sha256_json([FORMAT, paths, self.recipe])[:16]}"
+        return root / f"{self.name}-{sha256_json([FORMAT, paths, self.settings])[:16]}"
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the size, modification time (nanoseconds) and digest of each file, by path."""
@@ -76,8 +77,8 @@ class StoreOrigin:
         """
         for path in self.files:
             entry = state[str(path.absolute())]
-            same = _stat(path) == {key: entry[key] for key in ("bytes", "modified")}
-            if not same and sha256_file(path) != entry["sha256"]:
+            stat = {key: entry[key] for key in ("bytes", "modified")}
+            if _stat(path) != stat and sha256_file(path) != entry["sha256"]:
                 return path
         return None
 
@@ -89,7 +90,7 @@ def _stat(path: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Strings(Sequence[str]):
-    """Sequence of texts in one array of UTF-8 bytes; a str is made on access."""
+    """Sequence of texts in one array of UTF-8 bytes. An access decodes one text."""
 
     utf8: Ragged  # flat: uint8
 
@@ -145,7 +146,7 @@ class TokenStore:
 class ColumnWriter:
     """Writes columns into a folder and records their sizes and digests.
 
-    `work` is the folder for unfinished files; None: beside the finished ones.
+    `work` is the folder for unfinished files; None means `folder`.
     """
 
     folder: Path
@@ -157,7 +158,7 @@ class ColumnWriter:
         return self._column(name, values.dtype, values.shape[1:], [values])
 
     def ragged(self, name: str, blocks: Iterable[Ragged], dtype: Any = np.int32) -> Ragged:
-        """Write the rows of all blocks, holding one block at a time, and return them, memory-mapped."""
+        """Write the rows of all blocks and return them, memory-mapped. One block at a time is held in memory."""
         lengths = array("q")
 
         def flat() -> Iterator[np.ndarray]:
@@ -175,7 +176,8 @@ class ColumnWriter:
     def _column(
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[np.ndarray]
     ) -> np.ndarray:
-        """Write NAME.npy from blocks of rows; the header is rewritten when the number of rows is known."""
+        """Write NAME.npy from blocks of rows, and return the column, memory-mapped. The header is rewritten when the
+        number of rows is known."""
         path, rows = self.folder / f"{name}.npy", 0
         dtype = dtype.newbyteorder("<")  # the bytes are the same on every machine
         with atomic_write(path, "wb", self.work) as file:
@@ -202,26 +204,26 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
     try:
         manifest = read_with_digest(folder / "manifest.json")
         columns, facts = manifest["columns"], manifest["facts"]
-        same = (manifest["format"], manifest["recipe"]) == (FORMAT, origin.recipe)
+        is_current = (manifest["format"], manifest["recipe"]) == (FORMAT, origin.settings)
         changed_file = origin.changed(manifest["files"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StaleError("") from error
     except (ValueError, KeyError, TypeError) as error:
         raise StaleError(f"{folder}/manifest.json is damaged") from error
-    if not same:
-        raise StaleError(f"{folder} was made in another way")
+    if not is_current:
+        raise StaleError(f"{folder} was made by another version or with other settings")
     if changed_file:
         raise StaleError(f"{changed_file} has changed since it was tokenized")
 
-    def sound(name: str) -> bool:
+    def is_sound(name: str) -> bool:
         path = folder / f"{name}.npy"
         with contextlib.suppress(OSError):
             return path.stat().st_size == columns[name]["bytes"] and sha256_file(path) == columns[name]["sha256"]
         return False
 
     with ThreadPoolExecutor() as threads:
-        for name, whole in zip(columns, threads.map(sound, columns)):
-            if not whole:
+        for name, sound in zip(columns, threads.map(is_sound, columns)):
+            if not sound:
                 raise StaleError(f"{folder}/{name}.npy is damaged")
     mark_used(folder)
     return TokenStore(folder, facts, {name: np.asarray(map_array(folder / f"{name}.npy")) for name in columns})
@@ -230,16 +232,16 @@ def open_store(origin: StoreOrigin, root: Path) -> TokenStore:
 def open_or_make_store(
     origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[str, Any]], log: Log
 ) -> TokenStore:
-    """Open the store of `origin`; if there is no valid one, make it.
+    """Open the store of `origin`, or make it if no valid one exists.
 
-    Of several processes that need the same store, one makes it and the others wait. A process that is killed leaves
-    nothing that passes verification.
+    If several processes need the same store, one makes it and the others wait. Files of a killed process do not pass
+    verification.
 
     Args:
-        origin: source files and recipe.
+        origin: source files and settings.
         root: folder of all stores.
-        make: writes the columns and returns facts (JSON) to store with them.
-        log: called with messages about waiting, making again and writing.
+        make: function that writes the columns and returns facts (JSON) to store with them.
+        log: function for messages about waiting, making a store again and writing.
 
     Raises:
         DataError: a source file changed while it was read.
@@ -268,7 +270,7 @@ def open_or_make_store(
 
 
 def _lease(leases: Leases, origin: StoreOrigin, root: Path, log: Log) -> Lease:
-    """Claim the lease of a store; waits while another process holds it, and logs that once."""
+    """Claim the lease of a store. Wait while another process holds it, and log that once."""
     name = origin.folder(root).name
     try:
         with storage_errors(root):
@@ -276,9 +278,9 @@ def _lease(leases: Leases, origin: StoreOrigin, root: Path, log: Log) -> Lease:
         while not (lease := leases.claim(name)):
             log(f"  waiting for another process: the tokens of {origin.name} are made by {leases.holder(name)}")
             log = _silent
-            time.sleep(PAUSE)
+            time.sleep(_PAUSE)
     except StorageError as error:
-        remedy = "tokens are kept there; name another folder with data.store (jaxret encode: --store)"
+        remedy = "this is the folder of tokens; name another folder with data.store (jaxret encode: --store)"
         raise StorageError(f"{error}; {remedy}") from error
     return lease
 
@@ -292,11 +294,11 @@ def _make(origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[s
         state, writer = origin.state(), ColumnWriter(folder, lease.work)
         facts = make(writer)
         if changed_file := origin.changed(state):
-            remedy = "leave it alone, and start again"
+            remedy = "do not change it during a job, and start again"
             raise Location(changed_file).error("changed file", "the file changed while it was read", remedy)
         manifest = {
             "format": FORMAT,
-            "recipe": origin.recipe,
+            "recipe": origin.settings,
             "files": state,
             "columns": writer.columns,
             "facts": facts,
@@ -312,7 +314,8 @@ def _make(origin: StoreOrigin, root: Path, make: Callable[[ColumnWriter], dict[s
 
 
 def _clear(folder: Path) -> None:
-    """Remove a killed process's files and invalid columns; the manifest first, as it makes a store valid."""
+    """Remove the files of a killed process and invalid columns. The manifest goes first, because it makes a store
+    valid."""
     remove_leftovers(folder)
     for path in [folder / "manifest.json", *folder.glob("*.npy")]:
         path.unlink(missing_ok=True)
@@ -323,7 +326,7 @@ def _silent(_: str) -> None:
 
 
 def _is_in_cache(root: Path) -> bool:
-    """Return whether stores are in the user's cache, which has a bound; other folders are the user's own."""
+    """Return whether stores are in the user's cache. The cache is trimmed to a size; other folders are not."""
     with contextlib.suppress(RuntimeError):  # the user has no home folder
         return root == cache_folder("tokens")
     return False
@@ -332,7 +335,7 @@ def _is_in_cache(root: Path) -> bool:
 def store_root(folder: str = "") -> Path:
     """Return the folder of all stores: `folder`, or by default one in the user's cache.
 
-    Raises ValueError if the user has no home folder, and for an address that is not read or written.
+    Raises ValueError if the user has no home folder, and for an address that is no path on a disk.
     """
     require_disk_path(folder)
     try:

@@ -16,19 +16,19 @@ from jaxret.storage.atomic import sha256_json
 def choose_ids(ids: Iterable[str], count: int, seed: int) -> set[str]:
     """Return the `count` ids with the least hashes for the seed.
 
-    A larger subset contains a smaller one, and the choice depends neither on the order of ids nor on other ids in
-    between. Raises ValueError if there are fewer.
+    A larger subset contains a smaller one. The order of ids does not change the choice. Raises ValueError if there are
+    fewer ids.
     """
-    every = set(ids)
-    if count > len(every):
-        raise ValueError(f"data.subset is {count:,}, but there are {len(every):,} training queries; ask for fewer")
-    return set(sorted(every, key=lambda key: (hash_id(f"{seed} {key}"), key))[:count])
+    unique_ids = set(ids)
+    if count > len(unique_ids):
+        raise ValueError(f"data.subset is {count:,}, but there are {len(unique_ids):,} training queries; ask for fewer")
+    return set(sorted(unique_ids, key=lambda key: (hash_id(f"{seed} {key}"), key))[:count])
 
 
 def take_random_queries(data: TrainingSet, count: int, seed: int) -> TrainingSet:
     """Return the training set with only the examples of `count` random queries.
 
-    All passages stay; the digest identifies the subset.
+    All passages stay. The digest identifies the subset.
     """
     ids = choose_ids(data.query_ids, count, seed)
     rows = np.array([row for row, key in enumerate(data.query_ids) if key in ids])

@@ -17,12 +17,12 @@ from jaxret.types import Ragged
 class TeacherScores:
     """A teacher's scores of the passages of each of E examples; NaN: no score."""
 
-    positives: np.ndarray  # float32 [E], of the target passage
-    negatives: Ragged  # float32 [E], in the order of the example's hard negatives
+    positives: np.ndarray  # float32 [E], score of the target passage
+    negatives: Ragged  # float32 [E], scores of the hard negatives, in their order
 
     @classmethod
     def from_examples(cls, examples: Sequence[Example]) -> TeacherScores | None:
-        """Return the scores of the examples; None if no example has scores of its target and of a negative."""
+        """Return the scores of the examples, or None if no example has scores of its target and of a negative."""
         positives = np.full(len(examples), np.nan, np.float32)
         flat: list[float] = []
         offsets = np.zeros(len(examples) + 1, np.int64)
@@ -58,7 +58,7 @@ def row_subset(rows_of_items: Ragged, rows: np.ndarray, positions: np.ndarray, e
 
     Args:
         rows_of_items: rows of different lengths.
-        rows: row of each result row; -1: none, all its positions must be -1.
+        rows: row in `rows_of_items` of each result row; -1: none, and its positions must be -1.
         positions: positions [rows, K] in the row; -1: no item.
         empty: value where there is no item.
     """

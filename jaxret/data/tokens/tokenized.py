@@ -50,10 +50,10 @@ class ExampleSource:
     path: str  # Data set
     split: str  # Its split
     on_error: str  # Policy for bad records
-    negatives_run: str = ""  # TREC run to take hard negatives from; "": those of the data
+    negatives_run: str = ""  # TREC run to take hard negatives from; "": the data have them
     pseudo_queries: str = ""  # File of pseudo-queries; "": none
     scores: bool = False  # Whether teacher scores are stored with the examples
-    teacher_run: str = ""  # TREC run with the teacher's scores; "": those of the records
+    teacher_run: str = ""  # TREC run with the teacher's scores; "": the records have them
 
     def extra_files(self) -> list[Path]:
         """Return the files of pseudo-queries and of the teacher's run.
@@ -77,14 +77,14 @@ class ExampleSource:
 
     def origin(self, tokenizer: TextTokenizer) -> StoreOrigin:
         """Return the origin of the store of these examples. Raises DataError as `extra_files` does."""
-        recipe = {
+        settings = {
             "split": self.split,
             "on_error": self.on_error,
             "negatives_run": bool(self.negatives_run),
             "pseudo_queries": bool(self.pseudo_queries),
-            "tokens": tokenizer.recipe("query", "passage"),
+            "tokens": tokenizer.settings("query", "passage"),
             "known_positives": "sets",
-            # Absent without scores, so that stores of tokens alone keep their recipe.
+            # No key without scores, so that stores without scores keep their settings.
             **({"scores": "run" if self.teacher_run else "passages"} if self.scores else {}),
             **_format_entry(
                 path=self.path,
@@ -93,11 +93,11 @@ class ExampleSource:
                 teacher_run=self.teacher_run,
             ),
         }
-        return StoreOrigin(f"{source_name(self.path)}.{self.split}", tuple(self.files()), recipe)
+        return StoreOrigin(f"{source_name(self.path)}.{self.split}", tuple(self.files()), settings)
 
 
 def _format_entry(**sources: str | Path) -> dict[str, Any]:
-    """Return the part of a recipe for forced formats; empty if no format was forced."""
+    """Return the setting of a store for forced formats, or {} if no format was forced."""
     names = {key: name for key, source in sources.items() if (name := parse_source(source)[0])}
     return {"formats": names} if names else {}
 
@@ -111,24 +111,22 @@ def load_or_tokenize_examples(
         source: data to read.
         tokenizer: tokenizer with the length limits.
         root: folder of all stores.
-        log: called with messages about the store.
+        log: function for messages about the store.
     """
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
         policy = Policy(source.on_error)
         examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
         if not examples:
-            problem = f"there is no training example in it{policy.report() and f' ({policy.report()})'}"
-            remedy = (
-                "an example is a query with a relevant passage: give a file or a split that has some (docs/data.md)"
-            )
+            problem = f"it has no training example{policy.report() and f' ({policy.report()})'}"
+            remedy = "an example is a query with a relevant passage: give a file or a split with some (docs/data.md)"
             raise Location(source_path(source.path)).error("no examples", problem, remedy)
         if source.teacher_run:
             examples = add_run_scores(examples, source.teacher_run, source.path, policy)
         if source.scores and TeacherScores.from_examples(examples) is None:
             where = Location(source_path(source.teacher_run or source.path))
-            problem = "no example has a teacher's scores, of its target and of a negative"
-            remedy = "give data with scores, or a run that has them as data.teacher_run, or learn without a teacher"
+            problem = "no example has a teacher's scores of its target and of a negative"
+            remedy = "give data with scores, or a run with scores as data.teacher_run, or learn without a teacher"
             raise where.error("no scores", problem, remedy)
         pseudo_queries = None
         if source.pseudo_queries:
@@ -151,24 +149,22 @@ def load_or_tokenize_examples(
 
 
 def add_run_scores(examples: Iterable[Example], run: str, data: str, policy: Policy) -> list[Example]:
-    """Return the examples with a run's scores, by ids of queries and passages.
+    """Return the examples with the scores of a run. Ids of queries and passages join the two.
 
     Args:
         run: TREC run or results file with scores.
         data: name of the examples' data set, for the error.
 
     Raises:
-        DataError: the run has another text for a query id. This happens for files without ids, whose rows are counted.
+        DataError: the run has another text for a query id. This happens if ids are row numbers of different files.
     """
     run_lines = read_ranked_lines(run, policy)
 
     def scored(example: Example) -> Example:
         query, lines = example.query, run_lines.get(example.query.id, [])
         if lines and (text := lines[0].query_text) and text != query.text:
-            problem = f"its query {query.id} is {text[:60]!r}, but that of {data} is {query.text[:60]!r}"
-            raise lines[0].location.error(
-                "another question", problem, "give scores of these queries: rows are counted alike"
-            )
+            problem = f"query {query.id} is {text[:60]!r} in this run and {query.text[:60]!r} in {data}"
+            raise lines[0].location.error("another question", problem, "give a run with scores of these queries")
         return with_scores(example, {line.passage_id: line.score for line in lines})
 
     return list(map(scored, examples))
@@ -197,25 +193,28 @@ def _training_set(store: TokenStore, tokenizer: TextTokenizer, source: ExampleSo
 
 @dataclass(frozen=True)
 class TokenizedCorpus:
-    """A corpus as tokens, memory-mapped."""
+    """Tokens of a corpus, memory-mapped."""
 
     ids: Strings  # Ids of the passages
     passages: Ragged  # Token ids of the passages
     scan: CorpusScan  # Scan of the text that was tokenized
-    truncation: Truncation  # Effect of the length limit
+    truncation: Truncation  # Counts of texts and tokens that the length limit cut
     report: str  # Report of bad records
 
 
 def load_tokenized_corpus(
     corpus: Corpus, policy: Policy, tokenizer: TextTokenizer, root: Path
 ) -> TokenizedCorpus | None:
-    """Return the tokens of a corpus from its store, or None if there is no valid store.
+    """Return the tokens of a corpus from its store, or None if no valid store exists.
 
     Args:
-        corpus: corpus to load; DataError if it does not exist.
-        policy: policy for bad records, a part of the recipe.
-        tokenizer: tokenizer, a part of the recipe.
+        corpus: corpus to load.
+        policy: policy for bad records; it is one of the store's settings.
+        tokenizer: tokenizer; its settings are settings of the store.
         root: folder of all stores.
+
+    Raises:
+        DataError: the corpus does not exist.
     """
     with contextlib.suppress(StaleError):
         return _tokenized(open_store(_corpus_origin(corpus, policy, tokenizer), root), corpus)
@@ -228,24 +227,25 @@ def load_or_tokenize_corpus(
     """Return the tokens of a scanned corpus. Raises DataError if the corpus has changed since the scan.
 
     Args:
-        scan: result of its scan.
-        policy: policy for bad records, with their report.
+        corpus: corpus to tokenize.
+        scan: result of the scan of this corpus.
+        policy: policy for bad records, which has their report after the scan.
         tokenizer: tokenizer with the length limits.
         root: folder of all stores.
-        log: called with messages about the store.
+        log: function for messages about the store.
     """
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
         ids = StringsBuilder()
 
-        def noting(passages: Iterator[Passage]) -> Iterator[Passage]:
+        def note_ids(passages: Iterator[Passage]) -> Iterator[Passage]:
             for passage in passages:
                 ids.append(passage.id)
                 yield passage
 
         cut = Truncation("passages", tokenizer.passage_length)
         passages = corpus.read(Policy(policy.on_error), scan)
-        tokenizer.passages(noting(passages), progress, cut, lambda blocks: writer.ragged("passages", blocks))
+        tokenizer.passages(note_ids(passages), progress, cut, lambda blocks: writer.ragged("passages", blocks))
         writer.strings("ids", ids.strings())
         return {"sha256": scan.sha256, "truncation": asdict(cut), "report": policy.report()}
 
@@ -254,12 +254,12 @@ def load_or_tokenize_corpus(
 
 def _corpus_origin(corpus: Corpus, policy: Policy, tokenizer: TextTokenizer) -> StoreOrigin:
     formats = {"formats": {"corpus": corpus.format_name}} if corpus.format_name else {}
-    recipe = {"on_error": policy.on_error, "tokens": tokenizer.recipe("passage"), **formats}
-    return StoreOrigin(corpus.name, corpus.files, recipe)
+    settings = {"on_error": policy.on_error, "tokens": tokenizer.settings("passage"), **formats}
+    return StoreOrigin(corpus.name, corpus.files, settings)
 
 
 def _tokenized(store: TokenStore, corpus: Corpus) -> TokenizedCorpus:
-    """Return the content of a corpus's store."""
+    """Return the tokens of a corpus from its open store."""
     ids, facts = store.strings("ids"), store.facts
     scan = CorpusScan(len(ids), facts["sha256"], stat=corpus.stat())
     return TokenizedCorpus(ids, store.ragged("passages"), scan, Truncation(**facts["truncation"]), facts["report"])

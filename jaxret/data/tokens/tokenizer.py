@@ -1,4 +1,4 @@
-"""Text -> token ids, with the same rules for training, encoding and search."""
+"""Turn texts into token ids, with the same rules for training, encoding and search."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ import numpy as np
 import tokenizers
 
 from jaxret.data.records import Passage, Query
-from jaxret.data.tokens.backend import TOKENIZER_FILES as TOKENIZER_FILES  # where it is looked for
+from jaxret.data.tokens.backend import TOKENIZER_FILES as TOKENIZER_FILES  # other rooms import it from here
 from jaxret.data.tokens.backend import load_backend
 from jaxret.parallel.progress import Progress
 from jaxret.storage.atomic import sha256_file
 from jaxret.types import Ragged
 
-SEPARATOR = "[SEP]"  # as title_separator: the tokenizer's own end marker, whatever its name
-AUTO_SEPARATOR = "auto"  # as a config's title_separator: what the model's directory implies
+SEPARATOR = "[SEP]"  # this title_separator means the tokenizer's end marker, also if its name differs
+AUTO_SEPARATOR = "auto"  # this title_separator of a config means: as the model's directory says
 # Texts in front of a text and between its parts: side -> field of TextTokenizer -> default value.
 JOINS = {"query": {"query_prompt": ""}, "passage": {"passage_prompt": "", "title_separator": SEPARATOR}}
 
 _MOST_PROMPT = 65_536  # characters
-TASK = "{task}"  # in a query's prompt: the place of its instruction
-TITLE, NO_TITLE = "{title}", "none"  # in a passage's prompt: the place of its title, and what a passage without one has
+TASK = "{task}"  # placeholder of the instruction in a query's prompt
+# Placeholder of the title in a passage's prompt, and the text in its place for a passage without a title.
+TITLE, NO_TITLE = "{title}", "none"
 
 # The Rust tokenizer needs about 100 bytes per character, and a text may be much longer than its limit in tokens. So
 # only a prefix is tokenized: up to the first white space after `_CHARACTERS` characters per token of the limit (English
-# has 4 to 5 per token); 8 times as much while this gives fewer tokens than the limit. The ids equal those of the whole
-# text, because no token spans white space. Characters beyond `_REACH` are never read.
+# has 4 to 5 per token). If it gives fewer tokens than the limit, a prefix 8 times as long is tokenized, and so on. The
+# ids are a prefix of the whole text's ids, because no token spans white space. Characters beyond `_REACH` are never
+# read.
 _CHARACTERS = 32
 _REACH = 2**20
 _WHITE_SPACE = re.compile("[ \\t\\n\\r]")  # BERT drops other control characters, which joins the words around them
-# Upper bounds of one call of the tokenizer: texts, and characters.
-_BLOCK = 2048
-_BLOCK_CHARACTERS = 2**20
+_BLOCK = 2048  # upper bound of the texts in one call of the Rust tokenizer
+_BLOCK_CHARACTERS = 2**20  # upper bound of their characters
 
 
 @dataclass
 class Truncation:
-    """Counts of texts and tokens that the length limit cut; `str()` is the line printed before training and encoding.
+    """Counts of texts and tokens that the length limit cut. `str()` is the line printed before training and encoding.
 
-    The end of a very long text is never tokenized; its tokens are estimated from its characters.
+    The end of a very long text is never tokenized. Its number of tokens is estimated from its characters.
     """
 
-    what: str  # Name of the texts, e.g. "queries".
+    what: str  # Name of the texts, such as "queries"
     limit: int  # Upper bound of a text's length in tokens
     texts: int = 0  # Number of texts
     cut: int = 0  # Texts longer than the limit
@@ -56,7 +57,7 @@ class Truncation:
     estimated: int = 0  # Texts whose number of tokens is an estimate
 
     def add(self, tokens: int, unread: int) -> None:
-        """Count a text of `tokens` tokens and an estimated number of `unread` ones."""
+        """Count a text with `tokens` tokens that were read and an estimate of `unread` further ones."""
         self.texts += 1
         self.tokens += tokens + unread
         self.cut += tokens + unread > self.limit
@@ -78,20 +79,20 @@ def concatenate_blocks(blocks: Iterable[Ragged]) -> Ragged:
     return Ragged(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
 
-BlockSink = Callable[[Iterator[Ragged]], Ragged]  # consumes blocks of ids: `concatenate_blocks`, or a store's writer
+BlockSink = Callable[[Iterator[Ragged]], Ragged]  # joins blocks of ids: `concatenate_blocks`, or a store's writer
 
 
 @dataclass
 class TextTokenizer:
     """The tokenizer of a Hugging Face directory with the length limits of this run.
 
-    A query is [CLS] text [SEP]; a passage is [CLS] title [SEP] text [SEP], without title and first [SEP] if the title
+    A query is [CLS] text [SEP]. A passage is [CLS] title [SEP] text [SEP], without title and first [SEP] if the title
     is empty. Longer texts are cut on the right and still end in [SEP]. RoBERTa's <s> and </s> serve as [CLS] and [SEP];
-    T5 has no [CLS], and its [SEP] is </s>. In place of [CLS] and [SEP], language models have what the post-processor of
-    tokenizer.json puts around a text; if it appends nothing, a text ends with the tokenizer's end of text, or without a
-    marker (`ends_texts`).
+    T5 has no [CLS], and its [SEP] is </s>. Language models have the tokens that the post-processor of tokenizer.json
+    puts around a text instead. If it appends nothing, a text ends with the tokenizer's end of text, or without a marker
+    (`ends_texts`).
 
-    `dataclasses.replace` makes a copy with other lengths; ValueError if a length leaves no token for a text.
+    `dataclasses.replace` makes a copy with other lengths. Raises ValueError if a length leaves no token for a text.
     """
 
     backend: Any  # tokenizers.Tokenizer
@@ -103,16 +104,16 @@ class TextTokenizer:
     mask_id: int | None = None  # Id of [MASK], or None
     query_prompt: str = ""  # Text in front of every query, tokenized with it, as in sentence-transformers
     passage_prompt: str = ""  # Text in front of every passage, likewise; TITLE in it is replaced by the passage's title
-    # "[SEP]": the marker; any other text: title, separator and text are tokenized as one text
+    # "[SEP]": the marker. With any other separator, title, separator and text are tokenized as one text
     title_separator: str = SEPARATOR
     query_marker: int | None = None  # Id after [CLS] in every query, if the head uses one
     passage_marker: int | None = None  # Id after [CLS] in every passage, if the head uses one
     expand_queries: bool = False  # Whether queries are filled with [MASK] up to their limit, if the head uses that
-    task: str = ""  # Instruction in place of TASK in `query_prompt`, for queries without one of their own
-    # Whether ids of a prompt's tokens, and of markers before it, are marked: ~id instead of id. The model reads these
-    # as id, and leaves them out of means (`RetrieverModule`).
+    task: str = ""  # Instruction in place of TASK in `query_prompt`, for queries without an instruction
+    # Whether the tokens of a prompt and of the markers before it are stored as ~id instead of id. The model reads ~id
+    # as id and leaves these tokens out of means (`RetrieverModule`).
     skip_prompt: bool = False
-    ends_texts: bool = True  # Whether [SEP] ends a text; one without any token is [SEP] all the same
+    ends_texts: bool = True  # Whether [SEP] ends a text. A text without tokens is [SEP] in either case
 
     def __post_init__(self) -> None:
         self._prompt_sizes: dict[str, int] = {}
@@ -124,7 +125,7 @@ class TextTokenizer:
                 raise ValueError(f"tokens.{side}_prompt has {len(prompt):,} characters; {_MOST_PROMPT:,} are allowed")
             size = len(self.backend.encode(prompt, add_special_tokens=False).ids) if prompt else 0
             if self.expand_queries and self.mask_id is None:
-                raise ValueError("queries are to be filled with [MASK], which this tokenizer does not have")
+                raise ValueError("the head fills queries with [MASK], but this tokenizer has no [MASK]")
             if size + len(self._start(side)) + 1 >= length:
                 raise ValueError(
                     f"tokens.{side}_prompt {prompt!r} takes {size} tokens, which leaves none of tokens.{side}_length="
@@ -141,7 +142,8 @@ class TextTokenizer:
             directory: Hugging Face directory.
             query_length: upper bound of a query's length in tokens.
             passage_length: upper bound of a passage's length in tokens.
-            end_token: whether the end of text is put after a text where tokenizer.json has none.
+            end_token: whether the end of text is put after a text if the post-processor of tokenizer.json appends
+                nothing.
             options: prompts and other fields of TextTokenizer.
 
         Raises:
@@ -154,13 +156,13 @@ class TextTokenizer:
             start, end = added_ids(backend, directory)
             options |= {"ends_texts": end_token or end is not None}
             end = special["eos"] if end is None else end
-            pad = end if pad is None else pad  # the mask marks padding, not the id
+            pad = end if pad is None else pad  # any id will do, because the mask marks padding
         if end is None or pad is None:
             special_ids = {"cls": start, "sep": end, "pad": pad}
             raise ValueError(
                 f"{directory}: the tokenizer lacks [SEP] (or an end of text) or [PAD]; it has {special_ids}"
             )
-        backend.no_padding()  # tokenizer.json may enable both
+        backend.no_padding()  # tokenizer.json may enable padding and truncation
         backend.no_truncation()
         return cls(backend, start, end, pad, query_length, passage_length, special["mask"], **options)
 
@@ -187,7 +189,7 @@ class TextTokenizer:
 
     @property
     def joins(self) -> dict[str, Any]:
-        """Prompts and separator, for the contract; with the task, where a prompt has one."""
+        """Prompts and separator, for the contract, and the task if the query's prompt has TASK."""
         joins = {name: getattr(self, name) for names in JOINS.values() for name in names}
         task = {"task": self.task} if TASK in self.query_prompt else {}
         return {**joins, **task, **({"prompt_in_mean": False} if self.skip_prompt else {})}
@@ -197,26 +199,26 @@ class TextTokenizer:
         """SHA-256 of the vocabulary and rules."""
         return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()
 
-    def recipe(self, *sides: str) -> dict[str, Any]:
-        """Return all settings that the ids of texts of the sides ("query", "passage") depend on, as a recipe of stores.
+    def settings(self, *sides: str) -> dict[str, Any]:
+        """Return all settings that the token ids of `sides` ("query", "passage") depend on, for token stores.
 
-        Default prompts and separators are left out, so that a new setting with a default keeps existing stores valid.
+        Default values are left out, so that a new setting with a default keeps existing stores valid.
         """
         lengths = {f"{side}_length": getattr(self, f"{side}_length") for side in sides}
         usual = {name: value for side in sides for name, value in JOINS[side].items()}
         joins = {name: value for name, value in self.joins.items() if value != usual.get(name, value)}
-        more = {f"{side}_marker": id for side in sides if (id := getattr(self, f"{side}_marker")) is not None}
-        more |= {"expand_queries": True} if self.expand_queries and "query" in sides else {}
-        more |= {"task": self.task} if self.task and "query" in sides else {}
-        more |= {"skip_prompt": True} if self.skip_prompt else {}
-        more |= {} if self.ends_texts else {"ends_texts": False}
+        options = {f"{side}_marker": id for side in sides if (id := getattr(self, f"{side}_marker")) is not None}
+        options |= {"expand_queries": True} if self.expand_queries and "query" in sides else {}
+        options |= {"task": self.task} if self.task and "query" in sides else {}
+        options |= {"skip_prompt": True} if self.skip_prompt else {}
+        options |= {} if self.ends_texts else {"ends_texts": False}
         return {
             "sha256": self.digest,
             "library": tokenizers.__version__,
             **self.special_ids,
             **lengths,
             **joins,
-            **more,
+            **options,
         }
 
     def without_markers(self, texts: Iterable[str], sink: BlockSink = concatenate_blocks) -> Ragged:
@@ -225,14 +227,14 @@ class TextTokenizer:
         An empty text has no ids. At most 2**20 characters of a text are read.
         """
         full_texts = (self.prompt("query") + text if text else "" for text in texts)
-        blocks = ([text for text, *_ in block] for block in _blocks((text, "", "") for text in full_texts))
+        blocks = ([text for text, *_ in block] for block in _split_blocks((text, "", "") for text in full_texts))
         return sink(Ragged.from_lists([ids for ids, _ in self._encoded(block, _REACH)]) for block in blocks)
 
     def prompt(self, side: str, query: str | Query = "") -> str:
         """Return the text in front of a passage, or of a query, with its instruction."""
-        own = query.instruction if isinstance(query, Query) else ""
+        instruction = query.instruction if isinstance(query, Query) else ""
         prompt = getattr(self, f"{side}_prompt")
-        return fill_task(prompt, own or self.task) if side == "query" else prompt.replace(TITLE, NO_TITLE)
+        return fill_task(prompt, instruction or self.task) if side == "query" else prompt.replace(TITLE, NO_TITLE)
 
     def queries(
         self,
@@ -244,9 +246,9 @@ class TextTokenizer:
         """Return token ids of queries.
 
         Args:
-            texts: queries, possibly a stream. A Query may bring an instruction along; a text has the usual one.
-            truncation: counts texts and lost tokens.
-            sink: consumes blocks of ids and returns all of them.
+            texts: queries, possibly a stream. A Query may have its own instruction; a str gets `task`.
+            truncation: counter of texts and lost tokens.
+            sink: function that joins blocks of ids.
         """
         truncation = truncation or Truncation("queries", self.query_length)
         usual = self.prompt("query")
@@ -270,9 +272,9 @@ class TextTokenizer:
         """Return token ids of passages.
 
         Args:
-            passages: passages, possibly a stream: one block is held at a time, and only the beginning of a long text.
-            truncation: counts texts and lost tokens.
-            sink: consumes blocks of ids and returns all of them.
+            passages: passages, possibly a stream. One block at a time is held, and only the beginning of a long text.
+            truncation: counter of texts and lost tokens.
+            sink: function that joins blocks of ids.
         """
         truncation = truncation or Truncation("passages", self.passage_length)
         parts = ((*self._parts(passage), self._passage_prompt(passage)) for passage in passages)
@@ -310,10 +312,10 @@ class TextTokenizer:
         fill: bool = False,
     ) -> Iterator[Ragged]:
         """Yield blocks of token ids of (text, title, prompt in front of them), cut at the limit of `cut`, which counts
-        them; with `fill`, filled up to it."""
+        texts and tokens. With `fill`, queries are filled up to the limit with [MASK]."""
         limit, end = cut.limit, [self.sep_id] * self.ends_texts
         with Progress(f"tokenize {cut.what}", shown=progress) as bar:
-            for block in _blocks(texts):
+            for block in _split_blocks(texts):
                 rows: list[list[int]] = []
                 sides = (
                     self._encoded([text for text, *_ in block], limit),
@@ -347,48 +349,48 @@ class TextTokenizer:
         return self._prompt_sizes[prompt]
 
     def _encoded(self, texts: Sequence[str], limit: int) -> list[tuple[list[int], int]]:
-        """Return (ids, characters read) of each text: all of it, or a prefix with at least `limit` ids."""
+        """Return (ids, characters read) of each text: of the whole text, or of a prefix with at least `limit` ids."""
         results: list[tuple[list[int], int]] = [([], 0)] * len(texts)
-        rest, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)
-        while rest:
-            parts = [_beginning(texts[i], reach) for i in rest]
-            for i, part, encoding in zip(rest, parts, encode_texts(self.backend, parts)):
+        rows, reach = [i for i, text in enumerate(texts) if text], _CHARACTERS * max(limit, 128)
+        while rows:
+            parts = [_beginning(texts[i], reach) for i in rows]
+            for i, part, encoding in zip(rows, parts, encode_texts(self.backend, parts)):
                 results[i] = encoding.ids, len(part)
-            rest = [i for i in rest if len(results[i][0]) < limit and results[i][1] < len(texts[i])]
+            rows = [i for i in rows if len(results[i][0]) < limit and results[i][1] < len(texts[i])]
             reach *= 8
         return results
 
 
 def encode_texts(backend: Any, texts: Sequence[str]) -> Any:
     """Return the encodings of texts, without special tokens. Raises ValueError if a regular expression of the tokenizer
-    gives a text up: after ten million steps back."""
+    gives up: the library allows ten million steps back in a text."""
     try:
         return backend.encode_batch_fast(texts, add_special_tokens=False)
-    except BaseException as error:  # that of a panic in Rust is not an Exception, and has no name to import
+    except BaseException as error:  # a panic in Rust is no Exception, and its class cannot be imported
         if type(error).__name__ != "PanicException":
             raise
         lengths = f"{len(texts):,} texts, the longest of {max(map(len, texts)):,} characters"
-        raise ValueError(f"tokenizer.json: a rule of it cannot read one of {lengths}: {error}") from None
+        raise ValueError(f"tokenizer.json: one of its rules cannot read one of {lengths}: {error}") from None
 
 
 def fill_task(prompt: str, task: str) -> str:
-    """Return a prompt with an instruction in place of TASK; a colon after it is not written twice."""
+    """Return a prompt with an instruction in place of TASK. A colon at its end is dropped if one follows TASK."""
     return prompt.replace(TASK, task.removesuffix(":") if f"{TASK}:" in prompt else task)
 
 
 def added_ids(backend: Any, directory: str | Path) -> tuple[int | None, int | None]:
-    """Return the ids that the post-processor of tokenizer.json puts in front of a text and after it; None: none. Raises
-    ValueError if it puts several there."""
-    whole, text = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids
-    before = next((i for i in range(len(whole)) if text and whole[i : i + len(text)] == text), 0)
-    sides = whole[:before], whole[before + len(text) :] if text else []
+    """Return the id that the post-processor of tokenizer.json puts in front of a text, and the id after it; None: no
+    id. Raises ValueError if it puts several ids on one side."""
+    full_ids, ids = backend.encode("a").ids, backend.encode("a", add_special_tokens=False).ids
+    start = next((i for i in range(len(full_ids)) if ids and full_ids[i : i + len(ids)] == ids), 0)
+    sides = full_ids[:start], full_ids[start + len(ids) :] if ids else []
     if max(map(len, sides)) > 1:
         raise ValueError(
             f"{directory}/tokenizer.json: the post_processor puts the ids {sides[0]} in front of a text and {sides[1]} "
             "after it; at most one on each side is implemented"
         )
-    start, end = (side[0] if side else None for side in sides)
-    return start, end
+    start_id, end_id = (side[0] if side else None for side in sides)
+    return start_id, end_id
 
 
 def _beginning(text: str, reach: int) -> str:
@@ -397,7 +399,7 @@ def _beginning(text: str, reach: int) -> str:
     return text[: space.start()].rstrip() if space else text
 
 
-def _blocks(texts: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str, int]]]:
+def _split_blocks(texts: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str, int]]]:
     """Yield blocks of (text, title, prompt, characters of text and title), with text and title cut at `_REACH`
     characters."""
     block: list[tuple[str, str, str, int]] = []

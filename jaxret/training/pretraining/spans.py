@@ -46,9 +46,9 @@ def load_documents(
         root: folder of stores.
     """
     plain = replace(tokenizer, query_prompt="")
-    recipe: dict[str, Any] = {"on_error": on_error, "documents": plain.recipe()}
+    settings: dict[str, Any] = {"on_error": on_error, "documents": plain.settings()}
     if corpus.format_name:
-        recipe["formats"] = {"corpus": corpus.format_name}
+        settings["formats"] = {"corpus": corpus.format_name}
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
         policy = Policy(on_error)
@@ -62,7 +62,7 @@ def load_documents(
         plain.without_markers(texts(), lambda blocks: writer.ragged("documents", blocks))
         return {"sha256": scan.sha256, "report": policy.report()}
 
-    store = open_or_make_store(StoreOrigin(f"{corpus.name}.documents", corpus.files, recipe), root, make, log)
+    store = open_or_make_store(StoreOrigin(f"{corpus.name}.documents", corpus.files, settings), root, make, log)
     return Documents(store.ragged("documents"), store.facts["sha256"], store.facts["report"])
 
 

@@ -45,7 +45,7 @@ def same(one: Batch, two: Batch) -> bool:
 def test_passages_are_stored_once(data: TrainingSet) -> None:
     assert len(data) == EXAMPLES
     assert len(data.passages) == EXAMPLES + sum(POOL[i % 4] for i in range(EXAMPLES))
-    assert data.known_positives.most == 2
+    assert data.known_positives.largest_count == 2
     for i in range(EXAMPLES):
         expected = sorted([data.positives[i], *([data.positives[i - 1]] if i % 2 else [])])
         assert data.known_positives[i].tolist() == expected

@@ -58,11 +58,11 @@ def test_tokens_task_replaces_the_default_task() -> None:
         ),
         ({"tokens.prompts": "gritml"}, r"did you mean gritlm\?"),
         ({"tokens.prompts": "e5", "tokens.task": "Find"}, r"prompts 'e5' .*\{task\}"),
-        ({"tokens.prompts": "e5", "tokens.query_prompt": "q: "}, r"query_prompt is 'q: ', but that of .* is 'query: '"),
+        ({"tokens.prompts": "e5", "tokens.query_prompt": "q: "}, r"query_prompt is 'q: ', but .* stands for 'query: '"),
         ({"tokens.query_prompt": "q: ", "tokens.task": "Find"}, r"tokens.query_prompt, 'q: ', has no \{task\} to put"),
         ({"tokens.query_prompt": "{task}: "}, r"\{task\}, .*tokens.task .*instruction"),
-        ({"tokens.query_prompt": "{tusk}: "}, r"query_prompt, '\{tusk\}: ', has \{tusk\}; only \{task\} is replaced"),
-        ({"tokens.passage_prompt": "{task}: "}, r"passage_prompt, .* has \{task\}; only \{title\} is replaced"),
+        ({"tokens.query_prompt": "{tusk}: "}, r"query_prompt, '\{tusk\}: ', has \{tusk\}, but only \{task\}"),
+        ({"tokens.passage_prompt": "{task}: "}, r"passage_prompt, .* has \{task\}, but only \{title\} is replaced"),
     ],
 )
 def test_contradicting_settings_are_errors(keys: dict[str, Any], message: str) -> None:
@@ -82,7 +82,7 @@ def test_a_query_uses_the_instruction_of_its_record(tokenizer: TextTokenizer) ->
     assert [row.tolist() for row in tokenizer.queries(queries)] == [row.tolist() for row in plain.queries(texts)]
     assert tokenizer.joins["task"] == "stone"
     assert "task" not in plain.joins
-    assert replace(tokenizer, task="light").recipe("query") != tokenizer.recipe("query")
+    assert replace(tokenizer, task="light").settings("query") != tokenizer.settings("query")
     other = replace(tokenizer, query_prompt="river ")  # no place for one
     assert other.queries(queries)[1].tolist() == plain.queries(["river music"])[0].tolist()
 
@@ -114,7 +114,7 @@ def test_tokens_of_a_prompt_are_marked(tokenizer: TextTokenizer) -> None:
     titled = replace(skipping, passage_prompt="paper ").passages(passages)
     assert [(row < 0).sum() for row in titled] == [2, 2]
     assert skipping.joins["prompt_in_mean"] is False
-    assert skipping.recipe("passage") != tokenizer.recipe("passage")
+    assert skipping.settings("passage") != tokenizer.settings("passage")
 
 
 def test_an_instruction_that_leaves_no_room_is_an_error(tokenizer: TextTokenizer) -> None:

@@ -111,7 +111,7 @@ def test_other_settings_have_another_folder(origin: StoreOrigin, tmp_path: Path)
     assert first.folder != second.folder
     shutil.rmtree(second.folder)
     shutil.copytree(first.folder, second.folder)
-    with pytest.raises(StaleError, match="was made in another way"):
+    with pytest.raises(StaleError, match="by another version or with"):
         open_store(other, tmp_path / "stores")
 
 

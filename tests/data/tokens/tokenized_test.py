@@ -243,19 +243,19 @@ def test_a_stored_corpus_equals_one_tokenized_from_text(root: Path, tokenizer: T
 
 
 def test_the_store_depends_on_the_tokenizer(root: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    """Whatever makes other ids of the same text is in the recipe."""
+    """Whatever makes other ids of the same text is in the settings."""
     other = TextTokenizer.load(write_encoder(tmp_path / "encoder"), QUERY_LENGTH, PASSAGE_LENGTH)
-    recipe = tokenizer.recipe("query", "passage")
-    assert other.recipe("query", "passage") == recipe
+    settings = tokenizer.settings("query", "passage")
+    assert other.settings("query", "passage") == settings
     other.backend.add_tokens(["more"])
     changes: dict[str, Any] = {field.name: 90 for field in fields(TextTokenizer)} | {"backend": other.backend}
     changes |= dict.fromkeys(("query_prompt", "passage_prompt", "title_separator", "task"), "river ")
     changes |= {"expand_queries": True, "skip_prompt": True, "ends_texts": False}
     for name, value in changes.items():
-        assert replace(tokenizer, **{name: value}).recipe("query", "passage") != recipe, name
-    assert tokenizer.recipe("passage") != replace(tokenizer, passage_length=9).recipe("passage")
-    assert tokenizer.recipe("passage") == replace(tokenizer, query_length=9).recipe("passage")
-    assert tokenizer.recipe("passage") != replace(tokenizer, title_separator=" ").recipe("passage")
-    assert tokenizer.recipe("passage") == replace(tokenizer, query_prompt="river ").recipe("passage")
-    assert not {"query_prompt", "passage_prompt", "title_separator"} & recipe.keys()  # tokens of before stay valid
+        assert replace(tokenizer, **{name: value}).settings("query", "passage") != settings, name
+    assert tokenizer.settings("passage") != replace(tokenizer, passage_length=9).settings("passage")
+    assert tokenizer.settings("passage") == replace(tokenizer, query_length=9).settings("passage")
+    assert tokenizer.settings("passage") != replace(tokenizer, title_separator=" ").settings("passage")
+    assert tokenizer.settings("passage") == replace(tokenizer, query_prompt="river ").settings("passage")
+    assert not {"query_prompt", "passage_prompt", "title_separator"} & settings.keys()  # existing stores stay valid
     assert tokenizer.passages([Passage("1", "river", "stone")])[0].tolist()  # it is still whole

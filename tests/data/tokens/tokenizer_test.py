@@ -124,9 +124,9 @@ def test_markers_come_after_cls_and_queries_are_filled(encoder: Path) -> None:
         [cls, 96, plain.queries(["music"])[0][1], sep, *words[:2], sep],
         [cls, 96, *words[:5], sep],
     ]
-    assert plain.recipe("query", "passage").items() <= tokenizer.recipe("query", "passage").items()
-    assert tokenizer.recipe("query") != plain.recipe("query")
-    assert "query_marker" not in tokenizer.recipe("passage")
+    assert plain.settings("query", "passage").items() <= tokenizer.settings("query", "passage").items()
+    assert tokenizer.settings("query") != plain.settings("query")
+    assert "query_marker" not in tokenizer.settings("passage")
     with pytest.raises(ValueError, match=r"leaves none of tokens.query_length=3"):
         TextTokenizer.load(encoder, 3, 8, query_marker=95)
 
@@ -279,7 +279,7 @@ def test_long_texts_are_streamed() -> None:
             drawn.append(i)
             yield Passage(str(i), "river " * 100_000)
 
-    blocks = tokenizer_module._blocks((p.text, p.title, "") for p in passages())
+    blocks = tokenizer_module._split_blocks((p.text, p.title, "") for p in passages())
     assert len(next(blocks)) == 2
     assert len(drawn) == 2
 

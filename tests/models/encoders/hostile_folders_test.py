@@ -130,15 +130,15 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a large tokenizer": (grow("tokenizer.json", 300 * 10**6), r"tokenizer.json has 300,000,000 bytes"),
     "a normalizer that multiplies": (
         normalize(*[TENFOLD] * 9),
-        r"tokenizer.json: its rules may make 1,000,000,000 characters of one, and 100 are allowed",
+        r"tokenizer.json: its rules may turn one character into 1,000,000,000, and 100",
     ),
     "an expression that tries every division": (
         normalize(normalizers.Replace(Regex("(a+)+b"), "x")),
-        r"tokenizer.json: the regular expression '\(a\+\)\+b' goes back and forth without end",
+        r"tokenizer.json: the regular expression '\(a\+\)\+b' did not end within",
     ),
     "an expression that grows with the third power": (
         normalize(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(".*.*(?<=0)"), "x")),
-        r"tokenizer.json: the regular expression '\.\*\.\*\(\?<=0\)' goes back and forth without end",
+        r"tokenizer.json: the regular expression '\.\*\.\*\(\?<=0\)' did not end within",
     ),
     "twenty thousand tokens around a text": (
         surround(20_000),
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     ),
     "an undefined token around a text": (
         undefine("[CLS]"),
-        r"tokenizer.json: post_processor puts '\[CLS\]' around texts, which its special_tokens lack",
+        r"tokenizer.json: post_processor puts '\[CLS\]' around texts, but its special_tokens lack it",
     ),
     "a billion labels": (
         edit_json("config.json", num_labels=10**9),
