@@ -146,6 +146,11 @@ def check_training_data(config: ConfigDict) -> None:
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
     check_profile(config.train.profile)
+    if config.train.profile and config.train.round == 1 and 0 <= config.train.steps < config.train.profile[0]:
+        raise ValueError(
+            f"train.profile is {tuple(config.train.profile)}, but train.steps is {config.train.steps}: no step would "
+            "be traced"
+        )
     if config.train.round > config.train.rounds:
         raise ValueError(f"train.round is {config.train.round}; it must be at most train.rounds, {config.train.rounds}")
     if config.lora.rank and config.train.rounds > 1:

@@ -28,6 +28,7 @@ from jaxret.training.config_check import check_config, reference_options
 from jaxret.training.examples import data_record, load_examples, load_validation_corpus, require_sources
 from jaxret.training.starting_weights import require_start
 from jaxret.training.task import AnyJob, ExamplesT, Task, TrainingData, TrainingJob
+from jaxret.training.unread_keys import describe_idle
 from jaxret.types import BatchT
 
 
@@ -73,6 +74,8 @@ def prepare_job(
         log(f"as a published implementation does it, not its paper: {option}")
     for difference in model.differences():
         log(f"ours, not the reference's: {difference}")
+    for sentence in describe_idle(config):
+        log(sentence)
     return TrainingJob(config, workdir, mesh, model, encoder, has_begun, progress, log, settings, task, changes)
 
 

@@ -1,4 +1,4 @@
-"""Detect keys of a config that its task does not read: whoever sets one expects an effect."""
+"""Detect keys of a config that nothing reads, as its task has no use for them or they are of what is turned off."""
 
 from __future__ import annotations
 
@@ -27,6 +27,33 @@ UNREAD: dict[str, dict[str, str]] = {
         r"train\.(start_from|rounds?|teacher)|mesh\.tensor": "jaxret train",
     },
 }
+
+# A key that turns something off -> the value that does, and a pattern of keys that have no effect then. They are no
+# error: a config is changed by one key, and a sweep has the value beside others.
+SWITCHES: dict[str, tuple[Any, str]] = {
+    "lora.rank": (0, r"lora\.(alpha|rslora|dropout|targets|layers|base_dtype)"),
+    **{f"loss.{name}.weight": (0, rf"loss\.{name}\.(?!weight$).*") for name in ("kl", "in_batch_kl", "binary")},
+    "loss.false_negatives.masked": (False, r"loss\.false_negatives\.margin"),
+    "loss.annealing_rate": (0, r"loss\.annealing_floor"),
+    "loss.sparsity.query": (0, r"loss\.sparsity\.query_norm"),
+    "loss.sparsity.passage": (0, r"loss\.sparsity\.passage_norm"),
+    "optimizer.head_learning_rate": (0, r"optimizer\.head_parameters"),
+    "optimizer.clip_norm": (0, r"optimizer\.reference_processes"),
+    "validation.then": ("", r"validation\.then_from"),
+    "train.trackers": ([], r"train\.tracker_project"),
+}
+
+
+def describe_idle(config: ConfigDict) -> list[str]:
+    """Return a sentence for each key that turns off others which differ from configs/base.py."""
+    defaults, values = flatten(get_config().to_dict()), flatten(config.to_dict())
+    sentences = []
+    for switch, (off, pattern) in SWITCHES.items():
+        idle = [key for key in values if re.fullmatch(pattern, key) and values[key] != defaults.get(key)]
+        if idle and values[switch] == off:
+            verb = "have" if len(idle) > 1 else "has"
+            sentences.append(f"{', '.join(idle)} {verb} no effect: {switch} is {_shown(off)}")
+    return sentences
 
 
 def find_reader(task: str, key: str) -> str:

@@ -31,8 +31,8 @@ _LEAST_BLOCK = 1024  # passages that are drawn at a time
 
 
 def check_validation(config: ConfigDict) -> None:
-    """Raise ValueError for metrics that are unknown or need a corpus, and for a corpus or rankings without
-    queries."""
+    """Raise ValueError for metrics that are unknown or need a corpus, and for a corpus, rankings or a split
+    without data.dev."""
     for key, metric, optional in (("metric", config.validation.metric, ()), ("then", config.validation.then, ("",))):
         if metric not in (*METRICS, *optional):
             raise ValueError(f"validation.{key} is {metric!r}; it must be one of {', '.join(METRICS)}")
@@ -43,11 +43,12 @@ def check_validation(config: ConfigDict) -> None:
         raise ValueError(f"validation.best is {config.validation.best!r}; it must be one of {names}")
     if config.validation.corpus and not config.data.dev:
         raise ValueError("validation.corpus is set, but data.dev is empty: there are no queries to retrieve for")
-    if config.data.dev_negatives_run and not config.data.dev:
-        raise ValueError(
-            f"data.dev_negatives_run is {config.data.dev_negatives_run!r}, but data.dev, whose queries it ranks "
-            "passages for, is empty: set both or none"
-        )
+    for key, empty in (("dev_split", "dev"), ("dev_negatives_run", "")):
+        if config.data[key] != empty and not config.data.dev:
+            raise ValueError(
+                f"data.{key} is {config.data[key]!r}, but data.dev is empty, so there is no validation: set data.dev, "
+                f"or data.{key}={empty!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ tests/configs/config_test.py (retrieval), tasks/reranking_test.py, pretraining/r
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from jaxret.configs.base import get_config
 from jaxret.runs.mismatch import flatten
 from jaxret.training.config_check import check_config
-from jaxret.training.unread_keys import find_reader
+from jaxret.training.loop import train
+from jaxret.training.unread_keys import SWITCHES, describe_idle, find_reader
+from tests.pipeline import tiny_config, write_data, write_encoder
 from tests.tiny import make_config
 
 READ = {
@@ -62,3 +65,41 @@ def test_one_message_names_all_of_them() -> None:
     config = make_config({"task": "reranking", "data.train": "somewhere", "normalize": True, "encode.words": 3})
     with pytest.raises(ValueError, match=r"encode.words .*3, .*0; normalize .*True, .*False"):
         check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "on"),
+    [
+        ({"lora.alpha": 32.0, "lora.targets": ("q_proj",)}, {"lora.rank": 4}),
+        ({"loss.kl.temperature": 0.05}, {"loss.kl.weight": 1.0}),
+        ({"loss.in_batch_kl.scaled": True}, {"loss.in_batch_kl.weight": 1.0}),
+        ({"loss.binary.positive_weight": 2.0}, {"loss.binary.weight": 1.0}),
+        ({"loss.false_negatives.margin": 0.2}, {"loss.false_negatives.masked": True}),
+        ({"loss.annealing_floor": 0.5}, {"loss.annealing_rate": 0.1}),
+        ({"loss.sparsity.query_norm": "l1"}, {"loss.sparsity.query": 0.1}),
+        ({"loss.sparsity.passage_norm": "l1"}, {"loss.sparsity.passage": 0.1}),
+        ({"optimizer.head_parameters": "head/"}, {"optimizer.head_learning_rate": 0.1}),
+        ({"optimizer.reference_processes": 4, "optimizer.clip_norm": 0.0}, {"optimizer.clip_norm": 1.0}),
+        ({"validation.then_from": 3.0}, {"validation.then": "nll"}),
+        ({"train.tracker_project": "mine"}, {"train.trackers": ("wandb",)}),
+    ],
+)
+def test_settings_of_what_is_off_are_told(changes: dict[str, Any], on: dict[str, Any]) -> None:
+    (switch,) = on
+    (sentence,) = describe_idle(make_config(changes))
+    idle = ", ".join(sorted(key for key in changes if key != switch))
+    assert re.match(rf"{idle} (has|have) no effect: {switch} is ", sentence)
+    assert describe_idle(make_config(changes | on)) == []
+
+
+def test_the_base_config_turns_nothing_off_that_is_set() -> None:
+    assert describe_idle(get_config()) == []
+    assert SWITCHES.keys() <= KEYS.keys()
+    assert all(any(re.fullmatch(pattern, key) for key in KEYS) for _, pattern in SWITCHES.values())
+
+
+@pytest.mark.slow
+def test_a_run_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder, data = write_encoder(tmp_path / "encoder"), write_data(tmp_path / "data")
+    train(tiny_config(encoder, data, data__dev="", train__steps=0, lora__alpha=32.0), tmp_path / "run")
+    assert "lora.alpha has no effect: lora.rank is 0\n" in capsys.readouterr().out

@@ -138,6 +138,11 @@ def check_losses(config: ConfigDict) -> None:
         raise ValueError("train.teacher is set, but loss.in_batch_kl.weight is 0: no loss reads its scores")
     if config.loss.false_negatives.masked and config.loss.contrastive_weight == 0:
         raise ValueError("loss.false_negatives.masked is True, but loss.contrastive_weight is 0, so no softmax has any")
+    if config.loss.local_weight and config.loss.contrastive_weight == 0:
+        raise ValueError(
+            f"loss.local_weight is {config.loss.local_weight}, but loss.contrastive_weight, which multiplies the local "
+            "term too, is 0: set local_weight=0, or a small contrastive_weight"
+        )
     if not config.loss.in_batch_negatives and config.data.negatives == 0:
         raise ValueError(
             "loss.in_batch_negatives is False and data.negatives is 0: a positive has nothing to compete with"
