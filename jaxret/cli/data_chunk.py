@@ -20,13 +20,13 @@ _OPTIONS = OptionFlags(ChunkOptions)
 
 def main(source: str, destination: str) -> None:
     from jaxret.data.formats import Policy
-    from jaxret.experiments.chunk_data import chunk_data
+    from jaxret.experiments.chunk_data import chunk_data, open_texts
     from jaxret.parallel.events import emit
     from jaxret.storage.atomic import require_parent
 
     options, policy = _OPTIONS(), Policy(_ON_ERROR.value)
     require_parent(destination, "DST")
-    counts = chunk_data(source, destination, options, policy)
+    counts = chunk_data(open_texts(source), destination, options, policy)
     print(f"{counts.records_read:,} records read, {counts.records_written:,} written: {destination}")
     if counts.without_answer:
         print(f"{counts.without_answer:,} training records are left out: no chunk of a positive has an answer")

@@ -32,13 +32,14 @@ _OPTIONS = OptionFlags(StoreOptions)
 
 
 def main() -> None:
+    from jaxret.data.formats import QuerySource
     from jaxret.export.export import export
     from jaxret.parallel.events import emit
     from jaxret.storage.address import is_bucket_address
     from jaxret.storage.working_copy import shown_path
 
-    flags_of_all = _WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, _QUERIES.value
-    text = export(*flags_of_all, _OPTIONS())
+    queries = QuerySource.open(_QUERIES.value) if _QUERIES.value else None
+    text = export(_WORKDIR.value, _TO.value, _OUT.value, _CHECKPOINT.value, _CORPUS.value, queries, _OPTIONS())
     print(text)
     if is_bucket_address(address := shown_path(_OUT.value)):
         print(f"other programs cannot read it in the bucket: `jaxret copy {address} FOLDER` makes their files")

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from jaxret.data.chunks import ChunkOptions, split_passage, split_passages
 from jaxret.data.errors import Policy
-from jaxret.data.formats import detect_file, read_corpus, read_examples
+from jaxret.data.formats import Corpus, TrainingSource
 from jaxret.data.formats.detect import source_path
 from jaxret.data.formats.example_writers import make_tevatron_record
 from jaxret.data.formats.outputs import require_other_output
 from jaxret.data.formats.source_layout import is_folder
 from jaxret.data.formats.writers import WRITERS
 from jaxret.data.formats.writing import write_records
+from jaxret.data.lines import PathLike
 from jaxret.data.records import Example, Passage
 from jaxret.evaluation.answers import AnswerMatcher
 
@@ -28,14 +29,23 @@ class ChunkCounts:
     without_answer: int = 0
 
 
-def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | None = None) -> ChunkCounts:
+def open_texts(source: PathLike) -> Corpus | TrainingSource:
+    """Return the training records of a file, or the corpus of a folder or of another file. Raises DataError if there is
+    none."""
+    records = None if is_folder(source_path(source)) else TrainingSource.find(source, "")
+    return records or Corpus.open(source)
+
+
+def chunk_data(
+    source: Corpus | TrainingSource, out: str, options: ChunkOptions, policy: Policy | None = None
+) -> ChunkCounts:
     """Write the chunks of a corpus (a line each: docid, title, text), or training records whose passages are chunks.
 
     Of training records, the chunks of a positive that have an answer are the positives, and all chunks of a negative
     are negatives (MVR, section 5.1). A teacher's scores are of whole passages, and are not written.
 
     Args:
-        source: corpus (a file, or a folder that has one), or a file of training records with answers.
+        source: corpus, or training records with answers.
         out: JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst).
         options: where passages are split.
 
@@ -44,24 +54,23 @@ def chunk_data(source: str, out: str, options: ChunkOptions, policy: Policy | No
         ValueError: a training record has no answers, no record is left, or the output is a file of the source.
     """
     policy = policy or Policy()
-    examples = not is_folder(source_path(source)) and "examples" in detect_file(source).format.roles()
-    require_other_output(out, [("what is split", source)])
+    require_other_output(out, [("what is split", source.source)])
     counts = ChunkCounts()
-    if examples:
-        records = _chunk_examples(source, read_examples(source, None, policy, targets=False), options, counts)
+    if isinstance(source, TrainingSource):
+        records = _chunk_examples(source, source.read(policy, targets=False), options, counts)
         write_records(Path(out), map(make_tevatron_record, records))  # one at a time: chunks take more room than texts
     else:
-        passages = split_passages(_counted(source, read_corpus(source, policy), counts), options)
+        passages = split_passages(_counted(source, source.read(policy), counts), options)
         WRITERS["tevatron.corpus"]["passages"](Path(out), _written(passages, counts))
     return counts
 
 
-def _require_some(source: str, counts: ChunkCounts) -> None:
+def _require_some(source: Corpus | TrainingSource, counts: ChunkCounts) -> None:
     if not counts.records_read:
         raise ValueError(f"{source} has no record to split; nothing is written")
 
 
-def _counted(source: str, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
+def _counted(source: Corpus, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
     for passage in passages:
         counts.records_read += 1
         yield passage
@@ -75,7 +84,7 @@ def _written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passa
 
 
 def _chunk_examples(
-    source: str, examples: Iterable[Example], options: ChunkOptions, counts: ChunkCounts
+    source: TrainingSource, examples: Iterable[Example], options: ChunkOptions, counts: ChunkCounts
 ) -> Iterator[Example]:
     matcher = AnswerMatcher()
     for example in examples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxret.data.formats import QuerySource
 from jaxret.data.tokens.tokenizer import SEPARATOR
 from jaxret.export.model_card import write_card
 from jaxret.export.round_trip import run_in_float32
@@ -41,7 +42,7 @@ def export(
     out: str | Path,
     checkpoint: str = "best",
     encoded_name: str = "",
-    queries: str = "",
+    queries: QuerySource | None = None,
     options: StoreOptions = StoreOptions(),
 ) -> str:
     """Export a checkpoint; return sentences on its difference from the run and on what the files lack.
@@ -55,7 +56,7 @@ def export(
         out: new folder to write.
         checkpoint: "best", "last", or a step.
         encoded_name: for OF_CORPORA: the encoded corpus, if there are several.
-        queries: for "anserini": folder or file with queries to export, too; for STORES: with queries to compare.
+        queries: for "anserini": to export, too; for STORES: to compare.
         options: for STORES.
     Raises:
         FileExistsError: `out` exists.

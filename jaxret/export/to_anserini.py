@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import QuerySource
 from jaxret.index.corpus_folder import corpus_folder
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.runs.run import Run
@@ -38,15 +38,15 @@ class Impacts(NamedTuple):
     words: dict[str, int]
 
 
-def write_anserini(run: Run, out: Path, encoded_name: str, queries: str = "") -> list[str]:
-    """Write the corpus, and queries if a file or folder of them is given; read the corpus back; return sentences on
+def write_anserini(run: Run, out: Path, encoded_name: str, queries: QuerySource | None = None) -> list[str]:
+    """Write the corpus, and queries if some are given; read the corpus back; return sentences on
     what was rounded.
 
     Args:
         run: a run with a sparse head.
         out: folder to write into.
         encoded_name: the encoded corpus, if there are several.
-        queries: folder or file with queries; "" for none.
+        queries: to export, too.
 
     Raises:
         ValueError: the vectors are not weights of words, or there is no passage.
@@ -139,18 +139,18 @@ def compare_weights(encoded_corpus: EncodedCorpus, words: list[str], folder: Pat
     return largest
 
 
-def write_topics(run: Run, queries: str, words: list[str], path: Path) -> int:
-    """Write the queries of a file or folder, each word as often as its impact; return their number.
+def write_topics(run: Run, queries: QuerySource, words: list[str], path: Path) -> int:
+    """Write queries, each word as often as its impact; return their number.
 
     Args:
         run: a run with a sparse head.
-        queries: folder or file with queries.
+        queries: opened.
         words: the vocabulary, by id.
 
     Raises:
         ValueError: the impacts of a query are all 0.
     """
-    records = read_queries(queries)
+    records = queries.read()
     embed = run.embedder()
     with atomic_write(path) as file:
         for start in range(0, len(records), ROWS):

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxret.data.formats import Policy, read_examples
+from jaxret.data.formats import Policy
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.packing import Packer, choose_row_shape
 from jaxret.models.retriever import RetrieverModel
 from jaxret.plan.programs import Shapes, longest_batch
 from jaxret.runs.run import load_tokenizer
+from jaxret.training.config_sources import training_data
 from jaxret.training.examples import load_examples
 from jaxret.training.loop import schedule_steps
 from jaxret.training.losses.grad_cache import count_chunks
@@ -77,12 +78,7 @@ def read_plan_texts(
     try:
         tokenizer = load_tokenizer(config, directory, retriever)
     except (FileNotFoundError, ValueError) as error:
-        examples = read_examples(
-            config.data.train,
-            config.data.train_split,
-            Policy(config.data.on_error),
-            negatives_run=config.data.negatives_run or None,
-        )
+        examples = training_data(config).read(Policy(config.data.on_error))
         note = f"texts are as long as they may be, because they could not be tokenized: {error}"
         return PlanTexts(None, examples, note)
     data = load_examples(config, "train", tokenizer, True, log)

@@ -23,7 +23,7 @@ from jaxret.data.tokens.tokenized import (
 from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.runs.identity import VALIDATION
 from jaxret.storage.atomic import sha256_json_lists
-from jaxret.training.config_sources import dev_data, training_data, validation_corpus
+from jaxret.training.config_sources import dev_data, validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 from jaxret.training.validation import CORPUS_MEASURES, DevCollection
 from jaxret.types import Ragged
@@ -70,8 +70,7 @@ def load_examples(
     imagine = config.data.pseudo_queries if training else ""
     data, report = load_or_tokenize_examples(source, tokenizer, store_root(config.data.store), progress, log)
     data = replace(data, imagine_queries=imagine == "query")
-    records = training_data(config) if training else dev_data(config)
-    log(f"{which}: {len(data):,} examples from {records} ({records.describe()})")
+    log(f"{which}: {len(data):,} examples from {source.data} ({source.data.describe()})")
     if training and config.data.subset:
         data = take_random_queries(data, config.data.subset, config.seed.data)
         log(f"  of these, the {len(data):,} of {config.data.subset:,} queries (seed.data {config.seed.data})")

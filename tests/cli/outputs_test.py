@@ -15,7 +15,7 @@ from jaxret.data.chunks import ChunkOptions
 from jaxret.data.formats import Corpus, JudgementSource, TrainingSource, write_run
 from jaxret.data.formats.convert import convert_data
 from jaxret.data.split_judgements import write_judgement_sets
-from jaxret.experiments.chunk_data import chunk_data
+from jaxret.experiments.chunk_data import chunk_data, open_texts
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
 from jaxret.experiments.report.write_report import write_report
@@ -78,8 +78,8 @@ def _systems(out: str) -> None:
 
 
 CASES = (
-    Case("data chunk", lambda out: chunk_data("data", out, ChunkOptions(words=2)), FOLDER),
-    Case("data chunk", lambda out: chunk_data("more.jsonl", out, ChunkOptions(words=2)), ("more.jsonl",)),
+    Case("data chunk", lambda out: chunk_data(open_texts("data"), out, ChunkOptions(words=2)), FOLDER),
+    Case("data chunk", lambda out: chunk_data(open_texts("more.jsonl"), out, ChunkOptions(words=2)), ("more.jsonl",)),
     Case("data convert", lambda out: convert_data("data", out, "msmarco.texts"), FOLDER),
     Case("data convert", lambda out: convert_data("texts.jsonl", out, "msmarco.texts"), ("texts.jsonl",)),
     Case("data convert", lambda out: convert_data("ids/triples.tsv", out, "tevatron.examples"), ("ids/corpus.tsv",)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxret.data.formats import Corpus, read_queries
+from jaxret.data.formats import Corpus, QuerySource, read_queries
 from jaxret.export import to_anserini
 from jaxret.export.export import export
 from jaxret.index.encode import encode_corpus
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_impacts_give_the_ranking_of_the_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(to_anserini, "ROWS", 7)
     monkeypatch.setattr(to_anserini, "FILE_ROWS", 50)
-    report = export(root / "run", "anserini", tmp_path / "out", queries=str(root / "data"))
+    report = export(root / "run", "anserini", tmp_path / "out", queries=QuerySource.open(root / "data"))
     run = open_run(root / "run")
     searcher = Searcher(run, root / "run/embeddings/data")
     files = sorted((tmp_path / "out/corpus").iterdir())
@@ -79,5 +79,5 @@ def test_dense_vectors_have_no_impacts(root: Path, tmp_path: Path) -> None:
     encode_corpus(run, Corpus.open(root / "data"), progress=False)
     with pytest.raises(ValueError, match=r"dense, .*Anserini's .*weights"):
         export(tmp_path / "dense", "anserini", tmp_path / "out")
-    with pytest.raises(ValueError, match="--queries=x is for --to=anserini"):
-        export(tmp_path / "dense", "pyserini", tmp_path / "out", queries="x")
+    with pytest.raises(ValueError, match=r"--queries=.*data is for --to=anserini"):
+        export(tmp_path / "dense", "pyserini", tmp_path / "out", queries=QuerySource.open(root / "data"))

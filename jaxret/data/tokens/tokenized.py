@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,11 @@ from jaxret.data.formats import (
     QuerySource,
     TrainingSource,
     parse_source,
-    read_examples,
-    read_queries,
     run_files,
-    source_exists,
     source_name,
     source_path,
 )
 from jaxret.data.formats.rankings import read_ranked_lines, require_run_scores
-from jaxret.data.lines import missing_file_error
 from jaxret.data.records import Example, Passage
 from jaxret.data.tokens.batches import TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
@@ -45,7 +42,7 @@ from jaxret.types import Log, Ragged
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """Source of training examples: the arguments of `read_examples`, pseudo-queries and teacher scores."""
+    """Source of training examples: the arguments of `TrainingSource.open`, pseudo-queries and teacher scores."""
 
     path: str  # Data set
     split: str  # Its split
@@ -55,6 +52,16 @@ class ExampleSource:
     scores: bool = False  # Whether teacher scores are stored with the examples
     teacher_run: str = ""  # TREC run with the teacher's scores; "": the records have them
 
+    @cached_property
+    def data(self) -> TrainingSource:
+        """The opened examples. Raises DataError if there are none."""
+        return TrainingSource.open(self.path, self.split, self.negatives_run)
+
+    @cached_property
+    def pseudo_query_data(self) -> QuerySource:
+        """The opened pseudo-queries. Raises DataError if there are none."""
+        return QuerySource.open(self.pseudo_queries)
+
     def extra_files(self) -> list[Path]:
         """Return the files of pseudo-queries and of the teacher's run.
 
@@ -62,10 +69,7 @@ class ExampleSource:
         """
         files: list[Path] = []
         if self.pseudo_queries:
-            path = source_path(self.pseudo_queries)
-            if not source_exists(path):
-                raise missing_file_error(path)
-            files += QuerySource.open(self.pseudo_queries).files
+            files += self.pseudo_query_data.files
         if self.teacher_run:
             require_run_scores(self.teacher_run, "a teacher's scores")
             files += run_files(self.teacher_run)
@@ -73,7 +77,7 @@ class ExampleSource:
 
     def files(self) -> list[Path]:
         """Return all source files. Raises DataError as `extra_files` does."""
-        return [*TrainingSource.open(self.path, self.split, self.negatives_run).files, *self.extra_files()]
+        return [*self.data.files, *self.extra_files()]
 
     def origin(self, tokenizer: TextTokenizer) -> StoreOrigin:
         """Return the origin of the store of these examples. Raises DataError as `extra_files` does."""
@@ -116,7 +120,7 @@ def load_or_tokenize_examples(
 
     def make(writer: ColumnWriter) -> dict[str, Any]:
         policy = Policy(source.on_error)
-        examples = read_examples(source.path, source.split, policy, negatives_run=source.negatives_run or None)
+        examples = source.data.read(policy)
         if not examples:
             problem = f"it has no training example{policy.report() and f' ({policy.report()})'}"
             remedy = "an example is a query with a relevant passage: give a file or a split with some (docs/data.md)"
@@ -130,7 +134,7 @@ def load_or_tokenize_examples(
             raise where.error("no scores", problem, remedy)
         pseudo_queries = None
         if source.pseudo_queries:
-            pseudo_queries = {query.id: query.text for query in read_queries(source.pseudo_queries, policy)}
+            pseudo_queries = {query.id: query.text for query in source.pseudo_query_data.read(policy)}
         data = tokenize_examples(examples, tokenizer, progress, pseudo_queries, write_column=writer.ragged)
         writer.array("positives", data.positives)
         writer.array("known_positives", data.known_positives.rows)

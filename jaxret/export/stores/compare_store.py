@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxret.data.formats import read_queries
+from jaxret.data.formats import QuerySource
 from jaxret.export.stores.vector_store import VectorStore
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.search.in_memory import vectors_of
@@ -26,9 +26,9 @@ def sample_queries(encoded_corpus: EncodedCorpus, sample: int) -> Ragged:
     return Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)]))
 
 
-def encode_queries(searcher: Searcher, queries: str, sample: int) -> Ragged:
-    """Return the vectors of the first queries of a file or folder."""
-    _, vectors = searcher.encode(read_queries(queries)[:sample])
+def encode_queries(searcher: Searcher, queries: QuerySource, sample: int) -> Ragged:
+    """Return the vectors of the first queries."""
+    _, vectors = searcher.encode(queries.read()[:sample])
     assert isinstance(vectors, Ragged)
     return vectors
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from jaxret.data.formats import QuerySource
 from jaxret.export.stores.compare_store import compare_store, encode_queries, sample_queries
 from jaxret.export.stores.corpus_rows import CorpusRows
 from jaxret.export.stores.export_journal import ExportJournal
@@ -23,7 +24,9 @@ from jaxret.search.searcher import Searcher
 from jaxret.storage.atomic import require_parent, sha256_file
 
 
-def export_to_store(run: Run, kind: str, out: Path, encoded_name: str, queries: str, options: StoreOptions) -> str:
+def export_to_store(
+    run: Run, kind: str, out: Path, encoded_name: str, queries: QuerySource | None, options: StoreOptions
+) -> str:
     """Export an encoded corpus to a store, count its rows, and compare its exact search; return sentences on that.
 
     A finished export is counted and compared again.
@@ -33,7 +36,7 @@ def export_to_store(run: Run, kind: str, out: Path, encoded_name: str, queries: 
         kind: one of STORES.
         out: folder of the journal, and of files.
         encoded_name: the encoded corpus, if there are several.
-        queries: folder or file with queries to compare; "": stored vectors.
+        queries: to compare; None: stored vectors.
         options: table, address, sample.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jaxret.data.chunks import ChunkOptions
 from jaxret.data.formats import (
     Corpus,
     TrainingSource,
@@ -25,6 +26,7 @@ from jaxret.data.formats import (
     write_run,
 )
 from jaxret.data.formats.example_writers import write_tevatron_examples
+from jaxret.experiments.chunk_data import chunk_data, open_texts
 from jaxret.experiments.evaluation_options import EvaluationOptions
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.fuse_runs import FuseJob, fuse_runs
@@ -44,8 +46,10 @@ from jaxret.models.generation.decoding_options import DecodingOptions
 from jaxret.runs.run import Run
 from jaxret.search.bm25_settings import BM25Settings
 from jaxret.search.searcher import Searcher
+from jaxret.training.examples import load_examples
 from tests.pipeline import (
     REPOSITORY,
+    tiny_config,
     untrained_run,
     write_cross_encoder,
     write_data,
@@ -274,6 +278,24 @@ def test_mining_of_a_folder_detects_each_file_once(
     mine_negatives(job, progress=False)
     for counts in (openings, samples):
         assert [counts[name] for name in ("train.tsv", "queries.jsonl", "corpus.jsonl")] == [1, 1, 1], counts
+
+
+def test_training_detects_its_files_once(
+    root: Path, run: Run, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    config = tiny_config(root / "encoder", root / "data", data__store=str(tmp_path))
+    load_examples(config, "train", run.tokenizer, False, lambda line: None)
+    for counts in (openings, samples):
+        assert [counts[name] for name in ("train.tsv", "queries.jsonl", "corpus.jsonl")] == [1, 1, 1], counts
+
+
+def test_chunks_of_training_records_detect_the_file_once(
+    root: Path, tmp_path: Path, openings: Counter[str], samples: Counter[str]
+) -> None:
+    write_dpr_examples(tmp_path / "train.json", read_examples(root / "data", "train", targets=False))
+    chunk_data(open_texts(tmp_path / "train.json"), str(tmp_path / "chunks.jsonl"), ChunkOptions(words=2))
+    for counts in (openings, samples):
+        assert counts["train.json"] == 1, counts
 
 
 def test_encoding_and_a_query_read_the_start_of_the_file_once_each(

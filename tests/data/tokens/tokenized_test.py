@@ -23,7 +23,6 @@ from jaxret.data.formats import (
 )
 from jaxret.data.formats.beir import write_beir
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.data.tokens import tokenized
 from jaxret.data.tokens.batches import BatchPlan, TrainingSet, tokenize_examples
 from jaxret.data.tokens.known_positives import KnownPositives
 from jaxret.data.tokens.tokenized import (
@@ -88,7 +87,7 @@ def test_a_stored_training_set_equals_one_tokenized_from_text(
     imagined = {f"p{i}": f"music {i}" for i in range(0, 30, 2)} if source.pseudo_queries else None
     expected = tokenize_examples(examples, tokenizer, pseudo_queries=imagined)
     made, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
-    monkeypatch.setattr(tokenized, "read_examples", refuse)
+    monkeypatch.setattr(TrainingSource, "read", refuse)
     again, _ = load_or_tokenize_examples(source, tokenizer, tmp_path, False, quiet)
     plan = BatchPlan(8, 1, 4, QUERY_LENGTH, PASSAGE_LENGTH, pseudo_length=4)
     for actual in (made, again):
@@ -148,7 +147,7 @@ def test_messages_are_repeated_from_the_store(
     short = replace(tokenizer, passage_length=8)
     first: list[str] = []
     load_examples(config, "train", short, False, first.append)
-    monkeypatch.setattr(tokenized, "read_examples", refuse)
+    monkeypatch.setattr(TrainingSource, "read", refuse)
     second: list[str] = []
     load_examples(config, "train", short, False, second.append)
     assert second == first[1:]

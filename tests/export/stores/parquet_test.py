@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxret.data.formats import Corpus
+from jaxret.data.formats import Corpus, QuerySource
 from jaxret.export.export import export
 from jaxret.export.stores import compare_store
 from jaxret.export.stores.store_options import StoreOptions
@@ -203,7 +203,7 @@ def test_queries_of_a_file(runs: RunsByKind, tmp_path: Path) -> None:
         runs["float16"].workdir.path,
         "parquet",
         tmp_path / "out",
-        queries=str(runs.root / "data"),
+        queries=QuerySource.open(runs.root / "data"),
         options=StoreOptions(texts=False, k=60, sample=20),
     )
     assert f"The {ROWS} best passages of 20 queries, searched exactly, are those of jaxret" in report
