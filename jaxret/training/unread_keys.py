@@ -42,17 +42,27 @@ SWITCHES: dict[str, tuple[Any, str]] = {
     "validation.then": ("", r"validation\.then_from"),
     "train.trackers": ([], r"train\.tracker_project"),
 }
+# Keys of pre-training that some methods alone read, and these methods.
+_METHODS: dict[str, tuple[str, ...]] = {
+    r"pretraining\.(head_layers|skip_from|late_mlm)": ("condenser", "cocondenser"),
+    r"pretraining\.contrast_weight": ("cocondenser",),
+    r"pretraining\.decoder_(rate|masks)": ("retromae",),
+}
 
 
 def describe_idle(config: ConfigDict) -> list[str]:
     """Return a sentence for each key that turns off others which differ from configs/base.py."""
     defaults, values = flatten(get_config().to_dict()), flatten(config.to_dict())
+    off_switches = [(key, off, pattern) for key, (off, pattern) in SWITCHES.items() if values[key] == off]
+    method = config.pretraining.method
+    off_switches += [
+        ("pretraining.method", method, keys) for keys, readers in _METHODS.items() if method not in readers
+    ]
     sentences = []
-    for switch, (off, pattern) in SWITCHES.items():
-        idle = [key for key in values if re.fullmatch(pattern, key) and values[key] != defaults.get(key)]
-        if idle and values[switch] == off:
+    for switch, value, pattern in off_switches:
+        if idle := [key for key in values if re.fullmatch(pattern, key) and values[key] != defaults.get(key)]:
             verb = "have" if len(idle) > 1 else "has"
-            sentences.append(f"{', '.join(idle)} {verb} no effect: {switch} is {_shown(off)}")
+            sentences.append(f"{', '.join(idle)} {verb} no effect: {switch} is {_shown(value)}")
     return sentences
 
 

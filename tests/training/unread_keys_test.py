@@ -82,6 +82,9 @@ def test_one_message_names_all_of_them() -> None:
         ({"optimizer.reference_processes": 4, "optimizer.clip_norm": 0.0}, {"optimizer.clip_norm": 1.0}),
         ({"validation.then_from": 3.0}, {"validation.then": "nll"}),
         ({"train.tracker_project": "mine"}, {"train.trackers": ("wandb",)}),
+        ({"pretraining.head_layers": 3, "pretraining.skip_from": 5}, {"pretraining.method": "condenser"}),
+        ({"pretraining.contrast_weight": 0.5}, {"pretraining.method": "cocondenser"}),
+        ({"pretraining.decoder_masks": 8}, {"pretraining.method": "retromae"}),
     ],
 )
 def test_settings_of_what_is_off_are_told(changes: dict[str, Any], on: dict[str, Any]) -> None:
