@@ -1,8 +1,8 @@
 """Data structures that all layers share: Tokens, HiddenStates, Embeddings and batches on devices, Ragged on the host.
 
-Axes have one letter everywhere: B queries (or texts), G passages per query, N = B * G passages in a step, T tokens,
-L layers, H hidden size, K positions, V vectors per text, D vector size, P known positives per query, U tokens of a
-pseudo-query, M masked tokens per text, R rows of a flat array.
+Axes have the same letters everywhere: B queries (or texts), G passages per query, N = B * G passages in a step, T
+tokens, L layers, H hidden size, K positions, V vectors per text, D vector size, P known positives per query, U tokens
+of a pseudo-query, M masked tokens per text, R rows of a flat array.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ import numpy as np
 from flax import struct
 from jaxtyping import Bool, Float, Int
 
-Array: TypeAlias = Any  # jax.Array on a device, np.ndarray still on the host
+Array: TypeAlias = Any  # jax.Array on a device, np.ndarray on the host
 Tree: TypeAlias = Any  # arrays in nested dicts, dataclasses and tuples
 Params: TypeAlias = dict[str, Any]  # a tree of parameters
 Scalar: TypeAlias = Float[Array, ""]
-Log: TypeAlias = Callable[[str], None]  # prints a line, on one process
+Log: TypeAlias = Callable[[str], None]  # prints a line, in one process
 
 
 @struct.dataclass
 class Packing:
-    """Positions of texts that an encoder computes packed side by side, without their padding.
+    """Positions of texts in packed rows, which have no padding between texts.
 
     Each device (and each chunk of its part of a batch) has `rows` rows of `width` tokens.
     """
 
-    # Position of each text's first token [B], with the rows laid end to end. Ascending; a text without tokens starts
-    # behind all rows.
+    # Position of each text's first token in the concatenated rows [B], in ascending order. A text without tokens starts
+    # after all rows.
     starts: Int[Array, " B"]
-    rows: int = struct.field(pytree_node=False)  # Rows per device and chunk
-    width: int = struct.field(pytree_node=False)  # Tokens per row
+    rows: int = struct.field(pytree_node=False)  # rows per device and chunk
+    width: int = struct.field(pytree_node=False)  # tokens per row
 
 
 @struct.dataclass
 class Tokens:
     """Padded token ids of texts; padding is on the right."""
 
-    ids: Int[Array, "B T"]  # Token ids [B, T]
+    ids: Int[Array, "B T"]  # token ids [B, T]
     mask: Bool[Array, "B T"]  # True for real tokens [B, T]
-    # Row of each text in the whole batch [B], if these texts are a part of it or in another order. Dropout masks depend
-    # on it. None: the texts are the whole batch, in order.
+    # Row of each text in the full batch [B], on which dropout masks depend. None: the texts are the full batch, in
+    # order.
     rows: Int[Array, " B"] | None = None
-    # Positions for packed encoding, which computes the same states in fewer tokens. None: not packed.
+    # Positions for packed encoding, which computes the same states with fewer tokens. None: not packed.
     packing: Packing | None = None
     # For pairs, the number of tokens of the first text [B]. The other tokens have type 1, if the encoder has token
-    # types. None: not pairs.
+    # types. None: no pairs.
     first: Int[Array, " B"] | None = None
-    mean_mask: Bool[Array, "B T"] | None = None  # True for tokens that a mean is over [B, T]. None: all real tokens.
+    mean_mask: Bool[Array, "B T"] | None = None  # True for tokens that count in a mean [B, T]. None: all real tokens.
 
     def computed_tokens(self, bins: int) -> int:
         """Return the number of tokens that an encoder computes for these texts, padding included.
 
         Args:
-            bins: number of parts (devices times chunks) of the batch that are encoded separately.
+            bins: number of parts of the batch that are encoded separately (devices times chunks).
         """
         if self.packing is None:
             return self.ids.size
@@ -69,7 +69,7 @@ class Tokens:
 
 @struct.dataclass
 class HiddenStates:
-    """Hidden states of every layer at K positions of each text; layer 0 is the output of the embeddings."""
+    """Hidden states of every layer at K positions of each text. Layer 0 is the output of the embeddings."""
 
     states: Float[Array, "layers B K H"]
     mask: Bool[Array, "B K"]
@@ -77,7 +77,7 @@ class HiddenStates:
 
 @struct.dataclass
 class Embeddings:
-    """V vectors for each text."""
+    """V vectors of each text."""
 
     vectors: Float[Array, "B V D"]  # [B, V, D]
     mask: Bool[Array, "B V"]  # False for vectors that do not exist (padding) [B, V]
@@ -87,17 +87,17 @@ class Embeddings:
 
 @struct.dataclass
 class Batch:
-    """Input of one training step. Passage i * G is the positive of query i; its hard negatives follow.
+    """The input of one training step. Passage i * G is the positive of query i; its hard negatives follow.
 
-    Passages have ids (their row among the training passages) instead of a mask: -1 marks an empty slot, and a passage
-    that is a known positive of a query is never a negative of that query.
+    Passages have ids (rows among the training passages) instead of a mask. A passage whose id is a known positive of a
+    query is never a negative of this query.
     """
 
-    queries: Tokens  # Tokens [B, Tq]
-    passages: Tokens  # Tokens [N, Tp]
-    positives: Int[Array, " B"]  # Index of each query's positive among the N passages [B]; -1: no query
-    passage_ids: Int[Array, " N"]  # Passage row of each passage [N]; -1: empty slot
-    # Ids of the passages that are known to be relevant to each query [B, P], padded with -1
+    queries: Tokens  # tokens [B, Tq]
+    passages: Tokens  # tokens [N, Tp]
+    positives: Int[Array, " B"]  # index of each query's positive among the N passages [B]; -1: no query
+    passage_ids: Int[Array, " N"]  # id of each passage [N]; -1: empty slot
+    # Ids of the known positives of each query [B, P], padded with -1.
     known_positives: Int[Array, "B P"]
     # Token ids of each passage's pseudo-query [N, U], padded with -1. None: not used.
     pseudo_queries: Int[Array, "N U"] | None = None
@@ -110,17 +110,18 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Number of queries per batch (the last axis, if batches are stacked), empty slots included."""
+        """The number of queries of a batch, empty slots included. If batches are stacked, it is the last axis."""
         return self.positives.shape[-1]
 
 
 @struct.dataclass
 class PairBatch:
-    """Input of a step of a cross-encoder. Pair i * G is query i with its positive; pairs with its negatives follow."""
+    """The input of a training step of a cross-encoder. Pair i * G is query i with its positive; its pairs with
+    negatives follow."""
 
-    pairs: Tokens  # Tokens [N, T]; an empty slot has no tokens
-    positives: Int[Array, " B"]  # Index of each query's positive pair among the N pairs [B]; -1: no query
-    passage_ids: Int[Array, "B G"]  # Passage row of each pair's passage [B, G]; -1: empty slot
+    pairs: Tokens  # tokens [N, T]; an empty slot has no tokens
+    positives: Int[Array, " B"]  # index of each query's positive pair among the N pairs [B]; -1: no query
+    passage_ids: Int[Array, "B G"]  # id of each pair's passage [B, G]; -1: empty slot
     # Teacher's score of each pair [B, G]; NaN: no score. None: no teacher.
     teacher_scores: Float[Array, "B G"] | None = None
 
@@ -130,22 +131,22 @@ class PairBatch:
 
     @property
     def size(self) -> int:
-        """Number of queries, empty slots included."""
+        """The number of queries, empty slots included."""
         return self.positives.shape[-1]
 
 
 @runtime_checkable
 class TrainingBatch(Protocol):
-    """Input of one training step of any task: a struct of arrays whose first axis is the row."""
+    """The input of one training step of any task: a struct of arrays whose first axis is the row."""
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
-        """Return the texts of the batch that encoders compute."""
+        """Return the texts of the batch, which encoders read."""
         ...
 
     @property
     def size(self) -> int:
-        """Number of rows, empty ones included; a batch is cut into chunks by these rows."""
+        """The number of rows, empty rows included. Chunks of a batch are ranges of rows."""
         ...
 
 
@@ -154,18 +155,18 @@ BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
 @struct.dataclass
 class MaskedTexts:
-    """Input of one step of pre-training: texts with some of their tokens masked. A row without tokens is not text.
+    """The input of one step of pre-training: texts with masked tokens. A row without tokens is no text.
 
-    The last three fields are for a decoder that reconstructs the text; None without one.
+    The last three fields are for a decoder that reconstructs the text; without a decoder, they are None.
     """
 
-    tokens: Tokens  # Texts as the encoder reads them [B, T]
-    positions: Int[Array, "B M"]  # Positions of the masked tokens [B, M]
-    labels: Int[Array, "B M"]  # Original ids of the masked tokens [B, M]; -1: none
-    original_ids: Int[Array, "B T"] | None = None  # Ids of the unmasked text [B, T]
-    # True where the decoder's position (second axis) may attend to a token (third axis) [B, T, T]
+    tokens: Tokens  # tokens of the masked texts [B, T]
+    positions: Int[Array, "B M"]  # positions of the masked tokens [B, M]
+    labels: Int[Array, "B M"]  # original ids of the masked tokens [B, M]; -1: none
+    original_ids: Int[Array, "B T"] | None = None  # ids of the original text [B, T]
+    # True where a position of the decoder (second axis) may attend to a token (third axis) [B, T, T]
     attention_mask: Bool[Array, "B T T"] | None = None
-    targets: Int[Array, "B T"] | None = None  # Id that the decoder predicts at each position [B, T]; -1: none
+    targets: Int[Array, "B T"] | None = None  # id that the decoder predicts at each position [B, T]; -1: none
 
     @property
     def texts(self) -> tuple[Tokens, ...]:
@@ -173,7 +174,7 @@ class MaskedTexts:
 
     @property
     def size(self) -> int:
-        """Number of texts per batch (the axis before the last, if batches are stacked), empty rows included."""
+        """The number of texts of a batch, empty rows included. If batches are stacked, it is the last axis but one."""
         return self.positions.shape[-2]
 
 
@@ -184,8 +185,8 @@ VECTOR_DTYPES = ("float32", "float16")  # types of vectors on disk
 class Ragged:
     """Rows of different lengths in one array on the host: row i is `flat[offsets[i]:offsets[i + 1]]`.
 
-    Holds token ids of many texts (flat: int32 [R]) or a list of vectors for each text (flat: [R, D]). Both arrays may
-    be memory-mapped; methods for selected rows read only these rows.
+    It holds the token ids of many texts (`flat` is int32 [R]) or the vectors of many texts (`flat` is [R, D]). Both
+    arrays may be memory-mapped; methods for selected rows read only these rows.
     """
 
     flat: np.ndarray  # [R] or [R,D]
@@ -193,7 +194,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
-        """Return the rows of integers as int32."""
+        """Return lists of integers as rows of int32."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, count=int(offsets[-1])), offsets)
@@ -215,11 +216,11 @@ class Ragged:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Length of every row, int64 [rows]."""
+        """The length of every row, int64 [rows]."""
         return np.diff(self.offsets)
 
     def lengths_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the lengths of the given rows, int64."""
+        """Return the lengths of some rows, int64."""
         rows = np.asarray(rows, np.int64)
         return self.offsets[rows + 1] - self.offsets[rows]
 
@@ -229,14 +230,14 @@ class Ragged:
         return Ragged(self.flat[begin:end], self.offsets[start : stop + 1] - begin)
 
     def stacked(self) -> np.ndarray:
-        """Return [rows, V, ...] if all rows have V items; raises ValueError if they do not."""
+        """Return an array [rows, V, ...] if all rows have V items. Raises ValueError if lengths differ."""
         lengths = np.unique(self.lengths) if len(self) else np.ones(1, np.int64)
         if len(lengths) > 1:
-            raise ValueError(f"rows have {lengths[0]} to {lengths[-1]} items; they cannot be stacked")
+            raise ValueError(f"rows have {lengths[0]} to {lengths[-1]} items; only rows of equal length can be stacked")
         return self.flat.reshape(len(self), lengths[0], *self.flat.shape[1:])
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Return a copy of the given rows, in the order of `rows`."""
+        """Return a copy of some rows, in the order of `rows`."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(self.lengths_of(rows), out=offsets[1:])
         flat = np.empty((int(offsets[-1]), *self.flat.shape[1:]), self.flat.dtype)
@@ -247,9 +248,9 @@ class Ragged:
     def padded(
         self, rows: Sequence[int] | np.ndarray, length: int, fill: float | int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (items [rows, length, ...], mask [rows, length]), padded with `fill` or cut to `length`.
+        """Return (items [rows, length, ...], mask [rows, length]): some rows, padded with `fill` or cut to `length`.
 
-        Row -1 is empty: all padding.
+        Row -1 is empty, all padding.
         """
         rows = np.asarray(rows, np.int64)
         sizes = np.zeros(len(rows), np.int64)
@@ -266,10 +267,11 @@ class Ragged:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A vector for each row, of weights of words, on the host: row i has the words `words[offsets[i]:offsets[i + 1]]`,
-    ascending, with the weights in the same positions of `weights`; all others weigh 0 (the CSR layout).
+    """A sparse vector of word weights for each row, on the host, in the CSR layout.
 
-    Arrays may be memory-mapped. Rows read as dense vectors where [rows, V, D] or Ragged would, with V = 1.
+    Row i has the words `words[offsets[i]:offsets[i + 1]]`, in ascending order, with the weights at the same indices of
+    `weights`. All other words have weight 0. Arrays may be memory-mapped. Methods that `Ragged` has, too, return dense
+    vectors, with V = 1.
     """
 
     words: np.ndarray  # uint16 or uint32 [E]
@@ -278,13 +280,13 @@ class SparseRows:
     dimension: int  # D, the number of words in the vocabulary
 
     @classmethod
-    def from_dense(cls, vectors: np.ndarray, most: int = 0) -> SparseRows:
-        """Return the words of `vectors` [rows, D] with a weight above 0 (or a NaN); only the `most` heaviest of a row,
-        of equal ones the lower ids, if that is not 0."""
+    def from_dense(cls, vectors: np.ndarray, limit: int = 0) -> SparseRows:
+        """Return the weights above 0 (or NaN) of `vectors` [rows, D]. If `limit` is not 0, keep only so many words of a
+        row, the heaviest ones; of equal weights, lower ids come first."""
         mask = ~(vectors <= 0)
-        if most:
-            for row in np.flatnonzero(mask.sum(axis=1) > most):
-                mask[row, np.argsort(-vectors[row], kind="stable")[most:]] = False
+        if limit:
+            for row in np.flatnonzero(mask.sum(axis=1) > limit):
+                mask[row, np.argsort(-vectors[row], kind="stable")[limit:]] = False
         rows, words = np.nonzero(mask)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(vectors)))]).astype(np.int64)
         return cls(words.astype(word_dtype(vectors.shape[1])), vectors[rows, words], offsets, vectors.shape[1])
@@ -300,7 +302,7 @@ class SparseRows:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int | np.integer) -> np.ndarray:
-        """Return the vector of a row, dense [1, D]."""
+        """Return the dense vector of a row, [1, D]."""
         return self.take(np.array([row])).stacked()[0]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -308,17 +310,17 @@ class SparseRows:
 
     @property
     def word_counts(self) -> np.ndarray:
-        """Number of words of every row, int64 [rows]."""
+        """The number of words of every row, int64 [rows]."""
         return np.diff(self.offsets)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of vectors of every row: 1."""
+        """The number of vectors of every row, which is 1."""
         return np.ones(len(self), np.int64)
 
     @property
     def flat(self) -> np.ndarray:
-        """Dense vectors [rows, D]."""
+        """The dense vectors [rows, D]."""
         return self.stacked()[:, 0]
 
     def part(self, start: int, stop: int) -> SparseRows:
@@ -328,15 +330,15 @@ class SparseRows:
         return SparseRows(self.words[begin:end], self.weights[begin:end], offsets, self.dimension)
 
     def take(self, rows: np.ndarray) -> SparseRows:
-        """Return a copy of the given rows, in the order of `rows`."""
+        """Return a copy of some rows, in the order of `rows`."""
         rows = np.asarray(rows, np.int64)
         counts = self.offsets[rows + 1] - self.offsets[rows]
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], counts)
-        return SparseRows(self.words[places], self.weights[places], offsets, self.dimension)
+        indices = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], counts)
+        return SparseRows(self.words[indices], self.weights[indices], offsets, self.dimension)
 
     def stacked(self) -> np.ndarray:
-        """Return dense vectors [rows, 1, D]."""
+        """Return the dense vectors [rows, 1, D]."""
         dense = np.zeros((len(self), 1, self.dimension), self.weights.dtype)
         dense[np.repeat(np.arange(len(self)), self.word_counts), 0, self.words] = self.weights
         return dense
@@ -350,12 +352,12 @@ class SparseRows:
         return items, mask
 
     def astype(self, dtype: Any) -> SparseRows:
-        """Return rows with weights of another type; words whose weight is 0 in it are left out."""
+        """Return the rows with weights of type `dtype`, without words whose weight becomes 0."""
         weights = self.weights.astype(dtype)
         if (weights != 0).all():
             return SparseRows(self.words, weights, self.offsets, self.dimension)
-        before = np.concatenate([[0], np.cumsum(weights != 0)])
-        return SparseRows(self.words[weights != 0], weights[weights != 0], before[self.offsets], self.dimension)
+        kept_counts = np.concatenate([[0], np.cumsum(weights != 0)])
+        return SparseRows(self.words[weights != 0], weights[weights != 0], kept_counts[self.offsets], self.dimension)
 
 
 def word_dtype(dimension: int) -> np.dtype:
@@ -363,4 +365,4 @@ def word_dtype(dimension: int) -> np.dtype:
     return np.dtype("<u2" if dimension <= 2**16 else "<u4")
 
 
-TextVectors: TypeAlias = Ragged | SparseRows  # what texts are encoded to
+TextVectors: TypeAlias = Ragged | SparseRows  # encoded texts

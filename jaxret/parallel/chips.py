@@ -1,8 +1,8 @@
-"""Rates of known chips, and topologies that a plan is for, such as v5e:4x4 or h100:8.
+"""Rates of known chips, and topologies for plans, such as v5e:4x4 or h100:8.
 
 Sources: Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)"
 (cloud.google.com/tpu/docs), NVIDIA's data sheets "A100 Tensor Core GPU" (SXM), "L4 Tensor Core GPU", "L40S GPU", "H100
-Tensor Core GPU" (SXM), "H200 Tensor Core GPU" (SXM) and "HGX B200" (of one GPU), AMD's data sheet "Instinct MI300X
+Tensor Core GPU" (SXM), "H200 Tensor Core GPU" (SXM) and "HGX B200" (for one GPU), AMD's data sheet "Instinct MI300X
 Accelerator". Rates are without sparsity.
 """
 
@@ -14,12 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 GIB = 2**30
-PRODUCT_PRECISIONS = (
-    "int8",
-    "bfloat16",
-    "float32",
-    "float32 exact",
-)  # of a product's operands; exact: Precision.HIGHEST
+# Precision of the operands of a product; "exact" is Precision.HIGHEST.
+PRODUCT_PRECISIONS = ("int8", "bfloat16", "float32", "float32 exact")
 
 # Part of a GPU's memory that JAX allocates, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_FRACTION = 0.75
@@ -29,15 +25,15 @@ GPU_FRACTION = 0.75
 class Chip:
     """Rates and memory of a chip."""
 
-    name: str  # Name in topologies, e.g. "v5e".
+    name: str  # name in topologies, such as "v5e"
     platform: str  # "tpu", "cuda" or "rocm"
-    memory: int  # Bytes that a program may use
-    bandwidth: float  # Memory bandwidth in bytes/s
-    link: float  # Bytes/s to other chips, over all links
-    rates: dict[str, float]  # Peak FLOP/s by precision (`PRODUCT_PRECISIONS`)
-    devices: int = 1  # Devices that JAX sees of one chip; all numbers above are of one of them
-    host: int = 8  # Most chips of one host
-    has_compiler: bool = True  # Whether its compiler was tried with its description; if not, plans are without it
+    memory: int  # bytes that a program may use
+    bandwidth: float  # memory bandwidth in bytes/s
+    link: float  # bytes/s to other chips, over all links together
+    rates: dict[str, float]  # peak FLOP/s by precision (`PRODUCT_PRECISIONS`)
+    devices: int = 1  # devices of one chip in JAX; the numbers above are for one device
+    host: int = 8  # largest number of chips of a host
+    has_compiler: bool = True  # whether its compiler works without the chip; if not, plans compile nothing
 
     @property
     def is_gpu(self) -> bool:
@@ -45,14 +41,14 @@ class Chip:
 
 
 def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_gigabits: float, int8: float = 2.0) -> Chip:
-    """Return a TPU. An exact float32 product takes six bfloat16 passes.
+    """Return a TPU, whose exact float32 products take six bfloat16 passes.
 
     Args:
         name: name of the chip.
-        memory: GiB as reported by libtpu's compiler, a little less than the hardware has.
+        memory: memory in GiB that libtpu's compiler reports, a little less than the hardware has.
         teraflops: peak rate of bfloat16.
         bandwidth: memory bandwidth in GB/s.
-        link_gigabits: gbit/s to other chips.
+        link_gigabits: rate to other chips in Gbit/s.
         int8: rate of int8 products relative to bfloat16.
     """
     flops = teraflops * 1e12
@@ -61,13 +57,13 @@ def _tpu(name: str, memory: float, teraflops: float, bandwidth: float, link_giga
 
 
 def _gpu(name: str, memory: float, bandwidth: float, link: float, teraflops: tuple[float, float, float, float]) -> Chip:
-    """Return a GPU for which nothing is compiled.
+    """Return a GPU for which plans compile nothing.
 
     Args:
         name: name of the chip.
-        memory: GB (10^9 bytes) of the data sheet.
+        memory: memory in GB (10^9 bytes) on the data sheet.
         bandwidth: memory bandwidth in GB/s.
-        link: GB/s to other GPUs of its machine, in one direction.
+        link: rate to other GPUs of the machine in GB/s, in one direction.
         teraflops: peak rates of int8, bfloat16, TF32 and float32.
     """
     rates = dict(zip(PRODUCT_PRECISIONS, (rate * 1e12 for rate in teraflops), strict=True))
@@ -79,8 +75,8 @@ def _gpu(name: str, memory: float, bandwidth: float, link: float, teraflops: tup
 def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
     """Return a Hopper GPU with `memory` bytes and a memory bandwidth in GB/s.
 
-    Float32 is TF32; exact float32 does not use tensor cores. NVLink has 900 GB/s, both directions together, within one
-    machine of eight GPUs.
+    Float32 is TF32; exact float32 does not use tensor cores. NVLink has 900 GB/s, for both directions together, within
+    a machine of eight GPUs.
     """
     rates = {"int8": 1978.9e12, "bfloat16": 989.4e12, "float32": 494.7e12, "float32 exact": 66.9e12}
     return Chip(name, "cuda", int(memory * GPU_FRACTION), bandwidth * 1e9, 450e9, rates)
@@ -93,19 +89,18 @@ CHIPS = {
         _tpu("v5e", 15.75, 197.0, 819.0, 1600.0),
         replace(_tpu("v5p", 95.74, 459.0, 2765.0, 4800.0), host=4),
         _tpu("v6e", 31.25, 918.0, 1640.0, 3200.0),
-        # Each of a chip's two dies is a device: half of 192 GiB, 2,307 teraflops, 7,380 GB/s, and of links 1,200 GB/s
-        # in both directions together. No rate of int8 is published.
+        # A chip has two dies, and each is a device with half of 192 GiB, 2,307 teraflops, 7,380 GB/s, and links of
+        # 1,200 GB/s in both directions together. No rate of int8 is published.
         replace(_tpu("v7", 96.0, 1153.5, 3690.0, 2400.0, int8=1.0), devices=2, host=4, has_compiler=False),
         _gpu("a100", 80.0, 2039.0, 300.0, (624.0, 312.0, 156.0, 19.5)),
         _gpu("a100-40gb", 40.0, 1555.0, 300.0, (624.0, 312.0, 156.0, 19.5)),
-        _gpu("l4", 24.0, 300.0, 32.0, (242.5, 121.0, 60.0, 30.3)),  # PCIe alone, as L40S
+        _gpu("l4", 24.0, 300.0, 32.0, (242.5, 121.0, 60.0, 30.3)),  # only PCIe, like the L40S
         _gpu("l40s", 48.0, 864.0, 32.0, (733.0, 362.05, 183.0, 91.6)),
         _hopper("h100", 84_942_979_072, 3350.0),
         _hopper("h200", 150_109_880_320, 4800.0),
         _gpu("b200", 180.0, 8000.0, 900.0, (4500.0, 2250.0, 1100.0, 80.0)),
-        _gpu(
-            "mi300x", 192.0, 5300.0, 448.0, (2614.9, 1307.4, 653.7, 163.4)
-        ),  # seven links of 128 GB/s in both directions
+        # Seven links of 128 GB/s, for both directions together.
+        _gpu("mi300x", 192.0, 5300.0, 448.0, (2614.9, 1307.4, 653.7, 163.4)),
     )
 }
 
@@ -132,12 +127,12 @@ DEVICE_KINDS = {
 
 
 def find_chip(kind: str) -> Chip | None:
-    """Return the chip of a Device.device_kind; None if its rates are not in the table."""
+    """Return the chip of a Device.device_kind, or None if its rates are unknown."""
     return CHIPS[DEVICE_KINDS[kind]] if kind in DEVICE_KINDS else None
 
 
-# Description of a GPU for compilation without one (compute capability 9.0; its properties as CUDA and NVIDIA's
-# "Hopper Tuning Guide" have them): stream_executor.GpuTargetConfigProto as text.
+# Description of a GPU for compilation without a GPU: stream_executor.GpuTargetConfigProto as text. The properties are
+# those of CUDA and NVIDIA's "Hopper Tuning Guide" for compute capability 9.0.
 HOPPER = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -156,10 +151,10 @@ device_description_str: "NVIDIA Hopper"
 
 @dataclass(frozen=True)
 class Topology:
-    """Connected chips; grid: e.g. (4, 4) of chips, or (8,) for GPUs."""
+    """Connected chips of one kind."""
 
     chip: Chip
-    grid: tuple[int, ...]
+    grid: tuple[int, ...]  # such as (4, 4) chips, or (8,) GPUs
 
     @property
     def devices(self) -> int:
@@ -167,7 +162,7 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts, each with a process. Above one host, TPU hosts have four chips."""
+        """The number of hosts, each with a process. If there are several TPU hosts, each has four chips."""
         chips = math.prod(self.grid)
         if chips <= self.chip.host:
             return 1
@@ -175,7 +170,7 @@ class Topology:
 
     @property
     def of_host(self) -> Topology:
-        """Return the chips of one of several hosts; all of them where there is one host."""
+        """Return the topology of one host."""
         if self.hosts == 1:
             return self
         return replace(self, grid=(8,) if self.chip.is_gpu else (2, 2, 1)[: len(self.grid)])
@@ -184,13 +179,13 @@ class Topology:
         return f"{self.chip.name}:{'x'.join(map(str, self.grid))}"
 
     def description(self) -> dict[str, Any]:
-        """Return the arguments of jax.experimental.topologies.get_topology_desc."""
+        """Return the arguments of jax.experimental.topologies.get_topology_desc for this topology."""
         if self.chip.platform == "cuda":
-            hosts, each = -(-self.devices // 8), min(self.devices, 8)
+            hosts, devices_per_host = -(-self.devices // 8), min(self.devices, 8)
             return {
                 "platform": "cuda",
                 "topology_name": self.chip.name,
-                "topology": f"1x{hosts}x{each}",
+                "topology": f"1x{hosts}x{devices_per_host}",
                 "target_config": HOPPER.format(
                     memory=round(self.chip.memory / GPU_FRACTION), bandwidth=int(self.chip.bandwidth)
                 ),
@@ -199,11 +194,11 @@ class Topology:
         if self.devices == 1:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.chip.name == "v4":
-            options["chip_config_name"] = "megacore"  # otherwise its two cores are two devices
+            options["chip_config_name"] = "megacore"  # without it, the two cores of a chip are two devices
         return options
 
 
-# Other names of chips, as their makers and clouds write them.
+# Other names of chips, which their makers and clouds use -> our names.
 ALIASES = {"mi300": "mi300x", "a100-80gb": "a100", "tpu7x": "v7", "v5litepod": "v5e"}
 
 
@@ -212,13 +207,13 @@ def parse_topology(text: str) -> Topology:
     name, _, grid = text.lower().partition(":")
     name = ALIASES.get(name, name)
     if name not in CHIPS:
-        raise ValueError(f"--topology={text}: {name!r} is not a chip that is known here; there are {', '.join(CHIPS)}")
+        raise ValueError(f"--topology={text}: {name!r} is not a known chip; known are {', '.join(CHIPS)}")
     chip = CHIPS[name]
     axes = {"v4": 3, "v5p": 3, "v7": 3, "v5e": 2, "v6e": 2}.get(name, 1)
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", grid) or grid.count("x") + 1 != axes:
         example = {1: "8", 2: "4x4", 3: "2x2x1"}[axes]
-        raise ValueError(f"--topology={text}: after the colon {name} needs {axes} number(s), as in {name}:{example}")
+        raise ValueError(f"--topology={text}: {name} needs {axes} number(s) after the colon, as in {name}:{example}")
     topology = Topology(chip, tuple(map(int, grid.split("x"))))
     if chip.is_gpu and topology.devices > 8 and topology.devices % 8:
-        raise ValueError(f"--topology={text}: above 8 GPUs there must be whole machines of 8")
+        raise ValueError(f"--topology={text}: more than 8 GPUs must be machines of 8 GPUs each")
     return topology

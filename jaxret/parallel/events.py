@@ -1,4 +1,4 @@
-"""Events of a command as JSON lines on standard output, for programs: the flag --json of every verb.
+"""The flag --json of every verb: events of a command as JSON lines on standard output, for programs.
 
 docs/events.md lists the events and their fields.
 """
@@ -17,16 +17,16 @@ from typing import Any
 
 from jaxret.parallel.first_process import is_first_process
 
-_output: list[io.FileIO] = []  # where events are written: none, or one file
+_output: list[io.FileIO] = []  # the file for events, if they are written
 _lock = threading.Lock()
-_rewrites: list[Callable[[str], str]] = []  # changes the texts of events: none, or one function
+_rewrites: list[Callable[[str], str]] = []  # the function that changes the texts of events, if there is one
 
 
 def start_events() -> None:
-    """Let this process write events to standard output, and everything else that it prints there to standard error.
+    """Let this process write events to standard output, and all other output to standard error.
 
-    The descriptor is redirected, not `sys.stdout`: what libraries in C++ and child processes print is in neither
-    case JSON.
+    The file descriptor is redirected instead of `sys.stdout`, because C++ libraries and child processes print text that
+    is not JSON, too.
     """
     if _output:
         return
@@ -34,29 +34,31 @@ def start_events() -> None:
     _output.append(io.FileIO(os.dup(1), "w"))
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # in order with the lines on standard error
+        sys.stdout.reconfigure(line_buffering=True)  # keeps the order with lines on standard error
 
 
 def show_texts_by(function: Callable[[str], str]) -> None:
-    """Let a function change all texts of the events that follow, such as paths on this host to addresses."""
+    """Let a function change all texts of later events, such as paths on this host to addresses."""
     _rewrites[:] = [function]
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Write {"event": event, ...} as one line, in process 0 after `start_events`; do nothing otherwise.
+    """Write {"event": event, ...} as one line, in process 0 after `start_events`. Does nothing in other cases.
 
-    Paths become strings, arrays lists, and numbers that are not finite null. Raises BrokenPipeError if nobody reads.
+    Paths become strings, arrays become lists, and NaN and infinity become null. Raises BrokenPipeError if the reader of
+    standard output has ended.
     """
     if _output and is_first_process():
         line = memoryview(json.dumps(_json_value({"event": event, **fields}), allow_nan=False).encode() + b"\n")
         with _lock:
-            while line:  # a write to a pipe may end early
+            while line:  # a pipe may accept only a part
                 line = line[_output[0].write(line) or 0 :]
 
 
 @contextmanager
 def without_events() -> Iterator[None]:
-    """Emit nothing inside, where a model becomes a run: no training, in a folder that may be renamed."""
+    """Emit no events in this block. It is used while a model is imported: this is no training, and the folder may be
+    renamed."""
     output = _output[:]
     _output.clear()
     try:
@@ -66,7 +68,7 @@ def without_events() -> Iterator[None]:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value of JSON for a Python, NumPy or JAX value."""
+    """Return a Python, NumPy or JAX value as a value for JSON."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int)):
@@ -74,9 +76,9 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, str):
         return _rewrites[0](value) if _rewrites else value
     if isinstance(value, Mapping):
-        return {_json_value(str(key)): _json_value(one) for key, one in value.items()}
+        return {_json_value(str(key)): _json_value(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_json_value(one) for one in value]
+        return [_json_value(entry) for entry in value]
     if hasattr(value, "tolist"):
         return _json_value(value.tolist())
     return _json_value(os.fspath(value) if isinstance(value, os.PathLike) else str(value))

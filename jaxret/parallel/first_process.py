@@ -1,4 +1,4 @@
-"""Which process of a job prints and writes its metrics."""
+"""Whether this is the process of a job that prints and writes metrics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def is_first_process() -> bool:
-    """Return whether this is the only process of a job, or process 0; without importing JAX."""
+    """Return whether this is process 0 or the only process of a job. Does not import JAX."""
     jax: Any = sys.modules.get("jax")
     return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0

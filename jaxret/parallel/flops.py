@@ -1,8 +1,8 @@
-"""FLOPs of the matrix products of a traced program, counted from their shapes. Nothing is compiled.
+"""FLOPs of the matrix products of a traced program, computed from their shapes. Nothing is compiled.
 
-The part that a product belongs to is read from JAX's name stack: `RetrieverModel.encode` opens the scopes `queries` and
-`passages`, `head` and `pooling` are modules, and JAX marks transposed and recomputed products. Elementwise work is left
-out (a few per cent of a transformer), except for the optimizer, which has no other work.
+JAX's name stack says to which part of the program a product belongs: `RetrieverModel.encode` opens the scopes `queries`
+and `passages`, `head` and `pooling` are modules, and JAX marks transposed and recomputed products. Elementwise
+operations (a few per cent of a transformer) are not counted, except in the optimizer, which has no products.
 """
 
 from __future__ import annotations
@@ -16,34 +16,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.interpreters import partial_eval
+from jax.interpreters import partial_eval  # not a stable interface of JAX
 
 from jaxret.parallel.chips import Chip
 
-PARTS = ("queries", "passages", "head", "loss", "optimizer")
+PROGRAM_PARTS = ("queries", "passages", "head", "loss", "optimizer")
 PHASES = ("forward", "backward", "recomputation")
 _HEAD = re.compile(r"\b(query_|passage_)?head\b|\bpooling\b")
 _SIDE = re.compile(r"\b(queries|passages)\b")
 
 
 class ProductKind(NamedTuple):
-    """Kind of a product: part (one of PARTS), phase (one of PHASES) and precision (one of chips.PRODUCT_PRECISIONS)."""
+    """The kind of a matrix product."""
 
-    part: str
-    phase: str
-    precision: str
+    part: str  # one of PROGRAM_PARTS
+    phase: str  # one of PHASES
+    precision: str  # one of chips.PRODUCT_PRECISIONS
 
 
 Flops = Counter[ProductKind]
 
 
 def count_flops(program: Any) -> Flops:
-    """Return the FLOPs of all devices together of a traced program.
-
-    A multiplication with its addition counts as two.
-    """
+    """Return the FLOPs of a traced program by kind, for all devices together. A multiply-add counts as two."""
     jaxpr = program.jaxpr
-    # Remove dead code first: JAX also traces unused products, such as the last one of a recomputed layer.
+    # Remove dead code first, because JAX also traces unused products, such as the last product of a recomputed layer.
     live_jaxpr, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
     flops: Flops = Counter()
     for times, stack, equation in _products(live_jaxpr, 1, ""):
@@ -52,12 +49,12 @@ def count_flops(program: Any) -> Flops:
 
 
 def seconds_at_full_rate(flops: Mapping[ProductKind, int], chip: Chip) -> float:
-    """Return the seconds that the products take on one chip, each at the peak rate of its precision."""
+    """Return the seconds that products take on one chip at the peak rates of their precisions."""
     return sum((number / chip.rates[kind.precision] for kind, number in flops.items()), 0.0)
 
 
 def count_elementwise(function: Any, *arguments: Any) -> int:
-    """Return the operations of a function without matrix products: one for each number that each equation computes."""
+    """Return the number of elementwise operations of a function: one for each number that an equation computes."""
     closed_jaxpr = jax.make_jaxpr(function)(*arguments)
     live_jaxpr, _ = partial_eval.dce_jaxpr(closed_jaxpr.jaxpr, [True] * len(closed_jaxpr.jaxpr.outvars))
     return sum(times * _numbers(equation) for times, _, equation in _equations(live_jaxpr, 1, ""))
@@ -72,7 +69,7 @@ def _numbers(equation: Any) -> int:
 
 
 def product_flops(equation: Any) -> int:
-    """Return the FLOPs of a dot_general: 2 x size of its result x length of the summed axes."""
+    """Return the FLOPs of a dot_general: 2 x size of the result x length of the summed axes."""
     (axes, _), _ = equation.params["dimension_numbers"]
     length = math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
     return 2 * math.prod(equation.outvars[0].aval.shape) * length
@@ -88,8 +85,8 @@ def _kind(stack: str, equation: Any) -> ProductKind:
         precision = "int8"
     if any(variable.aval.dtype == jnp.float32 for variable in equation.invars):
         option = equation.params["precision"]
-        both = option if isinstance(option, tuple) else (option,)
-        precision = "float32 exact" if jax.lax.Precision.HIGHEST in both else "float32"
+        options = option if isinstance(option, tuple) else (option,)
+        precision = "float32 exact" if jax.lax.Precision.HIGHEST in options else "float32"
     return ProductKind(part, phase, precision)
 
 
@@ -100,7 +97,8 @@ def _products(jaxpr: Jaxpr, times: int, stack: str) -> Iterator[tuple[int, str, 
 
 
 def _equations(jaxpr: Jaxpr, times: int, stack: str) -> Iterator[tuple[int, str, Any]]:
-    """Yield (number of runs on all devices together, name stack, equation) of every equation that computes."""
+    """Yield (number of runs on all devices together, name stack, equation) for every equation without inner
+    programs."""
     for equation in jaxpr.eqns:
         names = f"{stack}/{equation.source_info.name_stack}"
         inner = [sub for value in equation.params.values() for sub in _jaxprs(value)]
@@ -113,20 +111,20 @@ def _equations(jaxpr: Jaxpr, times: int, stack: str) -> Iterator[tuple[int, str,
 
 
 def _branch(branches: list[Jaxpr], platforms: Any) -> Jaxpr:
-    """Return the accelerator's branch if the platform decides, otherwise the branch with the most products."""
+    """Return the branch of accelerators if the platform decides, else the branch with the most products."""
     if platforms:
-        return next(branch for branch, these in zip(branches, platforms, strict=True) if "cpu" not in (these or ()))
+        return next(branch for branch, names in zip(branches, platforms, strict=True) if "cpu" not in (names or ()))
     return max(branches, key=lambda branch: sum(times for times, _, _ in _products(branch, 1, "")))
 
 
 def _repeats(equation: Any) -> int:
-    """Return how often an equation runs its inner program, on all devices together."""
+    """Return the number of runs of an equation's inner program, on all devices together."""
     name, params = equation.primitive.name, equation.params
     if name == "scan":
         return params["length"]
-    if name == "shard_map":  # its inner program has the shapes of one device
+    if name == "shard_map":  # the inner program has the shapes of one device
         return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
-    if name == "pallas_call":  # a kernel has the shapes of one step of its grid
+    if name == "pallas_call":  # the kernel has the shapes of one step of its grid
         return math.prod(params["grid_mapping"].grid)
     if name == "while":
         body = _products(params["body_jaxpr"].jaxpr, 1, "")

@@ -1,11 +1,11 @@
-"""Processes that were forked: they lack the threads of JAX, and of FAISS, so that a computation would never end."""
+"""Detects forked processes. They lack the threads of JAX and FAISS, so that a computation would never end."""
 
 from __future__ import annotations
 
 import os
 
 _uses_devices = False
-_parent = 0  # the process that used devices before this one was forked from it
+_parent = 0  # id of the parent process, if it used devices before the fork
 
 
 def require_unforked() -> None:
@@ -14,9 +14,9 @@ def require_unforked() -> None:
     _uses_devices = True
     if _parent:
         raise RuntimeError(
-            f"this process was forked from process {_parent}, which had opened a model, and lacks the threads that "
-            'compute: start processes by "spawn" (multiprocessing.get_context("spawn")), or fork before a model is '
-            "opened, and open it in each process"
+            f"this process was forked from process {_parent}, which had opened a model, and lacks the threads of JAX. "
+            'Start processes with "spawn" (multiprocessing.get_context("spawn")), or fork before a model is opened, '
+            "and open it in each process"
         )
 
 

@@ -9,19 +9,19 @@ import jax
 
 # mallopt's parameters (glibc's malloc.h) -> values.
 _OPTIONS = {
-    -3: 2**31 - 1,  # M_MMAP_THRESHOLD: size in bytes from which a block gets its own mapping; an int
-    -1: -1,  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned to the system; -1: never
+    -3: 2**31 - 1,  # M_MMAP_THRESHOLD: blocks of at least so many bytes get a mapping of their own; the largest int
+    -1: -1,  # M_TRIM_THRESHOLD: free bytes at the end of the heap from which they are returned to the system; -1: never
 }
 
 
 def keep_freed_memory() -> bool:
     """Keep freed memory for later allocations instead of returning it to the system. Call it before JAX has devices.
 
-    By default glibc returns blocks of more than 32 MiB at once, and a program of XLA on a CPU allocates hundreds of MiB
-    whenever it runs, so the system hands out and clears as many pages for every step. Blocks above 2 GiB are still
-    returned. Programs on a CPU then run in the calling thread: heaps of other threads hold no large block.
+    By default, glibc returns freed blocks of more than 32 MiB at once. A program of XLA on a CPU allocates hundreds of
+    MiB at every run, so the system would have to clear as many pages for every step. Blocks above 2 GiB are still
+    returned. Programs on a CPU then run in the calling thread, because heaps of other threads hold no large blocks.
 
-    Returns False, without changes, if the C library is not glibc, or an old glibc that refuses.
+    Returns False, without changes, if the C library is not glibc, or refuses the options.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -18,19 +18,19 @@ from ml_collections import ConfigDict
 from jaxret.parallel.memory import keep_freed_memory
 from jaxret.parallel.rendezvous import wait_for_processes
 
-_RAISED_IN_ALL = "raised_in_all_processes"  # an attribute of errors that are not news for other processes
+_RAISED_IN_ALL = "raised_in_all_processes"  # attribute of errors that the other processes know already
 
 # Platform -> requirements file of its environment.
 REQUIREMENTS = {"tpu": "requirements-tpu.txt", "gpu": "requirements-gpu.txt", "cpu": "requirements.txt"}
 
-# srun sets in each task: the job, the hosts of the step, the number of tasks, this task's number and that on its host.
+# srun sets these for each task: job, hosts of the step, number of tasks, number of this task, its number on its host.
 SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 
 
 def join_job(mesh: ConfigDict) -> None:
-    """Keep freed memory, and join the job that `config.mesh` describes. Called before the first array is made.
+    """Keep freed memory, and join the job that `config.mesh` describes. Call it before the first array is made.
 
-    Raises ValueError and RendezvousError as `initialize_distributed` does.
+    Raises ValueError for settings that do not fit together, and RendezvousError if processes are missing.
     """
     keep_freed_memory()
     initialize_distributed(
@@ -41,24 +41,24 @@ def join_job(mesh: ConfigDict) -> None:
 def initialize_distributed(
     coordinator: str = "", num_processes: int = 1, process_id: int = 0, timeout: int = 300, flag_prefix: str = "--"
 ) -> None:
-    """Join a multi-process job; does nothing for one process without a coordinator.
+    """Join a job of several processes. Does nothing for one process without a coordinator.
 
     Args:
-        coordinator: "host:port" of process 0, or "auto" where the platform knows it (TPU pods, Slurm).
-        num_processes: processes of the job.
+        coordinator: "host:port" of process 0, or "auto" if the platform knows it (TPU pods, Slurm).
+        num_processes: number of processes of the job.
         process_id: number of this process, from 0.
         timeout: seconds that the processes wait for each other.
         flag_prefix: prefix of the settings' names in errors.
 
     Raises:
         ValueError: the settings do not fit together.
-        RendezvousError: some processes did not come; raised in every process that came.
+        RendezvousError: some processes are missing; it is raised in every process that connected.
     """
     settings = f"{flag_prefix}num_processes={num_processes} and {flag_prefix}process_id={process_id}"
     if coordinator in ("", "auto"):
         if (num_processes, process_id) != (1, 0):
             raise ValueError(
-                f"{settings} need {flag_prefix}coordinator=HOST:PORT; one process alone, and 'auto', needs neither"
+                f"{settings} need {flag_prefix}coordinator=HOST:PORT; a single process, or 'auto', needs neither"
             )
         if not coordinator:
             return
@@ -68,8 +68,8 @@ def initialize_distributed(
             raise ValueError(f"{flag_prefix}coordinator={coordinator} must be HOST:PORT of process 0, or 'auto'")
         if num_processes < 2 or not 0 <= process_id < num_processes:
             raise ValueError(
-                f"{flag_prefix}coordinator={coordinator} with {settings}: every process must have "
-                "the number of processes (2 or more) and its own (from 0)"
+                f"{flag_prefix}coordinator={coordinator} with {settings}: every process needs "
+                "the number of processes (2 or more) and its own number (from 0)"
             )
     if timeout < 1:
         raise ValueError(f"{flag_prefix}initialization_timeout={timeout} must be at least 1 second")
@@ -88,17 +88,17 @@ def initialize_distributed(
         process_id,
         local_device_ids=devices,
         initialization_timeout=timeout,
-        cluster_detection_method="deactivate",  # all of it was detected above
+        cluster_detection_method="deactivate",  # the settings were detected above
     )
 
 
 def keep_stdout() -> None:
-    """Give this process's print a copy of standard output, and drop what libraries in C++ write there: Gloo, which
-    joins processes on CPUs, writes a line for every group of them."""
+    """Let Python print to a copy of standard output, and discard text that C++ libraries print there. Gloo, which
+    connects processes on CPUs, prints a line for every group of processes."""
     try:
         if sys.stdout.fileno() != 1:
             return
-    except (AttributeError, OSError):  # replaced, as in a notebook
+    except (AttributeError, OSError):  # sys.stdout is replaced, as in a notebook
         return
     sys.stdout.flush()
     copy, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -106,40 +106,40 @@ def keep_stdout() -> None:
     os.close(nowhere)
     stdout: Any = sys.stdout
     stream = io.TextIOWrapper(io.FileIO(copy, "w"), stdout.encoding, stdout.errors, write_through=True)
-    if hasattr(stdout, "stream"):  # a wrapper, which shows the addresses of working copies
+    if hasattr(stdout, "stream"):  # a wrapper that prints addresses instead of working copies
         stdout.stream = stream
     else:
         sys.stdout = stream
 
 
 def under_slurm() -> bool:
-    """Return whether srun started this process as a task (and not Open MPI's mpirun, which srun may have started)."""
+    """Return whether this process is a task of srun, and not of Open MPI's mpirun, which srun may have started."""
     return all(name in os.environ for name in SLURM_VARIABLES) and "OMPI_MCA_orte_hnp_uri" not in os.environ
 
 
 def slurm_task() -> tuple[str, int, int, Sequence[int] | None]:
-    """Return coordinator, number of tasks, number of this one, and its devices (None: all of its host).
+    """Return coordinator, number of tasks, number of this task, and its devices (None: all devices of its host).
 
-    The coordinator is the first host of the step. Its port is `JAX_COORDINATOR_PORT`, else one of the last 4,096 that
-    the job's id selects, so that two jobs on one host differ.
+    The coordinator is the first host of the step. Its port is `JAX_COORDINATOR_PORT`, or one of the last 4,096 ports,
+    which the job's id selects, so that two jobs on one host have different ports.
     """
-    job, hosts, tasks, own, local = (os.environ[name] for name in SLURM_VARIABLES)
+    job, hosts, tasks, number, number_on_host = (os.environ[name] for name in SLURM_VARIABLES)
     port = os.environ.get("JAX_COORDINATOR_PORT") or str(65536 - 4096 + int(job) % 4096)
     # "node7", "node7,other3", "node[007-009,12],other3", "rack1-node[3,5]"
-    prefix, bracket, rest = hosts.partition(",")[0].partition("[")
-    first = prefix + re.split(r"[-\]]", rest)[0] if bracket else prefix
-    # One task of a host has all of its devices; of several tasks each has the device of its number.
-    alone = tasks == os.environ.get("SLURM_STEP_NUM_NODES")
-    return f"{first}:{port}", int(tasks), int(own), None if alone else [int(local)]
+    prefix, bracket, ranges = hosts.partition(",")[0].partition("[")
+    first = prefix + re.split(r"[-\]]", ranges)[0] if bracket else prefix
+    # The only task of a host has all devices. One of several tasks has the device with its number.
+    one_task_per_host = tasks == os.environ.get("SLURM_STEP_NUM_NODES")
+    return f"{first}:{port}", int(tasks), int(number), None if one_task_per_host else [int(number_on_host)]
 
 
 def _initialize_by_platform(timeout: int, flag_prefix: str) -> None:
-    """Join the job that JAX itself detects: a TPU pod, Kubernetes, Open MPI."""
+    """Join a job that JAX detects itself: a TPU pod, Kubernetes, Open MPI."""
     try:
         jax.distributed.initialize(initialization_timeout=timeout)
-    except ValueError as error:  # JAX detected nothing, and misses an address
+    except ValueError as error:  # JAX detected no job and has no address
         raise ValueError(
-            f"{flag_prefix}coordinator=auto: no TPU pod is here, nor a process that srun started; give {flag_prefix}"
+            f"{flag_prefix}coordinator=auto: neither a TPU pod nor a task of srun was detected; give {flag_prefix}"
             f"coordinator=HOST:PORT, {flag_prefix}num_processes and {flag_prefix}process_id"
         ) from error
 
@@ -147,8 +147,8 @@ def _initialize_by_platform(timeout: int, flag_prefix: str) -> None:
 def require_platform(platform: str, setting: str) -> None:
     """Raise ValueError unless JAX runs on `platform`: "tpu", "gpu", "cpu", or "" for any.
 
-    Without this check JAX falls back to the CPU if there is no accelerator. "cpu" makes JAX ignore accelerators.
-    `setting` is the name of the setting, for the error.
+    Without this check, JAX uses the CPU if there is no accelerator. "cpu" makes JAX ignore accelerators. `setting` is
+    the name of the setting, for the error.
     """
     if platform not in ("", *REQUIREMENTS):
         raise ValueError(f"{setting} is {platform!r}; it must be one of {', '.join(REQUIREMENTS)}, or empty for any")
@@ -157,8 +157,9 @@ def require_platform(platform: str, setting: str) -> None:
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     try:
-        device, *others = jax.local_devices()
-        report = f"{1 + len(others)} of {device.platform} ({device.device_kind})"
+        devices = jax.local_devices()
+        device = devices[0]
+        report = f"{len(devices)} of {device.platform} ({device.device_kind})"
         if device.platform == platform:
             return
     except RuntimeError as error:  # JAX_PLATFORMS names a missing platform
@@ -171,14 +172,14 @@ def require_platform(platform: str, setting: str) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """Return whether the flag is set in any process; all processes must call this, and get the same result."""
+    """Return whether the flag is set in any process. All processes must call this, and get the same result."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def from_first_process(text: str) -> str:
-    """Return the text of process 0 (at most 4,096 bytes); all processes must call this."""
+    """Return the text of process 0 (at most 4,096 bytes). All processes must call this."""
     if jax.process_count() == 1:
         return text
     data = np.frombuffer(text.encode()[:4096].ljust(4096, b"\0"), np.uint8)
@@ -187,7 +188,7 @@ def from_first_process(text: str) -> str:
 
 
 def gather_texts(text: str) -> list[str]:
-    """Return the texts of all processes; all of them must call this."""
+    """Return the texts of all processes. All processes must call this."""
     if jax.process_count() == 1:
         return [text]
     data = np.frombuffer(text.encode(), np.uint8)
@@ -200,8 +201,8 @@ def gather_texts(text: str) -> list[str]:
 
 @contextmanager
 def agreement() -> Iterator[None]:
-    """Do something in all processes, each of which must enter this. If one fails inside, all of them raise an error
-    where they leave it, or call `agreed_texts`, next, so that none waits for another that has ended."""
+    """Run a block in all processes. If one process fails in the block, every process raises an error at its end, or in
+    `agreed_texts`, so that no process waits for one that has ended."""
     try:
         yield
     except Exception as error:
@@ -212,26 +213,27 @@ def agreement() -> Iterator[None]:
 
 
 def agreed_texts(text: str) -> list[str]:
-    """Return the texts of all processes, as `gather_texts` does, or raise the error of one that is in `agreement`."""
+    """Return the texts of all processes, like `gather_texts`. Raise the error of a process that failed in
+    `agreement`."""
     return _exchange(text)
 
 
 def _exchange(text: str, error: Exception | None = None) -> list[str]:
-    """Return the texts of all processes. If one process has an error, raise it there, and another error in the other
-    processes."""
+    """Return the texts of all processes. If a process has an error, raise it in this process, and an error that names
+    the process in all other processes."""
     failure: Exception | None = error
     texts: list[str] = []
     try:
         texts = gather_texts(f"!{type(error).__name__}: {error}" if error else f" {text}")
     except Exception as problem:  # a process has died
         failure = error or problem
-    for number, other in enumerate(texts):
-        if other.startswith("!") and not failure:
-            failure = RuntimeError(f"process {number} of this job ended with {other[1:].splitlines()[0]}")
+    for number, message in enumerate(texts):
+        if message.startswith("!") and not failure:
+            failure = RuntimeError(f"process {number} of this job ended with {message[1:].splitlines()[0]}")
     if failure:
         vars(failure)[_RAISED_IN_ALL] = True
         raise failure
-    return [other[1:] for other in texts]
+    return [message[1:] for message in texts]
 
 
 def wait_for_all() -> None:

@@ -1,8 +1,8 @@
-"""Progress of long work on standard error, and the lines that a job prints: one process draws one bar at a time.
+"""Progress of long work on standard error, and the lines that a job prints.
 
-On a terminal and in a notebook there is a bar, from a second on. In a file or a pipe there is a line every ten seconds,
-with the time, also while nothing is finished, as when a program is compiled. Nested work has lines of its own while the
-outer work makes no progress.
+A terminal or a notebook has a bar, which appears after a second; a process shows one bar at a time. A file or a pipe
+gets a line with the time every ten seconds, even if no part is finished, as while a program is compiled. Nested work
+has lines of its own while the outer work makes no progress.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from jaxret.parallel.metrics_file import report_progress
 
 T = TypeVar("T")
 
-DELAY = 1.0  # seconds of work that nothing is shown of
-INTERVAL = 10.0  # seconds between the lines of a file
+DELAY = 1.0  # seconds until a bar is shown
+LINE_INTERVAL = 10.0  # seconds between lines in a file or pipe
 _PLURALS = {"batch": "batches", "query": "queries"}
 
 _settings = {"quiet": False}
-_stack: list[Progress] = []  # work that is shown, the outermost first; it alone has a bar
+_stack: list[Progress] = []  # visible work, the outermost first; only the outermost work has a bar
 
 
 def be_quiet() -> None:
-    """Show no more progress and print no more lines of jobs in this process; results and errors remain."""
+    """Show no progress and print no lines of jobs in this process from now on. Results and errors are still printed."""
     _settings["quiet"] = True
 
 
 @contextlib.contextmanager
 def hide_prints() -> Iterator[None]:
-    """Drop what a library prints to standard output within the block, if `be_quiet` was called."""
+    """Discard text that a library prints to standard output in this block, if `be_quiet` was called."""
     with contextlib.redirect_stdout(io.StringIO()) if _settings["quiet"] else contextlib.nullcontext():
         yield
 
 
 def job_log(shown: bool) -> Callable[[str], None]:
-    """Return a function that prints a line, in the first process and if progress is shown."""
+    """Return a function that prints a line in the first process, or does nothing if `shown` is False."""
     return print_line if shown else lambda _: None
 
 
 def print_line(text: str) -> None:
-    """Print a line above the bar, in the first process; without delay, so that the log of a job in the background has
-    it."""
+    """Print a line above the bar in the first process. It is flushed, so that the log of a background job has it at
+    once."""
     if not _settings["quiet"] and is_first_process():
         tqdm.write(text)
         sys.stdout.flush()
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, whose output is not a terminal; without importing it."""
+    """Return whether this process is the kernel of a notebook, whose output is no terminal. Does not import IPython."""
     ipython: Any = sys.modules.get("IPython")
     return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
 
 
 def _bar_class() -> type[tqdm[Any]]:
-    """Return the bar of notebooks where there are widgets to draw it, else the one of text."""
+    """Return tqdm's class for notebooks if it can draw widgets, else its class for text."""
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
         from tqdm.notebook import tqdm_notebook
 
@@ -73,14 +73,18 @@ def _bar_class() -> type[tqdm[Any]]:
 
 
 class Progress:
-    """Counts finished parts of some work, and shows them while the block runs.
-
-    Attributes:
-        done: parts that are finished.
-    """
+    """Counts finished parts of some work (`done`), and shows them while the block runs."""
 
     def __init__(self, name: str, total: int | None = None, unit: str = "text", start: int = 0, shown: bool = True):
-        """Show nothing yet. name: of the work. total: parts; None: not known. shown: whether it is shown at all."""
+        """Prepare the count; nothing is shown yet.
+
+        Args:
+            name: name of the work, in one or two words.
+            total: number of parts; None: unknown.
+            unit: name of a part, in one word.
+            start: number of parts that are finished already.
+            shown: whether progress is shown.
+        """
         self.name, self.total, self.unit, self.done = name, total, unit, start
         self._first, self._note = start, ""
         self._visible = shown and not _settings["quiet"]
@@ -94,7 +98,7 @@ class Progress:
         self._visible = self._visible and not (self._terminal and _stack)
         if self._visible:
             _stack.append(self)
-            self._next += DELAY if self._terminal else INTERVAL
+            self._next += DELAY if self._terminal else LINE_INTERVAL
             if not self._terminal:
                 threading.Thread(target=self._write_while_waiting, name="progress", daemon=True).start()
         return self
@@ -110,13 +114,13 @@ class Progress:
             self._write_line("in")
 
     def update(self, count: int = 1) -> None:
-        """Add to the finished parts."""
+        """Add `count` finished parts."""
         self.done += count
         report_progress(self.name, self.unit, self.done, self.total)
         if not self._visible:
             return
-        now = self._last_update = time.monotonic()
-        if self._bar is None and now < self._next:
+        clock = self._last_update = time.monotonic()
+        if self._bar is None and clock < self._next:
             return
         if self._bar is None and not is_first_process():
             self._visible = False
@@ -124,22 +128,22 @@ class Progress:
             self._draw(count)
         else:
             with self._mutex:
-                self._next += INTERVAL * (1 + (now - self._next) // INTERVAL)
-                if all(now - outer._last_update >= INTERVAL for outer in _stack[: _stack.index(self)]):
+                self._next += LINE_INTERVAL * (1 + (clock - self._next) // LINE_INTERVAL)
+                if all(clock - outer._last_update >= LINE_INTERVAL for outer in _stack[: _stack.index(self)]):
                     self._write_line("for")
 
     def _write_while_waiting(self) -> None:
-        """Write a line for every ten seconds in which no part is finished, unless work inside this one does so."""
-        while not self._end.wait(INTERVAL):
+        """Write a line for every ten seconds without a finished part, unless nested work writes lines."""
+        while not self._end.wait(LINE_INTERVAL):
             with self._mutex:
-                now = time.monotonic()
-                if self._end.is_set() or now < self._next or _stack[-1] is not self or not is_first_process():
+                clock = time.monotonic()
+                if self._end.is_set() or clock < self._next or _stack[-1] is not self or not is_first_process():
                     continue
-                self._next = now + INTERVAL
+                self._next = clock + LINE_INTERVAL
                 self._write_line("for")
 
     def note(self, text: str) -> None:
-        """Set what stands behind the numbers, as the loss."""
+        """Set the text after the numbers, such as the loss."""
         self._note = text
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
@@ -173,18 +177,19 @@ class Progress:
             parts.append(self._note)
         self._lines += 1
         line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {', '.join(parts)}\n"
-        print(line, end="", file=sys.stderr, flush=True)  # one write: other threads write lines, too
+        print(line, end="", file=sys.stderr, flush=True)  # one call, because other threads write lines, too
 
 
 def with_progress(
     items: Iterable[T], name: str, total: int | None = None, unit: str = "text", shown: bool = True
 ) -> Iterator[T]:
-    """Yield the items, and show how many of them there were.
+    """Yield the items, and show how many were used.
 
     Args:
-        name: of the work, in one or two words.
-        total: number of items; None: not known.
-        unit: an item, in one word.
+        items: items of the work.
+        name: name of the work, in one or two words.
+        total: number of items; None: unknown.
+        unit: name of an item, in one word.
         shown: whether progress is shown.
     """
     with Progress(name, total, unit, shown=shown) as progress:

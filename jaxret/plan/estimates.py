@@ -46,7 +46,7 @@ def parameter_counts(retriever: RetrieverModel) -> PlanValues:
 def program_work(program: programs.AbstractProgram) -> list[PlanValues]:
     """Return FLOPs of one run of a program on all devices together, by part, phase and precision."""
     flops = counting.count_flops(program.program.trace(*program.arguments))
-    order = {name: rank for rank, name in enumerate((*counting.PARTS, *counting.PHASES))}
+    order = {name: rank for rank, name in enumerate((*counting.PROGRAM_PARTS, *counting.PHASES))}
     kinds = sorted(flops, key=lambda kind: (order[kind.part], order[kind.phase], kind.precision))
     return [{**kind._asdict(), "flops": flops[kind]} for kind in kinds]
 

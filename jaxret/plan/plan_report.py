@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxret.models.encoders.fused import describe_attention
 from jaxret.parallel.chips import GIB, GPU_FRACTION, Topology
-from jaxret.parallel.flops import PARTS, PHASES
+from jaxret.parallel.flops import PHASES, PROGRAM_PARTS
 from jaxret.plan.estimates import PlanValues
 
 
@@ -91,7 +91,7 @@ def _flops(values: PlanValues, _: Topology | None) -> Iterator[str]:
     per = {"train": "a step", "encode": "a batch", "search": "in all"}[values["verb"]]
     yield f"FLOPs {per}, all chips together: {number(values['flops_total'])} (products, counted from their shapes)"
     if values["verb"] != "search":
-        for part in PARTS:
+        for part in PROGRAM_PARTS:
             cells = [f"{phase} {number(table[part, phase])}" for phase in PHASES if table[part, phase]]
             if part == "optimizer" and cells:
                 cells = [f"{number(table[part, 'forward'])} operations on single numbers"]

@@ -192,7 +192,7 @@ def test_a_config_is_found_from_any_folder(config: tuple[str, ...], tmp_path: Pa
     (tmp_path / "mine.py").write_text(MINE)
     done = runs(tmp_path, *command("-m", "jaxret", "plan", *config, NO_CHIP, "--config.train.steps=3"))
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --topology=v9:1: 'v9' is not a chip that is known here")
+    assert done.stderr.startswith("error: --topology=v9:1: 'v9' is not a known chip")
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ OFTEN = """
 import sys
 from jaxret.__main__ import main
 from jaxret.parallel import progress
-progress.INTERVAL = 1e-4
+progress.LINE_INTERVAL = 1e-4
 main()
 """
 LINE = re.compile(

@@ -25,13 +25,13 @@ def test_devices_of_a_topology(text: str, devices: int) -> None:
     [
         (
             "v3:2x2",
-            "'v3' is not a chip that is known here; there are v4, v5e, v5p, v6e, v7, a100, a100-40gb, l4, l40s",
+            "'v3' is not a known chip; known are v4, v5e, v5p, v6e, v7, a100, a100-40gb, l4, l40s",
         ),
         ("v5e", "after the colon v5e needs 2 number(s), as in v5e:4x4"),
         ("v5e:16", "after the colon v5e needs 2 number(s)"),
         ("v5p:4x4", "after the colon v5p needs 3 number(s), as in v5p:2x2x1"),
         ("h100:0", "after the colon h100 needs 1 number(s), as in h100:8"),
-        ("h200:12", "above 8 GPUs there must be whole machines of 8"),
+        ("h200:12", "more than 8 GPUs must be machines of 8 GPUs each"),
     ],
 )
 def test_errors_name_valid_topologies(text: str, message: str) -> None:

@@ -224,7 +224,7 @@ def test_auto_without_a_known_platform() -> None:
     code = "from jaxret.parallel.processes import initialize_distributed as start; start('auto')"
     ((status, _, message),) = together([sys.executable, "-c", code])
     assert status == 1
-    assert "ValueError: --coordinator=auto: no TPU pod is here, nor a process that srun started" in message
+    assert "ValueError: --coordinator=auto: neither a TPU pod nor a task of srun was detected" in message
 
 
 def test_a_missing_platform(monkeypatch: pytest.MonkeyPatch) -> None:

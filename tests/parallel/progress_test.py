@@ -54,7 +54,7 @@ def test_a_file_has_lines_while_nothing_is_finished(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While a first step is compiled, for example; not for work in which other work is shown."""
-    monkeypatch.setattr(progress, "INTERVAL", 0.05)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.05)
     text, deadline = "", time.monotonic() + 60
     with Progress("train", 9, "step"), Progress("inner", 5, "text"):
         while text.count("\n") < 3 and time.monotonic() < deadline:
@@ -155,7 +155,7 @@ JOB = """
 import time
 from jaxret.parallel import progress
 from jaxret.parallel.processes import from_first_process, initialize_distributed
-progress.INTERVAL = 0.1
+progress.LINE_INTERVAL = 0.1
 initialize_distributed("{address}", 2, {process})
 print("own", from_first_process("hello"))
 progress.print_line("said")

@@ -99,8 +99,11 @@ def test_an_unreachable_process_0() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        (((3, 0), (3, 1), (3, 1)), "process 1 came twice, from 127.0.0.1 and 127.0.0.1: every process needs a number"),
-        (((3, 0), (4, 1)), "process 1 was told that there are 4 processes, and process 0 that there are 3"),
+        (
+            ((3, 0), (3, 1), (3, 1)),
+            "process 1 connected twice, from 127.0.0.1 and 127.0.0.1: every process needs a number",
+        ),
+        (((3, 0), (4, 1)), "process 1 was started for a job of 4 processes, and process 0 for a job of 3"),
     ],
 )
 def test_invalid_process_ids(numbers: tuple[tuple[int, int], ...], message: str) -> None:

@@ -129,7 +129,7 @@ def test_top_k_equals_a_full_sort() -> None:
 def test_nothing_is_printed_by_default(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 1e-6)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 1e-6)
     index = BM25.of(PASSAGES)
     with caplog.at_level(logging.DEBUG):
         BM25.of(PASSAGES).search([Query("q", "cats"), Query("empty", "")], k=2)
