@@ -1,4 +1,4 @@
-"""Find config changes with which a training step fits: changes are compiled until one does."""
+"""Search for config changes that make a training step fit: changes are compiled until one fits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TriedChange(NamedTuple):
 
 
 def memory_changes(config: ConfigDict, devices: int) -> Iterator[ConfigChange]:
-    """Yield changes that need less memory on this many devices: first changes without effect on results, then all of
-    them, then bfloat16."""
+    """Yield changes of a config that need less memory on `devices` devices. First come changes without effect on
+    results, one by one and together, then bfloat16."""
     recompute: ConfigChange = {}
     if config.encoder.recompute == "none":
         yield {"encoder.recompute": "cheap"}
@@ -39,27 +39,25 @@ def memory_changes(config: ConfigDict, devices: int) -> Iterator[ConfigChange]:
     if devices > 1 and config.mesh.fsdp == 1:
         split = {"mesh.fsdp": next(n for n in (8, 4, 2, devices) if devices % n == 0)}
         yield split
-    together = recompute | chunks | split
-    if len(together) > 1:
-        yield together
+    all_changes = recompute | chunks | split
+    if len(all_changes) > 1:
+        yield all_changes
     if config.encoder.dtype != "bfloat16":
-        if together:
+        if all_changes:
             yield {"encoder.dtype": "bfloat16"}
-        yield {"encoder.dtype": "bfloat16", **together}
+        yield {"encoder.dtype": "bfloat16", **all_changes}
 
 
 def with_changes(config: ConfigDict, change: ConfigChange) -> ConfigDict:
-    """Return a copy of the config with keys set."""
+    """Return a copy of a config with changed keys."""
     copy = ConfigDict(config.to_dict())
     copy.update_from_flattened_dict(change)
     return copy
 
 
 def advise(config: ConfigDict, topology: Topology, needs: Callable[[ConfigDict], int]) -> Iterator[TriedChange]:
-    """Try changes until one fits, and yield each. Changes that this model or mesh does not allow are skipped.
-
-    needs: config -> bytes of a device.
-    """
+    """Try changes until one fits, and yield each of them. Changes that the model or the mesh does not allow are
+    skipped. `needs` returns the bytes of a device for a config."""
     for change in memory_changes(config, topology.devices):
         try:
             total = needs(with_changes(config, change))

@@ -1,7 +1,8 @@
-"""Compile for chips that this machine lacks, and read the program's needs from XLA's dump.
+"""Compilation for chips that this machine lacks. The needs of the program are read from XLA's dump.
 
-A process of its own compiles (`compile_process.py`): libtpu can be loaded once in a process, and it fails for programs
-that do not fit. The process is killed as soon as buffers are assigned, because generating machine code takes minutes.
+A separate process compiles (`compile_process.py`), because libtpu can be loaded only once in a process, and fails for
+programs that do not fit. The process is killed when buffers are assigned, because generating machine code takes
+minutes.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from jaxret.parallel.chips import Topology
 from jaxret.plan.hlo import Collective, HloModule, collectives, hlo_product_flops, parse_hlo
 from jaxret.plan.traffic import traffic
 
-COMPILE_SECONDS = 900  # seconds; a BERT-base step takes half a minute on two cores
+COMPILE_SECONDS = 900  # time limit; a step of BERT-base takes half a minute on two cores
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # the metadata server of a TPU VM
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process that compiles ends on a lock file
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask the metadata server of a TPU VM
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # without it, a lock file ends a second process that compiles
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
-# Modules, of which one is enough.
+# Platform -> modules with a compiler, one of which is enough.
 COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
-SPLIT = "involuntary full rematerialization"
+REMATERIALIZATION = "involuntary full rematerialization"  # XLA's warning about an array that is moved as a whole
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
@@ -39,11 +40,11 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 class CompiledProgram:
     """The needs of a program on one device."""
 
-    memory: dict[str, int]  # bytes by kind, which add up to `total`; temporaries are alive during the step only
+    memory: dict[str, int]  # bytes by kind, whose sum is `total`; temporaries exist only during the step
     collectives: tuple[Collective, ...]
-    flops: int  # of matrix products
+    flops: int  # FLOPs of matrix products
     traffic: float | None  # bytes read from and written to main memory; None: unknown
-    warnings: tuple[str, ...]  # of the partitioner: a whole array is moved
+    warnings: tuple[str, ...]  # warnings of the partitioner about arrays that are moved as a whole
 
     @property
     def total(self) -> int:
@@ -51,28 +52,32 @@ class CompiledProgram:
 
     @property
     def moved(self) -> float:
-        """Bytes of all collectives' results."""
-        return sum((one.times * one.bytes for one in self.collectives), 0.0)
+        """The bytes of the results of all collectives."""
+        return sum((collective.times * collective.bytes for collective in self.collectives), 0.0)
 
     @property
     def sent(self) -> float:
-        """Lower bound of the bytes that the device sends."""
-        return sum((one.times * one.sent for one in self.collectives), 0.0)
+        """A lower bound of the bytes that the device sends."""
+        return sum((collective.times * collective.sent for collective in self.collectives), 0.0)
 
     @property
     def overlapped(self) -> float:
-        """Share of `sent` that moves while the device computes products, in XLA's schedule."""
-        return sum((one.times * one.sent for one in self.collectives if one.overlapped), 0.0) / max(self.sent, 1.0)
+        """The share of `sent` that XLA's schedule sends while the device computes products."""
+        overlap = sum(
+            (collective.times * collective.sent for collective in self.collectives if collective.overlapped), 0.0
+        )
+        return overlap / max(self.sent, 1.0)
 
 
 class CompileError(RuntimeError):
-    """The compiler gave no program."""
+    """The compiler returned no program."""
 
 
 def missing_compiler(topology: Topology) -> str:
-    """Return a sentence on the compiler to install for these chips, or that none exists; "" if it is installed."""
+    """Return a sentence that names the compiler to install for these chips, or says that none exists; "" if one is
+    installed."""
     if not topology.chip.has_compiler:
-        return f"{topology} was not compiled for: memory on the way of a step, and communication, are not in this plan"
+        return f"{topology} was not compiled for: temporary memory of a step, and communication, are not in this plan"
     compilers = COMPILERS[topology.chip.platform]
     if any(importlib.util.find_spec(module) is not None for module in compilers):
         return ""
@@ -91,12 +96,12 @@ def compile_for(topology: Topology, job: dict[str, Any]) -> CompiledProgram:
     with tempfile.TemporaryDirectory(prefix="jaxret-plan-") as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps({**job, "topology": topology.description()}))
-        log = _run(folder, topology)
+        log = _run_compiler(folder, topology)
         return read_dump(folder, topology.devices, log)
 
 
-def _run(folder: Path, topology: Topology) -> str:
-    """Run the compiling process until its dump is complete; return its log and libtpu's."""
+def _run_compiler(folder: Path, topology: Topology) -> str:
+    """Run the process that compiles until its dump is complete. Return its log and the logs of libtpu."""
     environment = {**os.environ, **ENVIRONMENT, "TPU_LOG_DIR": str(folder / "logs"), "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "jaxret.plan.compile_process", str(folder / "job.json"), str(folder / "dump")]
     with open(folder / "stderr.txt", "wb") as errors:
@@ -108,7 +113,7 @@ def _run(folder: Path, topology: Topology) -> str:
                     raise CompileError(f"{topology}: the compiler took longer than {COMPILE_SECONDS} s")
                 time.sleep(0.1)
         finally:
-            child.kill()  # its dump is complete; on SIGTERM libtpu would print pages
+            child.kill()  # the dump is complete; on SIGTERM, libtpu would print pages of text
             child.wait()
     log = (folder / "stderr.txt").read_text(errors="replace")
     if not _dumped(folder / "dump", "memory-usage-report.txt"):
@@ -118,20 +123,22 @@ def _run(folder: Path, topology: Topology) -> str:
 
 
 def failure_reason(log: str) -> str:
-    """Return the last error in the log of a process that gave no program."""
+    """Return the last error in the log of a process that returned no program."""
     lines = [line for line in log.splitlines() if re.match(r"^[\w.]*(Error|Exception)\b", line)]
     return (
-        lines[-1].partition(": ")[2][:500] if lines else f"the compiler ended without a word ({log[-200:].strip()!r})"
+        lines[-1].partition(": ")[2][:500]
+        if lines
+        else f"the compiler ended without an error message ({log[-200:].strip()!r})"
     )
 
 
 def _dumped(dump: Path, suffix: str) -> Path | None:
-    """Return the dumped file of the largest program; JAX also compiles small ones."""
+    """Return the largest file of the dump with this suffix, because JAX also compiles small programs."""
     return max(dump.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)
 
 
 def _complete(dump: Path) -> bool:
-    """Return whether all files that `read_dump` needs are complete: XLA writes this one after them."""
+    """Return whether all files for `read_dump` are complete. XLA writes memory-usage-report.txt after them."""
     return _dumped(dump, "memory-usage-report.txt") is not None
 
 
@@ -149,26 +156,28 @@ def read_dump(folder: Path, devices: int, log: str) -> CompiledProgram:
         collectives=tuple(collectives(module, devices)),
         flops=hlo_product_flops(module),
         traffic=traffic(module),
-        warnings=tuple(sorted({partition_warning(line) for line in log.splitlines() if SPLIT in line.lower()})),
+        warnings=tuple(
+            sorted({partition_warning(line) for line in log.splitlines() if REMATERIALIZATION in line.lower()})
+        ),
     )
 
 
 def partition_warning(line: str) -> str:
-    """Name the operation that a warning in the log is about."""
+    """Name the operation in a warning of the log."""
     match = re.search(r"op_name=\"([^\"]*)\"", line)
-    return f"{SPLIT} at {match[1]}" if match else line.strip()[:300]
+    return f"{REMATERIALIZATION} at {match[1]}" if match else line.strip()[:300]
 
 
 def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
-    """Return bytes of a device's main memory by kind, with the compiler's padding.
+    """Return the bytes of a device's main memory by kind, with the compiler's padding.
 
-    Arguments are classified by their names in JAX. A result that reuses an argument's buffer counts once.
+    Arguments are classified by their names in JAX. A result in the buffer of an argument counts once.
     """
     names = {}
     for instruction in module.computations[module.entry].values():
         if instruction.opcode == "parameter":
-            match = re.search(r'op_name="([^"]*)"', instruction.rest)
-            names[re.match(r"parameter\((\d+)\)", instruction.rest)[1]] = match[1] if match else ""  # type: ignore[index]
+            match = re.search(r'op_name="([^"]*)"', instruction.text)
+            names[re.match(r"parameter\((\d+)\)", instruction.text)[1]] = match[1] if match else ""  # type: ignore[index]
     kinds = (
         "parameters",
         "moments",
@@ -182,17 +191,17 @@ def allocated_memory(assignment: str, module: HloModule) -> dict[str, int]:
     sizes = dict.fromkeys(kinds, 0)
     for size, description in _ALLOCATION.findall(assignment):
         colour = re.search(r"\bcolor (\d+)", description)
-        if colour and colour[1] != "0":  # another memory than the main one
+        if colour and colour[1] != "0":  # not the main memory
             continue
         if parameter := re.match(r"parameter (\d+)", description):
-            sizes[_argument(names.get(parameter[1], ""))] += int(size)
+            sizes[_argument_kind(names.get(parameter[1], ""))] += int(size)
         else:
             sizes["results" if "maybe-live-out" in description else "temporaries"] += int(size)
     return sizes
 
 
-def _argument(name: str) -> str:
-    """Return "arguments[0].opt_state[2].mu['head']" -> "moments"."""
+def _argument_kind(name: str) -> str:
+    """Return the kind of an argument: "arguments[0].opt_state[2].mu['head']" -> "moments"."""
     if "opt_state" in name:
         return "moments"
     if re.search(r"\bema\b", name):

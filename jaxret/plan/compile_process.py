@@ -20,7 +20,7 @@ def compile_job(job_file: str, dump: str) -> None:
     program = make_program(job, devices)
     lowering = program.program.trace(*program.arguments).lower()
     options: dict[str, bool | str] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True}
-    if description["platform"] == "cuda":  # without a GPU to measure on, XLA has no tiles for some products
+    if description["platform"] == "cuda":  # without a GPU for measurements, XLA has no tile sizes for some products
         options["xla_gpu_enable_triton_gemm"] = False
     lowering.compile(options)
 

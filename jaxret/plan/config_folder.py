@@ -1,4 +1,4 @@
-"""Plan every config of a folder for some chips."""
+"""Plans for every config of a folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxret.plan.planner import Planner
 from jaxret.plan.programs import encoder_directory
 from jaxret.runs.mismatch import flatten
 
-FOR_CPUS = "package:"  # prefix of the checkpoints of small configs
-NOT_COMPILED = ("data", "encode", "seed", "validation")  # groups of keys that do not change a step's program
-SCHEDULE = ("train.steps", "optimizer.warmup_steps")
+FOR_CPUS = "package:"  # prefix of checkpoints of small encoders for CPUs
+NOT_COMPILED = ("data", "encode", "seed", "validation")  # groups of keys that do not change the program of a step
+LENGTH_KEYS = ("train.steps", "optimizer.warmup_steps")
 
 
 def read_configs(folder: Path) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield ("recipes/mlr_open_qa:t5", its config) for every file of a folder and each of its SUFFIXES."""
+    """Yield (name, config) for every file of a folder and each of its SUFFIXES; a name is "recipes/mlr_open_qa:t5"."""
     for path in sorted(folder.rglob("*.py")):
         if path.name in NOT_CONFIGS:
             continue
@@ -38,20 +38,20 @@ def read_configs(folder: Path) -> Iterator[tuple[str, ConfigDict]]:
 
 
 def for_accelerators(folder: Path) -> list[tuple[str, ConfigDict]]:
-    """Return the configs of retrievers, without those whose encoder is a small one for CPUs."""
+    """Return the configs of retrievers, except for small encoders for CPUs."""
     retrievers = [(name, config) for name, config in read_configs(folder) if config.task == "retrieval"]
     return [(name, config) for name, config in retrievers if not config.encoder.checkpoint.startswith(FOR_CPUS)]
 
 
 def program_key(config: ConfigDict) -> str:
-    """Return a key that is equal for configs whose programs differ in constants only.
+    """Return a key that is equal for configs whose programs differ only in constants.
 
-    Of numbers like a learning rate or a weight of the loss it holds whether they are zero, of a checkpoint the shapes.
+    For a number such as a learning rate, the key holds whether it is zero. For a checkpoint, it holds the shapes.
     """
     keys = flatten(config.to_dict())
     program_keys = {key: bool(value) if isinstance(value, float) else value for key, value in keys.items()}
     for key in keys:
-        if (key.partition(".")[0] in NOT_COMPILED and key != "data.negatives") or key in SCHEDULE:
+        if (key.partition(".")[0] in NOT_COMPILED and key != "data.negatives") or key in LENGTH_KEYS:
             del program_keys[key]
     program_keys["data.pseudo_queries"] = bool(config.data.pseudo_queries)
     program_keys["encoder.checkpoint"] = (encoder_directory(config.encoder.checkpoint)[0] / "config.json").read_text()
@@ -61,7 +61,7 @@ def program_key(config: ConfigDict) -> str:
 def plan_configs(
     folder: Path, topologies: list[Topology], log: Callable[[str], None]
 ) -> Iterator[tuple[str, list[PlanValues]]]:
-    """Yield every config for accelerators with its plan for each topology; equal programs are compiled once.
+    """Yield (name, its plan for each topology) for every config for accelerators. Equal programs are compiled once.
 
     Raises ValueError if a compiler is missing.
     """
@@ -78,7 +78,7 @@ def plan_configs(
 
 
 def config_table(topologies: list[Topology], plans: Iterator[tuple[str, list[PlanValues]]]) -> Iterator[str]:
-    """Yield the lines of a table: memory of a device, and the lower bound of a step's time."""
+    """Yield the lines of a table with the memory of a device and the lower bound of a step's time."""
     yield " | ".join(["| config", *map(str, topologies)]) + " |"
     yield "|:--|" + "--:|" * len(topologies)
     for name, values in plans:

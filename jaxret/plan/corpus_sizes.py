@@ -1,4 +1,4 @@
-"""Compute the needs of corpora by family: bytes on disk and on devices, and a lower bound of a search's time.
+"""The needs of corpora by family: bytes on disk and on devices, and a lower bound of the time of a search.
 
 Nothing is compiled.
 """
@@ -18,31 +18,31 @@ from jaxret.search.backends.precision import PRECISIONS
 from jaxret.search.streaming import row_bytes
 
 CORPUS_SIZES = (1_000_000, 8_841_823, 100_000_000)
-LENGTH = 80  # tokens of a passage with a vector for each token: about MS MARCO's mean
-SEARCHED = ("float32", "bfloat16", "int8")
-CHIP_PRECISIONS = {"float32": "float32 exact"}  # precision of candidates -> of chips.PRODUCT_PRECISIONS
+LENGTH = 80  # tokens of a passage, about the mean of MS MARCO, for families with a vector for each token
+SEARCH_PRECISIONS = ("float32", "bfloat16", "int8")
+CHIP_PRECISIONS = {"float32": "float32 exact"}  # precision of candidates -> precision of chips.PRODUCT_PRECISIONS
 
 
 def corpus_size_table(folder: Path, topology: Topology) -> Iterator[str]:
-    """Yield the lines of a table: a row for each family and number of passages.
+    """Yield the lines of a table with a row for each family and number of passages.
 
-    Times are of QUERY_ROWS queries on all chips of the topology.
+    Times are for QUERY_ROWS queries on all chips of the topology.
     """
-    headers = [f"{name}, {topology}" for name in SEARCHED]
+    headers = [f"{name}, {topology}" for name in SEARCH_PRECISIONS]
     yield " | ".join(["| family (vectors x dimensions)", "passages", "float32 on disk", "float16", *headers]) + " |"
     yield "|:--|--:|--:|--:|" + "--:|" * len(headers)
-    for name, vectors, dimension, of_query in config_families(folder):
-        cell = _cell if of_query == 1 else partial(_list_cell, of_query)
+    for name, vectors, dimension, query_vectors in config_families(folder):
+        cell = _cell if query_vectors == 1 else partial(_list_cell, query_vectors)
         for passages in CORPUS_SIZES:
-            disk = [f"{passages * vectors * dimension * each / GIB:,.1f} GiB" for each in (4, 2)]
-            cells = [cell(passages, vectors, dimension, each, topology) for each in SEARCHED]
+            disk = [f"{passages * vectors * dimension * size / GIB:,.1f} GiB" for size in (4, 2)]
+            cells = [cell(passages, vectors, dimension, precision, topology) for precision in SEARCH_PRECISIONS]
             yield " | ".join([f"| {name} ({vectors} x {dimension})", f"{passages:,}", *disk, *cells]) + " |"
 
 
 def config_families(folder: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Yield (name, vectors of a passage, numbers of a vector, vectors of a query) of the configs of a folder.
+    """Yield (name, vectors of a passage, size of a vector, vectors of a query) for the configs of a folder.
 
-    Recipes are left out; configs of one head with equal vectors count once.
+    Recipes are left out. Configs of one head with equal numbers count once.
     """
     distinct = set()
     for name, config in for_accelerators(folder):
@@ -54,7 +54,7 @@ def config_families(folder: Path) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _cell(passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
-    """Return the memory of a device with its share of the corpus, and the products' time at the full rate."""
+    """Return a cell: the memory of a device for its share of the corpus, and the time of a search at full rates."""
     share = math.ceil(passages / topology.devices) * row_bytes((vectors, dimension), PRECISIONS[precision])
     flops = 2 * QUERY_ROWS * passages * vectors * dimension
     seconds = max(_products(flops, precision, topology), share / topology.chip.bandwidth)
@@ -62,14 +62,16 @@ def _cell(passages: int, vectors: int, dimension: int, precision: str, topology:
     return f"{share / GIB:,.1f} GiB{fits}, {seconds * 1e3:,.0f} ms"
 
 
-def _list_cell(of_query: int, passages: int, vectors: int, dimension: int, precision: str, topology: Topology) -> str:
-    """Return the products' time for lists of vectors, which are searched a block at a time on one device."""
-    flops = 2 * QUERY_ROWS * of_query * passages * vectors * dimension
+def _list_cell(
+    query_vectors: int, passages: int, vectors: int, dimension: int, precision: str, topology: Topology
+) -> str:
+    """Return a cell for passages with lists of vectors, which one device searches in blocks: the time of products."""
+    flops = 2 * QUERY_ROWS * query_vectors * passages * vectors * dimension
     return f"blocks, {_products(flops, precision, topology) * topology.devices:,.1f} s"
 
 
 def _products(flops: int, precision: str, topology: Topology) -> float:
-    """Return the seconds on all chips."""
+    """Return the seconds that products take on all chips at the full rate."""
     return arithmetic(
         [{"part": "loss", "precision": CHIP_PRECISIONS.get(precision, precision), "flops": flops}], topology
     )

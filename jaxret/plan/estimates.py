@@ -1,4 +1,4 @@
-"""Estimate the needs of training, encoding and search on chips, as values for JSON."""
+"""Estimates of what training, encoding and search need on chips, as values for JSON."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from jaxret.training.train_state import checkpoint_trees, make_update_rule
 from jaxret.types import VECTOR_DTYPES
 
 PlanValues = dict[str, Any]  # the JSON object of a plan, or a part of one
-COST_SHARES = (0.2, 0.4, 0.6)  # of the full rate: small batches or models; the usual; large ones
+COST_SHARES = (0.2, 0.4, 0.6)  # shares of the full rate: of small batches or models, the usual share, of large ones
 
 
 def count_numbers(tree: Any) -> int:
-    """Count the numbers of a tree of (abstract) arrays."""
+    """Count the numbers in a tree of arrays or of their shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def parameter_counts(retriever: RetrieverModel) -> PlanValues:
-    """Return the parameters by part, and in total."""
+    """Return the numbers of parameters of each part and in total."""
     params = parameter_shapes(retriever)
     return {**{name: count_numbers(part) for name, part in params.items()}, "total": count_numbers(params)}
 
 
 def program_work(program: programs.AbstractProgram) -> list[PlanValues]:
-    """Return FLOPs of one run of a program on all devices together, by part, phase and precision."""
+    """Return the FLOPs of one run of a program by part, phase and precision, for all devices together."""
     flops = counting.count_flops(program.program.trace(*program.arguments))
     order = {name: rank for rank, name in enumerate((*counting.PROGRAM_PARTS, *counting.PHASES))}
     kinds = sorted(flops, key=lambda kind: (order[kind.part], order[kind.phase], kind.precision))
@@ -52,7 +52,7 @@ def program_work(program: programs.AbstractProgram) -> list[PlanValues]:
 
 
 def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> PlanValues:
-    """Return the optimizer's operations in a step, one for each number that it computes."""
+    """Return the operations of the optimizer in a step, one for each number that it computes."""
     optimizer, _ = make_optimizer(config.optimizer, 1000)
     params, _ = divide_parameters(parameter_shapes(retriever), frozen_pattern(config))
     state = jax.eval_shape(optimizer.init, params)
@@ -61,7 +61,7 @@ def optimizer_work(config: ConfigDict, retriever: RetrieverModel) -> PlanValues:
 
 
 def products(kinds: list[PlanValues]) -> list[PlanValues]:
-    """Return the kinds without the optimizer's: its operations are elementwise, bound by memory traffic."""
+    """Return the kinds of products. The optimizer has none: its operations are elementwise, bound by memory traffic."""
     return [kind for kind in kinds if kind["part"] != "optimizer"]
 
 
@@ -70,18 +70,19 @@ def total_flops(kinds: list[PlanValues]) -> int:
 
 
 def arithmetic(kinds: list[PlanValues], topology: Topology) -> float:
-    """Return the seconds of the products at the chips' full rates."""
+    """Return the seconds that products take at the full rates of the chips."""
     rates = topology.chip.rates
     return sum((kind["flops"] / rates[kind["precision"]] for kind in products(kinds)), 0.0) / topology.devices
 
 
 def cost(seconds: float, topology: Topology, price: float, utilization: float) -> PlanValues:
-    """Return the dollars of work at some shares of the chips' full rate.
+    """Return the cost of work in dollars, at several shares of the chips' full rate.
 
     Args:
-        seconds: of the products at the full rate.
-        price: dollars of a chip's hour.
-        utilization: a share that is expected, beside COST_SHARES.
+        seconds: seconds of the products at the full rate.
+        topology: chips.
+        price: price of a chip in dollars per hour.
+        utilization: expected share of the full rate, which is listed with COST_SHARES.
     """
     chip_hours = seconds * topology.devices / 3600
     shares = sorted({*COST_SHARES, utilization})
@@ -94,12 +95,13 @@ def cost(seconds: float, topology: Topology, price: float, utilization: float) -
 def lower_bound(
     kinds: list[PlanValues], topology: Topology, traffic: int | float, executable: CompiledProgram | None
 ) -> PlanValues:
-    """Return a lower bound of a program's seconds: the slowest of arithmetic, memory and links at full rate.
+    """Return a lower bound of a program's seconds: the maximum of arithmetic, memory and links at full rates.
 
     Args:
-        kinds: FLOPs, as `program_work` returns them.
+        kinds: FLOPs from `program_work`.
+        topology: chips.
         traffic: lower bound of the bytes that a device reads and writes.
-        executable: the program, whose collectives bound the time of links; None: links are ignored.
+        executable: the compiled program, whose collectives give the time of links; None: links are ignored.
     """
     chip = topology.chip
     parts = {"arithmetic": arithmetic(kinds, topology), "memory": traffic / chip.bandwidth}
@@ -114,8 +116,10 @@ def device_memory(
     """Return the bytes that a device needs, and whether they fit.
 
     Args:
-        executable: the compiled program; None: a lower bound, with `fits` None unless the bound is already too much.
-        training: whether there are gradients.
+        program: the program, whose state is in memory.
+        topology: chips.
+        executable: the compiled program; None: the result is a lower bound, and `fits` is False or None (unknown).
+        training: whether the program computes gradients.
     """
     usable = topology.chip.memory
     if executable is None:
@@ -125,7 +129,7 @@ def device_memory(
         return {"by_kind": by_kind, "total": need, "usable": usable, "fits": fits, "at_least": True}
     by_kind = dict(executable.memory)
     other_parameters = program.state.get("parameters", 0) - by_kind["parameters"]
-    if not training and other_parameters > 0:  # the other side's encoder is in memory, but no argument
+    if not training and other_parameters > 0:  # the encoder of the other side is in memory, but is no argument
         by_kind["other parameters"] = other_parameters
     need = sum(by_kind.values())
     return {"by_kind": by_kind, "total": need, "usable": usable, "fits": need <= usable, "at_least": False}
@@ -133,7 +137,7 @@ def device_memory(
 
 def compiled_values(executable: CompiledProgram) -> PlanValues:
     return {
-        "collectives": [asdict(one) for one in sorted(executable.collectives, key=lambda one: -one.times * one.bytes)],
+        "collectives": [asdict(entry) for entry in sorted(executable.collectives, key=lambda c: -c.times * c.bytes)],
         "collective_bytes": executable.moved,
         "sent_bytes": executable.sent,
         "overlapped": executable.overlapped,
@@ -149,13 +153,14 @@ def plan_training(
     topology: Topology | None,
     executable: CompiledProgram | None = None,
 ) -> PlanValues:
-    """Estimate a training step.
+    """Estimate the needs of a training step.
 
     Args:
-        directory: of the encoder.
-        shapes: of the largest batch.
-        topology: the chips; None: no chips in particular.
-        executable: the step's program for them.
+        config: config of the run.
+        directory: folder of the encoder.
+        shapes: shapes of the largest batch.
+        topology: chips; None: a plan without chips.
+        executable: the step's program, compiled for these chips.
     """
     devices = jax.devices()[: topology.devices if topology else max(config.mesh.fsdp, 1) * config.mesh.tensor]
     program = programs.training_program(config, directory, shapes, devices)
@@ -169,8 +174,8 @@ def plan_training(
     }
     if topology:
         values["memory"] = device_memory(program, topology, executable, training=True)
-        traffic = 2.0 * sum(program.state.values())  # parameters and moments are read, and written again
-        traffic -= program.state.get("teacher", 0) + program.state.get("frozen parameters", 0)  # which are read only
+        traffic = 2.0 * sum(program.state.values())  # parameters and moments are read and written
+        traffic -= program.state.get("teacher", 0) + program.state.get("frozen parameters", 0)  # these are only read
         values["lower_bound"] = lower_bound(kinds, topology, traffic, executable)
     if executable:
         values |= compiled_values(executable)
@@ -186,12 +191,14 @@ def plan_encoding(
     topology: Topology | None,
     executable: CompiledProgram | None = None,
 ) -> PlanValues:
-    """Estimate encoding a corpus of passages of the largest length.
+    """Estimate the needs of encoding a corpus whose passages have the largest length.
 
     Args:
-        directory: of the encoder.
-        topology: the chips; None: no chips in particular.
-        executable: the program of a batch for them.
+        config: config of the run.
+        directory: folder of the encoder.
+        passages: number of passages.
+        topology: chips; None: a plan without chips.
+        executable: the program of a batch, compiled for these chips.
     """
     devices = jax.devices()[: topology.devices if topology else 1]
     program = programs.encoding_program(config, directory, devices)
@@ -208,7 +215,7 @@ def plan_encoding(
     }
     if topology:
         values["memory"] = device_memory(program, topology, executable, training=False)
-        traffic = program.state["parameters"] / (2 if not config.encoder.tied else 1)  # of the passages' encoder
+        traffic = program.state["parameters"] / (2 if not config.encoder.tied else 1)  # only the encoder of passages
         values["lower_bound"] = lower_bound(kinds, topology, traffic, executable)
         values["corpus_seconds"] = values["lower_bound"]["seconds"] * math.ceil(passages / rows)
     if executable:
@@ -217,7 +224,7 @@ def plan_encoding(
 
 
 def corpus_bytes(config: ConfigDict, retriever: RetrieverModel, passages: int) -> int:
-    """Return the bytes of the vectors on disk, for passages of the largest length; without ids. Raises ValueError for
+    """Return the bytes of the vectors on disk, without ids, for passages of the largest length. Raises ValueError for
     an unknown encode.dtype."""
     if config.encode.dtype not in VECTOR_DTYPES:
         raise ValueError(f"encode.dtype is {config.encode.dtype!r}; it must be one of {', '.join(VECTOR_DTYPES)}")
@@ -232,41 +239,46 @@ def plan_searching(
     topology: Topology | None,
     executable: CompiledProgram | None = None,
 ) -> PlanValues:
-    """Estimate an exact search of an encoded corpus by XLA, a thousand queries at a time.
+    """Estimate the needs of an exact search of an encoded corpus by XLA, a thousand queries at a time.
 
-    Vectors stay on the devices, or are streamed in blocks if they do not fit; lists of vectors are searched block by
-    block on one device. Of several hosts each searches its part of the passages, and their results are merged.
+    Vectors stay on the devices, or are streamed in blocks if they do not fit. Lists of vectors are searched block by
+    block on one device. Each of several hosts searches its part of the passages, and the results are merged.
 
     Args:
-        directory: of the encoder.
+        config: config of the run.
+        directory: folder of the encoder.
         search: passages, queries, k and precision.
-        topology: the chips; None: no chips in particular.
-        executable: the program of a block for them.
+        topology: chips; None: a plan without chips.
+        executable: the program of a block, compiled for these chips.
     """
     retriever = programs.retriever_of(config, directory)
-    whole, search, hosts = search, search.on(retriever, topology), topology.hosts if topology else 1
+    total_load, search, hosts = search, search.on(retriever, topology), topology.hosts if topology else 1
     topology = topology and topology.of_host
     devices, platform = (topology.devices, topology.chip.platform) if topology else (1, "cpu")
     program = programs.search_program(config, directory, search, jax.devices()[:devices], platform)
     kinds = program_work(program)
     lists = retriever.vectors_per_passage is None
-    vectors_at_once = jax.tree.leaves(program.arguments)[0].shape[0]
-    queries = vectors_at_once // (config.tokens.query_length if retriever.late_interaction else 1)
+    query_vectors = jax.tree.leaves(program.arguments)[0].shape[0]
+    queries = query_vectors // (config.tokens.query_length if retriever.late_interaction else 1)
     vectors = retriever.most_vectors(config.tokens.passage_length)
-    pieces = math.ceil(search.passages * vectors / BLOCK_ROWS) if lists else math.ceil(search.passages / search.at_once)
+    pieces = (
+        math.ceil(search.passages * vectors / BLOCK_ROWS)
+        if lists
+        else math.ceil(search.passages / search.block_passages)
+    )
     runs = pieces * math.ceil(search.queries / queries)
     values: PlanValues = {
-        "batch": {"queries": queries, "passages": search.at_once, "k": search.k, "precision": search.precision},
+        "batch": {"queries": queries, "passages": search.block_passages, "k": search.k, "precision": search.precision},
         "flops": kinds,
         "flops_total": total_flops(kinds) * runs * hosts,
-        "passages": whole.passages,
+        "passages": total_load.passages,
         "queries": search.queries,
         "pieces": pieces,
-        "corpus_bytes": corpus_bytes(config, retriever, whole.passages),
+        "corpus_bytes": corpus_bytes(config, retriever, total_load.passages),
     }
     if hosts > 1:
-        of_queries = search.queries * (config.tokens.query_length if retriever.late_interaction else 1)
-        values["host"] = host_needs(search, hosts, of_queries * retriever.dimension * 4)
+        vector_count = search.queries * (config.tokens.query_length if retriever.late_interaction else 1)
+        values["host"] = host_needs(search, hosts, vector_count * retriever.dimension * 4)
         values["host"]["vector_bytes"] = corpus_bytes(config, retriever, search.passages)
     if topology:
         traffic = programs.bytes_on_device(program.arguments[2]) if lists else program.state["documents"]
@@ -274,23 +286,23 @@ def plan_searching(
         values["memory"] = device_memory(program, chips, executable, training=False)
         values["lower_bound"] = lower_bound(kinds, chips, traffic, executable)
         values["search_seconds"] = values["lower_bound"]["seconds"] * runs
-        if hosts > 1:  # its links' rate bounds that of the network between hosts
+        if hosts > 1:  # the rate of links is an upper bound of the rate of the network between hosts
             values["host"]["merge_seconds"] = values["host"]["received_bytes"] / topology.chip.link
             values["search_seconds"] += values["host"]["merge_seconds"]
     if executable:
         values |= compiled_values(executable)
         if not lists:
-            values["traffic"] = {"bytes": executable.traffic, "products": products_alone(program, devices)}
+            values["traffic"] = {"bytes": executable.traffic, "products": product_bytes(program, devices)}
     return values
 
 
 def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> PlanValues:
-    """Estimate what one of several hosts needs beside the vectors of its passages, and what it receives from others.
+    """Estimate the memory of one of several hosts, without the vectors of its passages, and the bytes that it receives.
 
     Args:
         search: load of one host.
         hosts: number of hosts.
-        query_bytes: of the vectors of all queries.
+        query_bytes: bytes of the vectors of all queries.
     """
     hits = search.queries * min(search.k, search.passages)
     precision = find_precision(search.precision)
@@ -298,13 +310,13 @@ def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> PlanValues:
     return {
         "hosts": hosts,
         "passages": search.passages,
-        "memory": query_bytes + HIT_BYTES * (candidates + 2 * hits),  # of its own passages, and of all
+        "memory": query_bytes + HIT_BYTES * (candidates + 2 * hits),  # hits among its own passages, and among all
         "received_bytes": query_bytes + HIT_BYTES * hits * hosts,
     }
 
 
-def products_alone(program: programs.AbstractProgram, devices: int) -> int:
-    """Return the bytes that a plain product of queries with all vectors moves on one device: operands and float32
+def product_bytes(program: programs.AbstractProgram, devices: int) -> int:
+    """Return the bytes that one device moves for a plain product of queries with all vectors: operands and float32
     scores."""
     queries, vectors = (x.numbers for x in program.arguments[:2])
     scores = 4 * queries.shape[0] * math.prod(vectors.shape[:-1])

@@ -1,4 +1,4 @@
-"""Format a plan as text."""
+"""Formats a plan as text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxret.plan.estimates import PlanValues
 
 
 def number(value: int | float) -> str:
-    """Format a number: 1234567 -> "1.23 M"."""
+    """Format a number with three digits and a unit: 1234567 -> "1.23 M"."""
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * unit:  # else three digits would round it up to the next unit
+        if value >= 0.9995 * unit:  # 999,500 has three digits as 1 M, not as 1000 k
             return f"{value / unit:.3g} {name}"
     return f"{value:.3g}"
 
@@ -32,11 +32,11 @@ def gib(value: int | float) -> str:
 
 
 def plan_report(values: PlanValues, topology: Topology | None) -> str:
-    """Format all values of a plan, in paragraphs."""
+    """Format all values of a plan as paragraphs."""
     lines = [headline(values, topology), f"encoder: {values['encoder']}", f"batch: {batch(values)}"]
     lines += [describe_attention(values["attention"])] if values["verb"] != "search" else []
-    for part in (_parameters, _flops, _memory, _collectives, _time, _run, _cost, _storage):
-        paragraph = list(part(values, topology))
+    for write in (_parameters, _flops, _memory, _collectives, _time, _training, _cost, _storage):
+        paragraph = list(write(values, topology))
         if paragraph:
             lines += ["", *paragraph]
     notes = [*values.get("warnings", []), *values.get("notes", [])]
@@ -46,7 +46,7 @@ def plan_report(values: PlanValues, topology: Topology | None) -> str:
 
 
 def headline(values: PlanValues, topology: Topology | None) -> str:
-    """Return a line that says whether it fits."""
+    """Return a line that says whether the work fits the chips."""
     activity = {"train": "training", "encode": "encoding", "search": "search"}[values["verb"]]
     if topology is None:
         return f"{activity} with {values['config']}, for no chips in particular (--topology=v5e:4x4 names some)"
@@ -103,7 +103,7 @@ def _memory(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if topology is None:
         return
     memory = values["memory"]
-    source = "without what a step computes on its way" if memory["at_least"] else "as the compiler assigns it"
+    source = "without temporaries of a step" if memory["at_least"] else "as the compiler assigns it"
     yield f"memory of a device, {source}: {gib(memory['total'])} of {gib(memory['usable'])}"
     for kind, size in memory["by_kind"].items():
         if size >= 2**20:
@@ -114,7 +114,7 @@ def _memory(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if host := values.get("host"):
         part = f"{host['passages']:,} passages, {gib(host['vector_bytes'])} of vectors on disk"
         yield f"each of {host['hosts']} hosts: {part}"
-        yield f"  memory of a host, beside what it reads of them: {gib(host['memory'])} at least"
+        yield f"  memory of a host, without the vectors: {gib(host['memory'])} at least"
     if topology.chip.is_gpu:
         yield f"  JAX takes {GPU_FRACTION:.0%} of a GPU's memory; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives it more"
     for trial in values.get("advice", []):
@@ -142,7 +142,9 @@ def _time(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     if topology is None:
         return
     bound = values["lower_bound"]
-    per = {"train": "a step", "encode": "a batch", "search": "a thousand queries on what is there"}[values["verb"]]
+    per = {"train": "a step", "encode": "a batch", "search": "a thousand queries on the passages of a block"}[
+        values["verb"]
+    ]
     parts = ", ".join(f"{name} {duration(bound[name])}" for name in bound if name != "seconds")
     if traffic := values.get("traffic"):
         if traffic["bytes"] is None:
@@ -163,7 +165,7 @@ def _time(values: PlanValues, topology: Topology | None) -> Iterator[str]:
         yield f"of that the merge of {host['hosts']} hosts: {duration(host['merge_seconds'])} ({traffic_text})"
 
 
-def _run(values: PlanValues, topology: Topology | None) -> Iterator[str]:
+def _training(values: PlanValues, topology: Topology | None) -> Iterator[str]:
     data = values.get("data")
     if data is None:
         return

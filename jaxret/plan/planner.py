@@ -1,4 +1,4 @@
-"""Plan training, encoding or search with a config for a topology."""
+"""Plans of training, encoding or search with a config for a topology."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from jaxret.plan.workload import PlanTexts, Workload, measure_workload, read_pla
 
 @dataclass
 class Planner:
-    """Plans one verb of a config; `on` gives the plan for a topology."""
+    """Plans one verb of a config. `on` returns the plan for a topology."""
 
     verb: str  # train, encode or search
     config: ConfigDict
-    name: str  # of the config
-    log: Callable[[str], None]  # for progress
-    utilization: float = 0.4  # reached share of the full arithmetic rate
-    advice: bool = True  # where a step does not fit, compile changes that might
-    search: SearchLoad = DEFAULT_SEARCH  # also the passages to encode
-    lengths: tuple[int | float, ...] = ()  # mean tokens of queries and passages, without data
-    price: float | None = None  # dollars of a chip's hour
+    name: str  # name of the config
+    log: Callable[[str], None]  # prints progress
+    utilization: float = 0.4  # expected share of the chips' full rate
+    advice: bool = True  # if a step does not fit, whether to compile changes of the config that may help
+    search: SearchLoad = DEFAULT_SEARCH  # size of a search; encoding uses its passages, too
+    lengths: tuple[int | float, ...] = ()  # mean tokens of queries and passages, for a config without data
+    price: float | None = None  # price of a chip in dollars per hour
 
     def __post_init__(self) -> None:
         self.config = programs.with_stated_settings(self.config)
@@ -54,7 +54,7 @@ class Planner:
         return read_plan_texts(self.config, self.directory, retriever, self.log, self.lengths)
 
     def data(self, config: ConfigDict, topology: Topology | None) -> Workload:
-        """Measure the work of this config, or one with other keys, on these chips: packing depends on both."""
+        """Measure the work of the config, or of a changed one, on a topology. Packing depends on both."""
         retriever = programs.retriever_of(config, self.directory)
         return measure_workload(config, retriever, self.texts, self._devices(config, topology) // config.mesh.tensor)
 
@@ -62,10 +62,10 @@ class Planner:
         return topology.devices if topology else max(config.mesh.fsdp, 1) * config.mesh.tensor
 
     def on(self, topology: Topology | None) -> PlanValues:
-        """Return the plan for these chips.
+        """Return the plan for a topology, or without chips.
 
         Raises:
-            ValueError: the config could not be trained on them.
+            ValueError: the config cannot be trained on these chips.
             CompileError: the compiler failed.
         """
         head = {"verb": self.verb, "config": self.name, "encoder": self.encoder[1], "topology": str(topology or "")}
@@ -74,7 +74,7 @@ class Planner:
         if self.verb != "search" and topology:
             require_kernel(self.config.encoder.attention, topology.chip.platform)
         if self.verb == "train":
-            self._check(self.config, topology)  # before anything is read or compiled
+            self._check(self.config, topology)  # before data are read or a program is compiled
             notes += [self.texts.note] if self.texts.note else []
         executable = None
         if topology and (problem := missing_compiler(topology)):
@@ -89,21 +89,23 @@ class Planner:
 
     def _check(self, config: ConfigDict, topology: Topology | None) -> None:
         devices = jax.devices()[: self._devices(config, topology)]
-        make_mesh(config.mesh.fsdp, devices, config.mesh.tensor)  # raises ValueError if they do not divide the devices
+        make_mesh(config.mesh.fsdp, devices, config.mesh.tensor)  # raises ValueError for impossible sizes
         programs.checked_retriever(config, self.directory)
 
     def _compile(self, config: ConfigDict, topology: Topology) -> CompiledProgram:
         retriever = programs.retriever_of(config, self.directory)
-        alone = self.verb == "search" and retriever.vectors_per_passage is None
+        on_one_device = self.verb == "search" and retriever.vectors_per_passage is None
         chips = topology.of_host if self.verb == "search" else topology
-        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if alone else chips
+        chips = Topology(topology.chip, tuple(1 for _ in topology.grid)) if on_one_device else chips
         shapes = self.data(config, topology).shapes if self.verb == "train" else None
         search = self.search.on(retriever, topology)
         return compile_for(chips, programs.describe_program(self.verb, config, self.directory, shapes, search))
 
     def _values(self, topology: Topology | None, executable: CompiledProgram | None) -> PlanValues:
         config = self.config
-        if config.encoder.attention == "cudnn":  # its kernels show no products; those of plain attention are the same
+        if (
+            config.encoder.attention == "cudnn"
+        ):  # the products in its kernels are invisible, but equal those of plain attention
             config = with_changes(config, {"encoder.attention": "plain"})
         if self.verb == "encode":
             values = plan_encoding(config, self.directory, self.search.passages, topology, executable)
@@ -114,7 +116,7 @@ class Planner:
         data = self.data(config, topology)
         values = plan_training(config, self.directory, data.shapes, topology, executable)
         values["data"] = data.values()
-        if topology and data.steps is not None:  # a batch shorter than the longest costs in proportion to its tokens
+        if topology and data.steps is not None:  # the time of a shorter batch is proportional to its tokens
             seconds = arithmetic(values["flops"], topology) / self.utilization * data.share * data.steps
             values |= {"utilization": self.utilization, "hours": seconds / 3600}
             values |= self._cost(values, topology, data.share * data.steps)
@@ -123,7 +125,7 @@ class Planner:
         return values
 
     def _cost(self, values: PlanValues, topology: Topology | None, batches: float) -> PlanValues:
-        """Return the cost of so many batches; {} without a price."""
+        """Return the cost of `batches` batches, or {} without a price."""
         if topology is None or self.price is None:
             return {}
         seconds = arithmetic(values["flops"], topology) * batches
@@ -134,5 +136,5 @@ class Planner:
             self._check(config, topology)
             return self._compile(config, topology).total
 
-        self.log("it does not fit; compiling keys that may help ...")
+        self.log("it does not fit; compiling changes of the config that may help ...")
         return [trial._asdict() for trial in advise(self.config, topology, needs)]

@@ -1,6 +1,6 @@
-"""Print a plan, or a table of docs/scale.md (`jaxret plan`).
+"""Prints a plan, or a table of docs/scale.md (`jaxret plan`).
 
-JAX is imported inside the functions, after the CPU is selected: a plan never runs on an accelerator.
+Functions import JAX after they select the CPU, so that a plan never runs on an accelerator.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SUBJECTS = ("train", "encode", "search", "table")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The plan to print. Raises ValueError for a utilization that is no share, and for lengths of texts where texts are
-    read or none are needed."""
+    """The plan to print. Raises ValueError for a utilization that is no share, and for lengths of texts that are not
+    used."""
 
     subject: str  # one of SUBJECTS
-    config: ConfigDict | None  # config to plan; None for a table of `configs_folder`
-    config_name: str = ""
-    topologies: tuple[str, ...] = ()  # chips, such as "v5e:4x4"; () for a plan without chips
+    config: ConfigDict | None  # config to plan; None: a table of `configs_folder`
+    config_name: str = ""  # name of the config in the plan
+    topologies: tuple[str, ...] = ()  # chips, such as "v5e:4x4"; (): a plan without chips
     configs_folder: str = ""  # folder whose configs are planned in a table
-    sizes: bool = False  # whether the table is that of corpus sizes
+    sizes: bool = False  # whether the table is about sizes of corpora instead of training
     utilization: float = 0.4  # expected share of the chips' full rate
-    advice: bool = True  # whether to compile changes that might make a step fit
-    # passages, queries, k: size of a search; `passages` also of encoding
+    advice: bool = True  # if a step does not fit, whether to compile changes of the config that may help
+    # passages, queries, k: size of a search. Encoding uses `passages`, too.
     passages: int = 1_000_000
     queries: int = 1000
     k: int = 100
-    precision: str = "float32"  # precision of search candidates
+    precision: str = "float32"  # precision of the candidates of a search
     lengths: tuple[str, ...] = ()  # mean tokens of queries and passages, without data.train
-    price: float | None = None  # dollars of a chip's hour, for the cost of training and encoding
+    price: float | None = None  # price of a chip in dollars per hour, for the cost of training and encoding
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.utilization <= 1:
@@ -64,7 +64,7 @@ def print_plans(request: PlanRequest) -> bool:
         suggestion = suggest_name(request.subject, SUBJECTS)
         raise ValueError(f"plan {request.subject}: the subject is one of {', '.join(SUBJECTS)}{suggestion}")
     _require_price(request)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler's process, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the process that compiles, too
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.pop("XLA_FLAGS", None)
     from jaxret.parallel.chips import parse_topology
@@ -102,17 +102,19 @@ def _print_plans(request: PlanRequest, config: ConfigDict, topologies: list[Topo
 
 
 def _require_price(request: PlanRequest) -> None:
-    """Raise ValueError for a price that nothing could be computed from."""
+    """Raise ValueError for a price that is invalid or not used."""
     if request.price is None:
         return
     if not 0 < request.price < math.inf:
-        raise ValueError(f"--price={request.price:g}: it must be the dollars of a chip's hour, above 0")
+        raise ValueError(f"--price={request.price:g}: it must be the price of a chip in dollars per hour, above 0")
     if request.subject not in ("train", "encode") or not request.topologies:
-        raise ValueError("--price is for training and encoding on chips: name them by --topology, as v5e:4x4")
+        raise ValueError(
+            "--price is for training and encoding on chips: name them with --topology, as in --topology=v5e:4x4"
+        )
 
 
 def _folder_table(request: PlanRequest, topologies: list[Topology]) -> Iterable[str]:
-    """Yield the table of the configs of a folder, or that of corpus sizes."""
+    """Yield the lines of the table of configs, or of the table of corpus sizes."""
     folder = Path(request.configs_folder)
     if not topologies or not folder.is_dir():
         raise ValueError(f"--configs={folder} must be a folder, and --topology must name the chips to plan for")
@@ -129,12 +131,12 @@ def _folder_table(request: PlanRequest, topologies: list[Topology]) -> Iterable[
 
 
 def _set_device_count(topologies: list[Topology], least: int = 1) -> None:
-    """Make as many CPU devices as the largest topology has chips: programs are traced for these."""
+    """Set the number of CPU devices, for which programs are traced, to that of the largest topology."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", max([least, *(topology.devices for topology in topologies)]))
 
 
 def _log(text: str) -> None:
-    """Print progress to stderr, apart from the plan."""
+    """Print progress to standard error, because standard output has the plan."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Build the programs that a plan is about, with abstract arguments: shapes and shardings, no weights, no data."""
+"""The programs of plans with abstract arguments: shapes and shardings instead of weights and data."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from jaxret.training.tasks.retrieval import make_retrieval_objective
 from jaxret.training.train_state import make_update_rule, new_state
 from jaxret.types import Batch, Packing, Tokens
 
-ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints that configs/ name
-SAME_SHAPES = {
+ENCODERS = Path(__file__).with_name("encoders")  # config.json of the checkpoints in configs/
+SAME_SHAPES = {  # checkpoint -> checkpoint with the same config.json
     name: "bert-base-uncased"
     for name in (
         "Luyu/condenser",
@@ -60,16 +60,16 @@ class Shapes:
     """The shapes of the largest batch of a step."""
 
     queries: int
-    documents: int
+    documents: int  # number of passages
     query_length: int
     passage_length: int
-    positives: int = 1  # known positives of a query, at most
+    positives: int = 1  # largest number of known positives of a query
     pseudo: int = 0  # tokens of a pseudo-query
-    packed_queries: Sequence[int] | None = None  # (rows, width) of every chunk of a device
-    packed_passages: Sequence[int] | None = None
+    packed_queries: Sequence[int] | None = None  # (rows, width) for every chunk of a device; None: not packed
+    packed_passages: Sequence[int] | None = None  # the same for passages
 
     def computed(self, bins: int) -> int:
-        """Return the tokens that the encoders compute, if a batch is encoded in `bins` parts."""
+        """Return the number of tokens that encoders compute for a batch in `bins` parts."""
         if self.packed_queries and self.packed_passages:
             return bins * (math.prod(self.packed_queries) + math.prod(self.packed_passages))
         return self.queries * self.query_length + self.documents * self.passage_length
@@ -78,15 +78,15 @@ class Shapes:
 class AbstractProgram(NamedTuple):
     """A program and its abstract arguments."""
 
-    program: Any  # Program, or a jitted function: it has `trace`
+    program: Any  # an object with `trace`: a Program or a jitted function
     arguments: tuple[Any, ...]
-    state: dict[str, int]  # bytes of one device by kind, of arguments that stay there
+    state: dict[str, int]  # bytes by kind of the arguments that stay on one device
 
 
 def encoder_directory(name: str) -> tuple[Path, str]:
-    """Return the directory of the config.json of encoder.checkpoint, and a description of it.
+    """Return the folder with the config.json of encoder.checkpoint, and a description of the folder.
 
-    Raises FileNotFoundError if it is neither on this machine nor in ENCODERS.
+    Raises FileNotFoundError if the file is neither on this machine nor in ENCODERS.
     """
     try:
         directory = resolve_encoder(name, weights=False)
@@ -94,14 +94,14 @@ def encoder_directory(name: str) -> tuple[Path, str]:
     except FileNotFoundError as error:
         folder = ENCODERS / SAME_SHAPES.get(name, name)
         if (folder / "config.json").is_file():
-            return folder, f"the published shapes of {name}, known to jaxret; {name} itself is not on this machine"
+            return folder, f"the published shapes of {name}, which jaxret knows; {name} is not on this machine"
         raise FileNotFoundError(
-            f"{error}. A plan needs no weights: a folder with its config.json is enough, as encoder.checkpoint=FOLDER"
+            f"{error}. A plan needs no weights: set encoder.checkpoint to a folder with its config.json"
         ) from error
 
 
 def with_stated_settings(config: ConfigDict) -> ConfigDict:
-    """Return the config as training would change it, by the settings in the encoder's directory if it is here."""
+    """Return the config with the settings of the encoder's directory, if it is on this machine, as in training."""
     name = config.encoder.checkpoint
     try:
         return apply_settings(config, read_model_keys(find_model(name)), name)[0]
@@ -110,19 +110,20 @@ def with_stated_settings(config: ConfigDict) -> ConfigDict:
 
 
 def retriever_of(config: ConfigDict, directory: Path) -> RetrieverModel:
-    """Build the retriever of a config. Raises ValueError for other tasks and settings that do not fit the encoder."""
+    """Build the retriever of a config. Raises ValueError for another task, and for settings that do not fit the
+    encoder."""
     if config.task != "retrieval":
         raise ValueError(f"task is {config.task!r}; only retrievers can be planned: set task='retrieval'")
     return make_retriever_model(config, encoder_config(config, directory))
 
 
 def checked_retriever(config: ConfigDict, directory: Path) -> RetrieverModel:
-    """Build the retriever of a config, with the checks of the start of training. Raises ValueError."""
-    whole = ConfigDict(config.to_dict())
-    whole.data.train = whole.data.train or "not given"  # a plan can do without
-    check_config(whole)
-    retriever = with_adapters(retriever_of(whole, directory), whole.lora)
-    check_retrieval(whole, retriever)
+    """Build the retriever of a config with the checks at the start of training. Raises ValueError if a check fails."""
+    complete_config = ConfigDict(config.to_dict())
+    complete_config.data.train = complete_config.data.train or "not given"  # a plan needs no data
+    check_config(complete_config)
+    retriever = with_adapters(retriever_of(complete_config, directory), complete_config.lora)
+    check_retrieval(complete_config, retriever)
     return retriever
 
 
@@ -135,12 +136,13 @@ def longest_batch(config: ConfigDict, retriever: RetrieverModel, devices: int = 
 
 
 def training_program(config: ConfigDict, directory: Path, shapes: Shapes, devices: Sequence[Any]) -> AbstractProgram:
-    """Build the training step.
+    """Build the program of a training step.
 
     Args:
-        directory: of the encoder.
-        shapes: of the largest batch.
-        devices: all of the mesh.
+        config: config of the run.
+        directory: folder of the encoder.
+        shapes: shapes of the largest batch.
+        devices: all devices of the mesh.
     """
     mesh = make_mesh(config.mesh.fsdp, list(devices), config.mesh.tensor)
     retriever = checked_retriever(config, directory)
@@ -165,8 +167,8 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
 
 
 def encoding_program(config: ConfigDict, directory: Path, devices: Sequence[Any]) -> AbstractProgram:
-    """Build the program that encodes a batch of the longest passages, with the encoder of `directory`, on all devices
-    of the mesh."""
+    """Build the program that encodes a batch of the longest passages with the encoder in `directory`, on all devices of
+    the mesh."""
     mesh = make_mesh(math.gcd(config.mesh.fsdp, len(devices)), list(devices))
     retriever = retriever_of(config, directory)
     params = parameter_shapes(retriever)
@@ -179,7 +181,7 @@ def encoding_program(config: ConfigDict, directory: Path, devices: Sequence[Any]
 
 
 def encode_rows(config: ConfigDict, length: int, devices: int) -> int:
-    """Return how many texts of `length` tokens are encoded at a time, over all devices."""
+    """Return the number of texts of `length` tokens that all devices encode together."""
     enough = max(config.encode.tokens_per_batch, 8 * devices)
     _, rows, _ = next(plan_batches(np.full(enough, length), config.encode.tokens_per_batch, devices))
     return rows
@@ -191,18 +193,18 @@ class SearchLoad(NamedTuple):
     passages: int = 1_000_000
     queries: int = 1000
     k: int = 100
-    precision: str = "float32"  # of candidates
-    at_once: int = 1_000_000  # passages on the devices at a time
+    precision: str = "float32"  # precision of candidates
+    block_passages: int = 1_000_000  # passages that are on the devices at the same time
 
     def on(self, retriever: RetrieverModel, topology: Topology | None) -> SearchLoad:
-        """Return the load of one host of these chips, which searches its part of the passages for all queries."""
+        """Return the load of one host of a topology, which searches its part of the passages for all queries."""
         passages = -(-self.passages // (topology.hosts if topology else 1))
         if retriever.vectors_per_passage is None or topology is None:
-            return self._replace(passages=passages, at_once=passages)
+            return self._replace(passages=passages, block_passages=passages)
         shape = retriever.vectors_per_passage, retriever.dimension
         free = topology.of_host.devices * (topology.chip.memory - SCORES_BYTES)
-        at_once = rows_at_once(passages, shape, find_precision(self.precision), free)
-        return self._replace(passages=passages, at_once=at_once)
+        block_passages = rows_at_once(passages, shape, find_precision(self.precision), free)
+        return self._replace(passages=passages, block_passages=block_passages)
 
 
 DEFAULT_SEARCH = SearchLoad()
@@ -211,31 +213,33 @@ DEFAULT_SEARCH = SearchLoad()
 def search_program(
     config: ConfigDict, directory: Path, load: SearchLoad, devices: Sequence[Any], platform: str = ""
 ) -> AbstractProgram:
-    """Build XLA's search of the passages on the devices; of lists of vectors, of one block on the first device.
+    """Build the program of XLA's search of the passages on the devices. For lists of vectors, it searches one block on
+    the first device.
 
     Args:
-        directory: of the encoder.
+        config: config of the run.
+        directory: folder of the encoder.
         load: passages on the devices, k and precision.
-        devices: all of the mesh.
-        platform: of the program, if the devices stand for others.
+        devices: all devices of the mesh.
+        platform: platform of the program, if it is not that of the devices.
 
     Raises:
         ValueError: vectors are weights of words.
     """
     retriever = retriever_of(config, directory)
     if retriever.sparse:
-        raise ValueError("vectors are weights of words, which plan search does not cover: it plans dense vectors")
+        raise ValueError("vectors are weights of words, but plan search is only for dense vectors")
     if retriever.vectors_per_passage is None:
         return list_search_program(config, retriever, load, devices[0])
-    passages = load.at_once
+    passages = load.block_passages
     mesh = Mesh(np.array(devices), (ROW_AXIS,), axis_types=(AxisType.Auto,))
-    everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(ROW_AXIS))
+    on_all_devices, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(ROW_AXIS))
     shape, precision = (retriever.vectors_per_passage, retriever.dimension), find_precision(load.precision)
     layout = plan_cells(passages, shape, precision, mesh.size, platform or platform_of(mesh))
     abstract_vectors = partial(_compressed, retriever.dimension, load.precision)
-    queries = abstract_vectors(everywhere, QUERY_ROWS)
+    queries = abstract_vectors(on_all_devices, QUERY_ROWS)
     vectors = abstract_vectors(split, layout.cells, layout.size * layout.width)
-    rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    rows = jax.ShapeDtypeStruct((), jnp.int32, sharding=on_all_devices)
     program = StaticProgram(search_cells, (layout, min(rounded_size(load.k), passages), mesh))
     return AbstractProgram(program, (queries, vectors, rows), {"documents": bytes_on_device(vectors)})
 
@@ -243,11 +247,13 @@ def search_program(
 def list_search_program(
     config: ConfigDict, retriever: RetrieverModel, load: SearchLoad, device: Any
 ) -> AbstractProgram:
-    """Build the search of one block of lists of vectors, for QUERY_ROWS vectors of queries.
+    """Build the program that searches one block of lists of vectors, for QUERY_ROWS vectors of queries.
 
     Args:
+        config: config of the run.
+        retriever: retriever of the run.
         load: k and precision.
-        device: where the block is.
+        device: device with the block.
     """
     where = SingleDeviceSharding(device)
     length = padded_length(config.tokens.passage_length)
@@ -257,31 +263,33 @@ def list_search_program(
     owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
     lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
-    at_once = passages_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
-    return AbstractProgram(StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), at_once)), lists, {})
+    tile_passages = passages_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
+    return AbstractProgram(
+        StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), tile_passages)), lists, {}
+    )
 
 
 def _compressed(dimension: int, precision: str, where: Any, *shape: int) -> Compressed:
-    """Return abstract vectors of a shape in a precision."""
+    """Return abstract vectors with a shape and a precision."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-    whole = array(*shape, dimension, dtype=find_precision(precision).dtype)
+    values = array(*shape, dimension, dtype=find_precision(precision).dtype)
     if precision == "float32":
-        return Compressed(whole)
+        return Compressed(values)
     scale = array(*shape) if precision == "int8" else None
-    return Compressed(whole, scale, array(*shape), array(*shape))
+    return Compressed(values, scale, array(*shape), array(*shape))
 
 
 class StaticProgram(NamedTuple):
-    """A jitted function whose last arguments are not arrays."""
+    """A jitted function with constant last arguments."""
 
     function: Any
-    rest: tuple[Any, ...]
+    constants: tuple[Any, ...]
 
     def trace(self, *arguments: Any) -> Any:
-        return self.function.trace(*arguments, *self.rest)
+        return self.function.trace(*arguments, *self.constants)
 
 
 def abstract_sharded(tree: Any, shardings: Any) -> Any:
@@ -295,13 +303,13 @@ def abstract_tokens(
     leading_axes: tuple[int, ...] = (),
     packed_shape: Sequence[int] | None = None,
 ) -> Tokens:
-    """Return abstract tokens of texts.
+    """Return the abstract tokens of texts.
 
     Args:
-        texts, length: shape.
+        texts, length: sizes of the array.
         where: sharding of the rows.
-        leading_axes: of stacked batches.
-        packed_shape: (rows, width) of packed texts.
+        leading_axes: sizes of the leading axes of stacked batches.
+        packed_shape: (rows, width) of packed texts; None: not packed.
     """
     shape = (*leading_axes, texts, length)
     ids, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=where) for dtype in (jnp.int32, jnp.bool_))
@@ -312,7 +320,7 @@ def abstract_tokens(
 
 
 def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batch:
-    """Return the abstract batch of an update, of `count` stacked batches."""
+    """Return the abstract batch of an update, which is `count` stacked batches."""
     leading_axes = (count,) if count > 1 else ()
 
     def ids(*shape: int) -> jax.ShapeDtypeStruct:
@@ -329,7 +337,7 @@ def abstract_batch(shapes: Shapes, where: NamedSharding, count: int = 1) -> Batc
 
 
 def bytes_on_device(tree: Any) -> int:
-    """Return the bytes of one device's parts of abstract arrays with shardings."""
+    """Return the bytes that abstract arrays with shardings take on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
@@ -344,16 +352,17 @@ def describe_program(
 
     Args:
         kind: train, encode or search.
-        directory: of the encoder.
-        shapes: of the largest batch of training.
-        search: of a search.
+        config: config of the run.
+        directory: folder of the encoder.
+        shapes: shapes of the largest batch, for training.
+        search: load, for a search.
     """
     values = {"kind": kind, "config": config.to_dict(), "directory": str(directory.absolute()), "search": search}
     return {**values, "shapes": asdict(shapes) if shapes else None}
 
 
 def make_program(job: dict[str, Any], devices: Sequence[Any]) -> AbstractProgram:
-    """Build the program that `describe_program` describes on these devices."""
+    """Build a program for some devices from its description by `describe_program`."""
     config, directory = ConfigDict(job["config"]), Path(job["directory"])
     if job["kind"] == "train":
         return training_program(config, directory, Shapes(**job["shapes"]), devices)

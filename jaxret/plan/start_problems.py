@@ -1,4 +1,4 @@
-"""Tell why a planned job could not be started as its config and the commands are."""
+"""Reasons why a planned job cannot be started with its config."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from jaxret.parallel.chips import Topology
 
 
 def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterator[str]:
-    """Yield a sentence for each reason.
+    """Yield a sentence for each reason why a job cannot be started, or what its start needs on several hosts.
 
     Args:
         verb: train, encode or search.
-        topology: the chips that the plan is for.
+        config: config of the job.
+        topology: chips of the plan.
     """
     platform = "gpu" if topology.chip.is_gpu else "tpu"
     required_platform = config.mesh.platform

@@ -1,7 +1,7 @@
-"""Count the bytes that a compiled program reads from a device's main memory and writes there, by its HLO.
+"""The bytes that a compiled program reads from a device's main memory and writes to it, according to its HLO.
 
-Arrays in the memory on a TPU's chip (memory space 1) do not count. A GPU's caches are invisible in the program: an
-array that one kernel writes and the next reads counts twice, even if it never leaves the cache.
+Arrays in on-chip memory of a TPU (memory space 1) do not count. The caches of a GPU are not visible in the program: an
+array that one kernel writes and the next kernel reads counts twice, even if it never leaves the cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from jaxret.plan.hlo import COLLECTIVES, HloModule, Instruction, array_bytes, arrays, branches, cost_in_name, trip_count
 
-# Aliases of arrays, and control flow, whose computations are counted themselves.
+# Instructions without traffic: aliases of arrays, and control flow, whose computations are counted separately.
 _FREE = {
     "parameter",
     "constant",
@@ -26,79 +26,88 @@ _FREE = {
     "replica-id",
     "optimization-barrier",
 }
-_PARTS = ("dynamic-slice", "slice", "gather")  # read only their result from the first operand
-_WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # read all of every operand
+_PARTS = ("dynamic-slice", "slice", "gather")  # read only as many bytes of the first operand as the result has
+_WHOLE = ("convolution", "dot", "custom-call", "sort", "reduce", "scatter")  # read all operands completely
 _Cache = dict[tuple[int, str, int], int]
 _SHAPE = re.compile(r"\b[a-z]+[0-9]*(?:e\dm\d\w*)?\[[\d,]*\](?:\{[^}]*\})?")
 
 
 def traffic(module: HloModule) -> float | None:
-    """Return the bytes of one device in a run of the program; of a conditional, of its most expensive branch.
+    """Return the bytes that one device moves in a run of the program, with the most expensive branch of conditionals.
 
-    None if the HLO does not state how often a loop runs.
+    Return None if the HLO does not state how often a loop runs.
     """
-    total = _run(module, module.entry)
+    total = _computation_traffic(module, module.entry)
     return None if math.isinf(total) else total
 
 
-def _run(module: HloModule, name: str) -> float:
-    """Return the bytes of one run of a computation, by its instructions outside fusions; infinite if unknown."""
+def _computation_traffic(module: HloModule, name: str) -> float:
+    """Return the bytes that one run of a computation moves, or infinity if unknown."""
     total = 0.0
     for instruction in module.computations[name].values():
-        total += _moved(module, name, instruction)
+        total += _instruction_traffic(module, name, instruction)
         if instruction.opcode == "while":
             length = trip_count(module, name, instruction)
             if length is None:
                 return math.inf
-            total += (length + 1) * _run(module, instruction.called("condition"))
-            total += length * _run(module, instruction.called("body")) if length else 0.0
+            total += (length + 1) * _computation_traffic(module, instruction.called("condition"))
+            total += length * _computation_traffic(module, instruction.called("body")) if length else 0.0
         elif instruction.opcode == "call":
-            total += _run(module, instruction.called("to_apply"))
+            total += _computation_traffic(module, instruction.called("to_apply"))
         elif instruction.opcode == "conditional":
-            total += max(_run(module, branch) for branch in branches(instruction))
+            total += max(_computation_traffic(module, branch) for branch in branches(instruction))
     return total
 
 
-def _moved(module: HloModule, name: str, instruction: Instruction) -> float:
+def _instruction_traffic(module: HloModule, name: str, instruction: Instruction) -> float:
     kind = instruction.opcode
     if kind in _FREE or kind.endswith("-done") or kind.removesuffix("-start") in COLLECTIVES:
         return 0.0
     if kind == "copy-start":  # (to, from, a handle)
-        return sum((_main(shape) for shape in _SHAPE.findall(instruction.shape)[:2]), 0.0)
+        return sum((_main_bytes(shape) for shape in _SHAPE.findall(instruction.shape)[:2]), 0.0)
     computation = module.computations[name]
     operands = [computation[operand].shape if operand in computation else "" for operand in instruction.operands]
     if inside := module.computations.get(instruction.called("calls")):  # a fusion, or an asynchronous computation
         cache: _Cache = {}
-        read = sum((_read(module, inside, number, shape, cache) for number, shape in enumerate(operands)), 0.0)
-        return read + _written(inside, instruction.shape if kind == "fusion" else _root(inside).shape)
+        read = sum((_bytes_read(module, inside, number, shape, cache) for number, shape in enumerate(operands)), 0.0)
+        return read + _bytes_written(inside, instruction.shape if kind == "fusion" else _root(inside).shape)
     if cost := cost_in_name(instruction, "bytes"):
         return float(cost)
     if kind in _PARTS:
-        return _main(instruction.shape) + (_bytes(instruction.shape) if _main(operands[0]) else 0.0)
+        return _main_bytes(instruction.shape) + (_bytes(instruction.shape) if _main_bytes(operands[0]) else 0.0)
     if kind == "dynamic-update-slice":
-        return _main(operands[1]) + (_bytes(operands[1]) if _main(instruction.shape) else 0.0)
-    # Of a call of cuBLAS without its workspace.
-    result = _SHAPE.findall(instruction.shape)[0] if "__cublas$" in instruction.rest else instruction.shape
-    return sum(map(_main, operands), _main(result))
+        return _main_bytes(operands[1]) + (_bytes(operands[1]) if _main_bytes(instruction.shape) else 0.0)
+    # A call of cuBLAS returns (result, workspace).
+    result = _SHAPE.findall(instruction.shape)[0] if "__cublas$" in instruction.text else instruction.shape
+    return sum(map(_main_bytes, operands), _main_bytes(result))
 
 
-def _read(module: HloModule, inside: dict[str, Instruction], number: int, shape: str, cache: _Cache) -> float:
-    """Return the bytes that a fusion reads of an operand in main memory."""
+def _bytes_read(module: HloModule, inside: dict[str, Instruction], number: int, shape: str, cache: _Cache) -> float:
+    """Return the bytes that a fusion reads from one operand in main memory.
+
+    Args:
+        module: the program.
+        inside: computation of the fusion.
+        number: number of the operand.
+        shape: shape of the operand.
+        cache: results of `_used`.
+    """
     parameter = _parameter(inside, number)
-    if parameter is None or not _main(shape):
+    if parameter is None or not _main_bytes(shape):
         return 0.0
     used_count = _used(module, inside, parameter.name, _count(_root(inside)), cache)
     return _bytes(shape) * min(1.0, used_count / max(1, _count(parameter)))
 
 
 def _parameter(inside: dict[str, Instruction], number: int) -> Instruction | None:
-    return next((one for one in inside.values() if one.rest.startswith(f"parameter({number})")), None)
+    parameters = (entry for entry in inside.values() if entry.text.startswith(f"parameter({number})"))
+    return next(parameters, None)
 
 
 def _used(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
-    """Return how many numbers of an array a fusion needs for `count` numbers of its result.
+    """Return how many numbers of the array `name` a fusion needs for `count` numbers of its result.
 
-    Results are cached: the number of paths from an array to the result is exponential.
+    Results are cached, because the number of paths from an array to the result is exponential.
     """
     key = (id(inside), name, count)
     if key not in cache:
@@ -108,7 +117,7 @@ def _used(module: HloModule, inside: dict[str, Instruction], name: str, count: i
 
 def _used_by_all(module: HloModule, inside: dict[str, Instruction], name: str, count: int, cache: _Cache) -> int:
     total = 0
-    for user in (one for one in inside.values() if name in one.operands):
+    for user in (instruction for instruction in inside.values() if name in instruction.operands):
         position = user.operands.index(name)
         if user.opcode in _PARTS and position == 0:
             total += _count(user)
@@ -131,21 +140,21 @@ def _count(instruction: Instruction) -> int:
     return sum(math.prod(shape) for _, shape in arrays(instruction.shape))
 
 
-def _from(inside: dict[str, Instruction], name: str) -> str:
+def _aliased_array(inside: dict[str, Instruction], name: str) -> str:
     while inside[name].opcode == "bitcast":
         name = inside[name].operands[0]
     return name
 
 
-def _written(inside: dict[str, Instruction], shape: str) -> float:
-    """Return the bytes that a fusion writes; of an array that it changes in place, the changed part."""
+def _bytes_written(inside: dict[str, Instruction], shape: str) -> float:
+    """Return the bytes that a fusion writes. For an array that it updates in place, this is the updated part."""
     root = _root(inside)
     results = root.operands if root.opcode == "tuple" else (root.name,)
     total = 0.0
-    for name, one in zip(results, _SHAPE.findall(shape), strict=False):
-        producer = inside[_from(inside, name)]
-        part = inside[producer.operands[1]].shape if producer.opcode == "dynamic-update-slice" else one
-        total += _bytes(part) if _main(one) else 0.0
+    for name, array in zip(results, _SHAPE.findall(shape), strict=False):
+        producer = inside[_aliased_array(inside, name)]
+        part = inside[producer.operands[1]].shape if producer.opcode == "dynamic-update-slice" else array
+        total += _bytes(part) if _main_bytes(array) else 0.0
     return total
 
 
@@ -153,9 +162,9 @@ def _root(inside: dict[str, Instruction]) -> Instruction:
     return list(inside.values())[-1]
 
 
-def _main(shape: str) -> float:
-    """Return the bytes of the arrays of a shape in main memory."""
-    return sum((_bytes(one) for one in _SHAPE.findall(shape) if "S(" not in one), 0.0)
+def _main_bytes(shape: str) -> float:
+    """Return the bytes of the arrays of a shape that are in main memory."""
+    return sum((_bytes(array) for array in _SHAPE.findall(shape) if "S(" not in array), 0.0)
 
 
 def _bytes(shape: str) -> float:

@@ -1,4 +1,4 @@
-"""Measure the work of a training run on its data: largest batch, steps, and real, padded and packed tokens."""
+"""The work of a training run on its data: largest batch, steps, and real, padded and packed tokens."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from jaxret.training.losses.grad_cache import count_chunks
 from jaxret.training.tasks.retrieval import make_retrieval_plan, pack_plan
 from jaxret.types import Batch, Ragged
 
-WORKLOAD_BATCHES = 200  # batches that are measured
+WORKLOAD_BATCHES = 200  # number of batches to measure
 
 
 @dataclass(frozen=True)
 class PlanTexts:
-    """The texts of a run, as far as a plan knows them."""
+    """The texts of a run that are known to a plan."""
 
-    data: TrainingSet | None  # the run's, or drawn ones of similar lengths; None: unknown
-    examples: Sized | None = None  # None: unknown
-    note: str = ""  # why something is unknown
+    data: TrainingSet | None  # data of the run, or random texts with given mean lengths; None: unknown
+    examples: Sized | None = None  # examples of the run; None: unknown
+    note: str = ""  # reason why a value is unknown or random
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of a training run; None where it depends on unknown data."""
+    """The work of a training run. Fields that depend on unknown data are None."""
 
-    shapes: Shapes  # of the largest batch
+    shapes: Shapes  # shapes of the largest batch
     steps: int | None
     examples: int | None = None
-    padded: float | None = None  # tokens of a mean step that the encoders compute, without tokens.packing
-    packed: float | None = None  # and with it
-    real: float | None = None  # tokens of a mean step
-    share: float = 1.0  # of the work of `shapes`, in a mean batch
-    note: str = ""  # why something is unknown
+    padded: float | None = None  # mean number of tokens of a step that encoders compute without tokens.packing
+    packed: float | None = None  # the same with tokens.packing
+    real: float | None = None  # mean number of real tokens of a step
+    share: float = 1.0  # work of a mean batch, relative to the work of `shapes`
+    note: str = ""  # reason why a value is unknown
 
     def values(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("shapes", "share")}
@@ -64,14 +64,18 @@ def read_plan_texts(
     """Read and tokenize config.data.train, or draw texts of the mean `lengths`.
 
     Args:
-        directory: the encoder's, with its tokenizer.
-        lengths: mean tokens of queries and passages, used without data.train.
+        config: config of the run.
+        directory: folder of the encoder, with its tokenizer.
+        retriever: retriever of the run.
+        log: prints progress.
+        lengths: mean numbers of tokens of queries and passages, for a config without data.train.
+
     Raises:
-        DataError: a bad record, as training would.
+        DataError: a record is bad.
     """
     if not config.data.train:
         if not lengths:
-            return PlanTexts(None, note="data.train is not given: texts are as long as they may be")
+            return PlanTexts(None, note="data.train is not set: the plan assumes texts of the largest length")
         query, passage = lengths
         note = f"lengths are drawn, with {query:g} and {passage:g} tokens on average (--lengths)"
         return PlanTexts(draw_texts(config, query, passage), note=note)
@@ -79,23 +83,27 @@ def read_plan_texts(
         tokenizer = load_tokenizer(config, directory, retriever)
     except (FileNotFoundError, ValueError) as error:
         examples = training_data(config).read(Policy(config.data.on_error))
-        note = f"texts are as long as they may be, because they could not be tokenized: {error}"
+        note = f"the plan assumes texts of the largest length, because they could not be tokenized: {error}"
         return PlanTexts(None, examples, note)
     data = load_examples(config, "train", tokenizer, True, log)
     return PlanTexts(data, data)
 
 
 def parse_lengths(values: list[str]) -> tuple[float, ...]:
-    """Parse the mean tokens of queries and passages, or () of nothing. Raises ValueError for anything else."""
+    """Parse the mean numbers of tokens of queries and passages; [] gives (). Raises ValueError for other values."""
     numbers = [float(text) if re.fullmatch(r"\s*\d+(\.\d*)?\s*", text) else 0.0 for text in values]
     if len(numbers) not in (0, 2) or not all(numbers):
-        raise ValueError(f"--lengths={','.join(values)}: it must be two numbers above 0, as 10,80")
+        raise ValueError(f"--lengths={','.join(values)}: it must be two numbers above 0, as in 10,80")
     return tuple(numbers)
 
 
 def draw_texts(config: ConfigDict, query_mean: int | float, passage_mean: int | float) -> TrainingSet:
-    """Draw texts (zeros) with lengths of a gamma distribution of shape 4, roughly as passages of web pages have. The
-    token limits of `config` cut the lengths, whose means are tokens."""
+    """Draw texts (of zeros) whose lengths have a gamma distribution of shape 4, similar to passages of web pages.
+
+    Args:
+        config: config, whose token limits cut the lengths.
+        query_mean, passage_mean: mean numbers of tokens before the cut.
+    """
     examples = 10_000  # queries, with one positive each
     random = np.random.default_rng(0)
 
@@ -123,6 +131,9 @@ def measure_workload(config: ConfigDict, retriever: RetrieverModel, texts: PlanT
     """Measure the work of a run with these texts.
 
     Args:
+        config: config of the run.
+        retriever: retriever of the run.
+        texts: texts of the run.
         devices: number of devices.
     """
     longest, steps = longest_batch(config, retriever, devices), _steps(config, texts.examples)
@@ -139,7 +150,7 @@ def measure_workload(config: ConfigDict, retriever: RetrieverModel, texts: PlanT
 
 
 def unshared_rows(longest: Shapes, retriever: RetrieverModel, bins: int) -> Shapes:
-    """Return the packed shapes of the longest batch: texts of the largest length share no row."""
+    """Return the shapes of the longest batch in packed rows. Texts of the largest length do not share rows."""
     head = retriever.module.head
 
     def rows(texts: int, length: int, slots: int) -> tuple[int, int]:
@@ -156,11 +167,14 @@ def unshared_rows(longest: Shapes, retriever: RetrieverModel, bins: int) -> Shap
 def measure_batches(
     config: ConfigDict, data: TrainingSet, plan: BatchPlan, longest: Shapes, steps: int | None, packer: Packer
 ) -> Workload:
-    """Measure WORKLOAD_BATCHES batches of the run, evenly spread, both padded and packed.
+    """Measure WORKLOAD_BATCHES evenly spread batches of a run, padded and packed.
 
     Args:
+        config: config of the run.
+        data: data of the run.
+        plan: plan of the batches.
         longest: shapes of the longest batch.
-        steps: of the run; None: one epoch is measured.
+        steps: number of steps of the run; None: one epoch is measured.
         packer: packs the texts of a batch.
     """
     count = steps * config.train.accumulate if steps else len(data) // plan.batch_size
@@ -169,7 +183,7 @@ def measure_batches(
     real = np.mean([sum(int(tokens.mask.sum()) for tokens in _texts(batch)) for batch in batches])
     padded_tokens = np.mean([sum(tokens.computed_tokens(1) for tokens in _texts(batch)) for batch in batches])
     packings = [packer(*(tokens.mask.sum(axis=1) for tokens in _texts(batch))) for batch in batches]
-    in_rows = np.mean([packer.bins * sum(packing.rows * packing.width for packing in both) for both in packings])
+    packed_tokens = np.mean([packer.bins * sum(side.rows * side.width for side in sides) for sides in packings])
     shapes = replace(
         longest,
         query_length=packer.queries.length,
@@ -182,10 +196,10 @@ def measure_batches(
             max(((packing.rows, packing.width) for packing in side), key=lambda size: size[0] * size[1])
             for side in zip(*packings)
         )
-        shapes, computed_tokens = replace(shapes, packed_queries=queries, packed_passages=passages), in_rows
+        shapes, computed_tokens = replace(shapes, packed_queries=queries, packed_passages=passages), packed_tokens
     share = computed_tokens / shapes.computed(packer.bins)
-    of_a_step = [float(tokens * config.train.accumulate) for tokens in (padded_tokens, in_rows, real)]
-    return Workload(shapes, steps, len(data), of_a_step[0], of_a_step[1], of_a_step[2], float(share))
+    counts = [float(tokens * config.train.accumulate) for tokens in (padded_tokens, packed_tokens, real)]
+    return Workload(shapes, steps, len(data), counts[0], counts[1], counts[2], float(share))
 
 
 def _texts(batch: Batch) -> tuple[Any, Any]:

@@ -83,7 +83,10 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
         (("plan", "encode", "--config=configs/base.py", "--passages=0"), "--passages"),
         ((*BASE, "--price=2"), "--price is for training and encoding on chips: name them by --topology"),
         (("plan", "search", *BASE[1:], "--topology=v5e:1x1", "--price=2"), "--price is for training and encoding"),
-        ((*BASE, "--topology=v5e:1x1", "--price=0"), "--price=0: it must be the dollars of a chip's hour, above 0"),
+        (
+            (*BASE, "--topology=v5e:1x1", "--price=0"),
+            "--price=0: it must be the price of a chip in dollars per hour, above 0",
+        ),
         (
             (*BASE, "--lengths=10,80", "--config.data.train=x"),
             "--lengths draws texts in place of data.train",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxret.plan import hlo
-from jaxret.plan.compilation import SPLIT, allocated_memory, failure_reason, partition_warning, read_dump
+from jaxret.plan.compilation import REMATERIALIZATION, allocated_memory, failure_reason, partition_warning, read_dump
 
 EXCERPTS = Path(__file__).with_name("excerpts")
 PROGRAM = (EXCERPTS / "tpu_after_optimizations.txt").read_text()
@@ -261,12 +261,11 @@ def test_a_dump_is_read_as_a_whole(tmp_path: Path) -> None:
     for name, text in (("after_optimizations.txt", PROGRAM), ("after_optimizations-buffer-assignment.txt", BUFFERS)):
         (tmp_path / "dump" / f"module_0003.jit_step.{name}").write_text(text)
         (tmp_path / "dump" / f"module_0001.jit_convert.{name}").write_text("HloModule small\n")
-    line = (
-        f'W1122 05:11:09 spmd.cc:1] [SPMD] {SPLIT.capitalize()}. for op: %x = f32[8], metadata={{op_name="jit(f)/y"}}'
-    )
+    warning = f"[SPMD] {REMATERIALIZATION.capitalize()}. for op: %x = f32[8]"
+    line = f'W1122 05:11:09 spmd.cc:1] {warning}, metadata={{op_name="jit(f)/y"}}'
     compiled = read_dump(tmp_path, 4, f"other\n{line}\n{line}\n")
-    assert compiled.warnings == (f"{SPLIT} at jit(f)/y",)
-    assert partition_warning(f"  {SPLIT}: no name ") == f"{SPLIT}: no name"
+    assert compiled.warnings == (f"{REMATERIALIZATION} at jit(f)/y",)
+    assert partition_warning(f"  {REMATERIALIZATION}: no name ") == f"{REMATERIALIZATION}: no name"
     assert compiled.total == 572_928
     assert compiled.moved == ALL_ROWS * SIZE * 2 + LAYERS * SIZE * SIZE * 4
 
@@ -279,4 +278,4 @@ jax.errors.JaxRuntimeError: INVALID_ARGUMENT: Topology layout "v5e:3x3" is not d
 For simplicity, JAX has removed its internal frames.
 """
     assert failure_reason(log) == 'INVALID_ARGUMENT: Topology layout "v5e:3x3" is not divisible by "2x2x1"'
-    assert failure_reason("killed") == "the compiler ended without a word ('killed')"
+    assert failure_reason("killed") == "the compiler ended without an error message ('killed')"

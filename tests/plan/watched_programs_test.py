@@ -42,7 +42,7 @@ def test_a_program_stays_within_its_bounds(row: WatchedProgram) -> None:
     flags = ["--config=configs/base.py", f"--topology={topology}", "--json", "--advice=false"]
     lengths = [f"--lengths={','.join(map(str, row.lengths))}"] if row.lengths else []
     if row.verb == "search":
-        verb += [f"--{name}={value}" for name, value in row.search._asdict().items() if name != "at_once"]
+        verb += [f"--{name}={value}" for name, value in row.search._asdict().items() if name != "block_passages"]
     arguments = command("-m", "jaxret", "plan", *verb, *flags, *lengths, *keys)
     done = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -367,7 +367,7 @@ def test_configs_that_are_not_implemented(pair: Any, tmp_path: Path, values: dic
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"method": "greedy", "queries": 2}, "greedy decoding has one query"),
+        ({"method": "greedy", "queries": 2}, "greedy decoding returns one query"),
         ({"method": "beam", "queries": 5}, r"search .*4 beams"),
         ({"temperature": 0.0}, "temperature is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
