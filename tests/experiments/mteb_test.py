@@ -152,9 +152,9 @@ def test_another_revision_of_a_task_is_another_corpus(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_errors_are_one_sentence(root: Path) -> None:
     for tasks, sentence in {
-        "nothing-of-this-name": "--tasks=nothing-of-this-name is not a folder, and mteb has no such task",
+        "nothing-of-this-name": "--tasks=nothing-of-this-name is neither a folder nor a task of mteb",
         "SciFact": "the data of SciFact are not in the cache of Hugging Face; --download fetches them",
-        "STS12": "--tasks=STS12 is of the type STS; jaxret mteb evaluates retrieval",
+        "STS12": "--tasks=STS12 has the type STS; jaxret mteb evaluates only retrieval",
     }.items():
         done = jaxret("mteb", f"--workdir={root / 'one'}", f"--tasks={tasks}", "--out=other", home=root)
         assert done.returncode == 1
@@ -164,8 +164,8 @@ def test_errors_are_one_sentence(root: Path) -> None:
 
 CARDS = {  # of one process, because importing mteb takes long
     "# A model": "card.md has no metadata: it must begin with YAML between two lines ---",
-    "---\nlicense: [a\n---\n": "card.md: what is between the lines --- is not YAML of keys and values",
-    "---\nlanguage: tlhh\n---\n": "card.md: language is 'tlhh'; write a code of ISO 639",
+    "---\nlicense: [a\n---\n": "card.md: the text between the lines --- must be YAML keys and values",
+    "---\nlanguage: tlhh\n---\n": "card.md: language is 'tlhh'; it must be a code of ISO 639",
     "---\nlicense: mine\n---\n": "card.md: license is 'mine', which mteb does not take: ",
     "---\nlicense: other\nlicense_link: http://terms.example\n---\n": "licence http://terms.example/, languages None",
 }
@@ -205,5 +205,5 @@ def test_without_mteb_the_remedy_is_named(root: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: jaxret mteb needs mteb, which is not installed: pip install 'jaxret[mteb]'")
-    with pytest.raises(ValueError, match="model_name is 'mlr'; mteb's names are ORGANIZATION/NAME"):
+    with pytest.raises(ValueError, match="model_name is 'mlr'; it must be ORGANIZATION/NAME"):
         MtebOptions(model_name="mlr")

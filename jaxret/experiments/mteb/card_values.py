@@ -1,4 +1,4 @@
-"""The values of mteb's ModelMeta that a model card states: licence, languages, origin, training data."""
+"""Read the values of mteb's ModelMeta from a model card: licence, languages, origin, training data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import yaml
 from huggingface_hub import ModelCard
 from mteb.languages.iso_mappings import _hf_langs_to_iso_lang_scripts as mteb_languages
 
-# Keys of ModelMeta that a card states by the same names; Hugging Face has no keys of its own for them.
+# Keys that a card states under ModelMeta's names, because Hugging Face has no names for them.
 MTEB_KEYS = ("release_date", "open_weights", "public_training_code", "public_training_data", "reference", "citation")
-_LISTS = ("language", "base_model", "training_datasets")  # that a card may have as one text
+_LISTS = ("language", "base_model", "training_datasets")  # keys whose value may be one text instead of a list
 
 
 def card_values(path: Path) -> dict[str, Any]:
-    """Return values for ModelMeta from a card, a README.md with metadata as Hugging Face has them.
+    """Return values for ModelMeta from a model card, a README.md with Hugging Face's metadata.
 
-    Only what the card states is in the result. `datasets` are names at the hub, which are not names of mteb's tasks:
-    `training_datasets` has those.
+    The result has only the keys that the card states. The names of mteb's tasks are in the card's key
+    `training_datasets`; its key `datasets` has names of the hub and is not read.
 
     Raises:
-        ValueError: the file has no metadata, or a value of them is none that mteb takes.
-        FileNotFoundError: there is no such file.
+        ValueError: the file has no metadata, or mteb does not accept a value.
+        FileNotFoundError: the file does not exist.
     """
     text = path.read_text(encoding="utf-8")
     if not text.lstrip().startswith("---"):
@@ -31,7 +31,7 @@ def card_values(path: Path) -> dict[str, Any]:
         metadata = ModelCard(text).data.to_dict()
     except (ValueError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
-        raise ValueError(f"{path}: what is between the lines --- is not YAML of keys and values ({first})") from error
+        raise ValueError(f"{path}: the text between the lines --- must be YAML keys and values ({first})") from error
     for key in _LISTS:
         if key in metadata:
             metadata[key] = metadata[key] if isinstance(metadata[key], list) else [metadata[key]]
@@ -49,5 +49,5 @@ def card_values(path: Path) -> dict[str, Any]:
 
 def _language(path: Path, name: str) -> str:
     if not (codes := mteb_languages(name)):
-        raise ValueError(f"{path}: language is {name!r}; write a code of ISO 639, such as en, or eng-Latn")
+        raise ValueError(f"{path}: language is {name!r}; it must be a code of ISO 639, such as en or eng-Latn")
     return str(codes[0])

@@ -16,22 +16,22 @@ from jaxret.storage.atomic import sha256_json, sha256_json_lists
 
 
 def folder_task(corpus: Corpus, source: EvaluationSource) -> AbsTaskRetrieval:
-    """Return the task of a folder: its corpus, and its queries with judgements. Its revision is a digest of
-    passages, queries and judgements.
+    """Return a task of mteb for a folder with a corpus, queries and judgements. The task's revision is a digest of all
+    three.
 
-    A split other than "test" is part of the task's name: mteb's files of results are one a task.
+    A split other than "test" is part of the task's name, because mteb writes one file of results per task.
 
     Raises:
-        ValueError: there is no judged query.
-        FileNotFoundError: there is no such folder.
-        DataError: a bad record.
+        ValueError: no query is judged.
+        FileNotFoundError: the folder does not exist.
+        DataError: a record is bad.
     """
     folder_name = corpus.name
     data, split = source.read(Policy()), source.split
     relevant: dict[str, dict[str, int]] = {}
     for judgement in data.judgements:
         relevant.setdefault(judgement.query_id, {})[judgement.passage_id] = judgement.relevance
-    passages = ([one.id, one.title, one.text] for one in corpus.read(Policy("keep")))
+    passages = ([passage.id, passage.title, passage.text] for passage in corpus.read(Policy("keep")))
     revision = sha256_json({"corpus": sha256_json_lists(passages), **data.digests()})[:12]
 
     class FolderTask(AbsTaskRetrieval):  # type: ignore[misc]  # mteb has no types here
@@ -49,8 +49,12 @@ def folder_task(corpus: Corpus, source: EvaluationSource) -> AbsTaskRetrieval:
         )
 
         def load_data(self, **_: Any) -> None:
-            queries = [{"id": one.id, "text": one.text, "instruction": one.instruction} for one in data.queries]
-            passages = ({"id": one.id, "title": one.title, "text": one.text} for one in corpus.read(Policy("keep")))
+            queries = [
+                {"id": record.id, "text": record.text, "instruction": record.instruction} for record in data.queries
+            ]
+            passages = (
+                {"id": record.id, "title": record.title, "text": record.text} for record in corpus.read(Policy("keep"))
+            )
             self.dataset = {
                 "default": {
                     split: {

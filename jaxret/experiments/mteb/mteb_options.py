@@ -9,9 +9,9 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class MtebOptions:
-    """How tasks are read and results are named."""
+    """The tasks, how their data are read, and how results are named."""
 
-    tasks: tuple[str, ...] = ()  # names of mteb, or folders in BEIR's layout
+    tasks: tuple[str, ...] = ()  # names of mteb's tasks, or folders in BEIR's layout
     model_name: str = option("", "ORGANIZATION/NAME of the model in the results; default: jaxret/ and the run's folder")
     card: str = option(
         "",
@@ -23,4 +23,4 @@ class MtebOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.model_name and self.model_name.count("/") != 1:
-            raise ValueError(f"model_name is {self.model_name!r}; mteb's names are ORGANIZATION/NAME")
+            raise ValueError(f"model_name is {self.model_name!r}; it must be ORGANIZATION/NAME")

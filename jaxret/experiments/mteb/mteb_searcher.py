@@ -1,4 +1,4 @@
-"""A run as mteb sees it: its exact search as SearchProtocol, its facts as ModelMeta."""
+"""Interfaces of mteb for a run: SearchProtocol for its exact search, ModelMeta for its description."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jaxret.storage.atomic import atomic_write
 
 
 class MtebSearcher:
-    """Encodes a task's corpus into the run's folder, where it stays, and searches it exactly.
+    """Encodes the corpus of a task into the run's folder, where the vectors stay, and searches it exactly.
 
     Attributes:
-        mteb_model_meta: of the run.
-        corpora: task -> its corpus, where that is a folder of the user's.
+        mteb_model_meta: mteb's description of the run.
+        corpora: name of a task -> its corpus, for tasks that are folders of the user.
     """
 
     def __init__(self, run: Run, out: Path, meta: ModelMeta, progress: bool) -> None:
@@ -36,13 +36,13 @@ class MtebSearcher:
         self._searcher: Searcher | None = None
 
     def index(self, corpus: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, **_: Any) -> None:
-        """Encode a corpus.
+        """Encode the corpus of a task.
 
         Args:
             corpus: mteb's table with the columns id, title and text.
-            task_metadata: of the task; its name and revision are those of the encoded corpus.
-            hf_split: part of the task.
-            hf_subset: part of the task.
+            task_metadata: the task's metadata; its name and revision become part of the encoded corpus's name.
+            hf_split: split of the task.
+            hf_subset: subset of the task.
         """
         name = task_metadata.name
         if name not in self.corpora:
@@ -51,27 +51,28 @@ class MtebSearcher:
             folder = self._out / "corpora" / ".".join(parts)
             if not (folder / "corpus.jsonl").exists():
                 _write_passages(folder / "corpus.jsonl", corpus)
-            own_corpus, encoded_name = Corpus.open(folder), ".".join(parts)
+            task_corpus, encoded_name = Corpus.open(folder), ".".join(parts)
         else:
-            own_corpus, encoded_name = self.corpora[name], ""
-        result = encode_corpus(self._run, own_corpus, encoded_name, EncodeOptions(on_error="keep"), self._progress)
+            task_corpus, encoded_name = self.corpora[name], ""
+        result = encode_corpus(self._run, task_corpus, encoded_name, EncodeOptions(on_error="keep"), self._progress)
         self._searcher = Searcher(self._run, result.folder, many=True)
 
     def search(
         self, queries: Any, *, task_metadata: Any, top_k: int, top_ranked: Any = None, **_: Any
     ) -> dict[str, dict[str, float]]:
-        """Return query id -> passage id -> score. Scores fall strictly: mteb orders equal ones by id.
+        """Return query id -> passage id -> score. No two scores of a query are equal, because mteb would order them by
+        id.
 
         Args:
-            queries: mteb's table with the columns id and text, and perhaps instruction.
-            task_metadata: of the task.
-            top_k: passages of a query.
-            top_ranked: passages to rank.
+            queries: mteb's table with the columns id and text; the column instruction is optional.
+            task_metadata: the task's metadata.
+            top_k: number of passages per query.
+            top_ranked: passages to rerank; it must be None.
         Raises:
-            ValueError: there are passages to rank.
+            ValueError: `top_ranked` is given.
         """
         if top_ranked is not None:
-            raise ValueError(f"{task_metadata.name} gives the passages to rank; jaxret mteb has tasks of retrieval")
+            raise ValueError(f"{task_metadata.name} is a task of reranking; jaxret mteb evaluates only retrieval")
         assert self._searcher is not None  # `index` was called
         instructions = queries["instruction"] if "instruction" in queries.column_names else [""] * len(queries)
         records = [
@@ -96,16 +97,17 @@ def _write_passages(path: Path, corpus: Iterable[Mapping[str, Any]]) -> None:
 
 
 def model_meta(run: Run, name: str, card: str = "") -> ModelMeta:
-    """Return mteb's record of a run, from its contract, its weights and its card.
+    """Return mteb's description of a run, from its contract, its weights and its model card. Values that the card does
+    not state (licence, languages, training data, ...) are None.
 
     Args:
+        run: the run to describe.
         name: ORGANIZATION/NAME of the model.
-        card: path of the card; "": README.md in the run's folder, if there is one. What no file states (licence,
-            languages, training data, ...) is None.
+        card: path of the model card; "" for README.md in the run's folder, which may be missing.
 
     Raises:
-        ValueError: a value of the card is none that mteb takes.
-        FileNotFoundError: there is no such card.
+        ValueError: mteb does not accept a value of the card.
+        FileNotFoundError: the card does not exist.
     """
     path = Path(card) if card else run.workdir / "README.md"
     metadata = card_values(path) if card or path.exists() else {}
@@ -119,14 +121,21 @@ def model_meta(run: Run, name: str, card: str = "") -> ModelMeta:
 
 def _model_meta(run: Run, name: str, metadata: Mapping[str, Any]) -> ModelMeta:
     model, contract = run.model, run.contract
-    late = model.late_interaction
-    kind = "sparse" if model.sparse else "late-interaction" if late else "dense"
+    late_interaction = model.late_interaction
+    kind = "sparse" if model.sparse else "late-interaction" if late_interaction else "dense"
     score = ScoringFunction.COSINE if run.config.normalize else ScoringFunction.DOT_PRODUCT
     size = sum(leaf.size for leaf in _leaves(run.params))
     step, digest = run.checkpoint["step"], run.checkpoint["digest"]
-    absent = ("release_date", "languages", "license", "open_weights", "public_training_code", "public_training_data")
+    unknown_keys = (
+        "release_date",
+        "languages",
+        "license",
+        "open_weights",
+        "public_training_code",
+        "public_training_data",
+    )
     values: dict[str, Any] = {
-        **dict.fromkeys((*absent, "training_datasets")),
+        **dict.fromkeys((*unknown_keys, "training_datasets")),
         "loader": None,
         "name": name,
         "revision": f"step-{step}-{digest[:12]}",
@@ -135,7 +144,7 @@ def _model_meta(run: Run, name: str, metadata: Mapping[str, Any]) -> ModelMeta:
         "max_tokens": contract["passage_length"],
         "embed_dim": model.dimension,
         "framework": ["JAX"],
-        "similarity_fn_name": ScoringFunction.MAX_SIM if late else score,
+        "similarity_fn_name": ScoringFunction.MAX_SIM if late_interaction else score,
         "use_instructions": bool(run.config.tokens.query_prompt or run.config.tokens.prompts),
         "model_type": [kind],
     }

@@ -1,4 +1,4 @@
-"""Evaluate a run by mteb's own evaluation (`jaxret mteb`): mteb's files of results, for tasks of mteb or folders."""
+"""Evaluate a run with mteb (`jaxret mteb`) on tasks of mteb or on folders, and write mteb's result files."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ def require_mteb() -> None:
 def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool = True) -> str:
     """Evaluate a run on tasks, write mteb's results below `out`, and return a table of the main scores.
 
-    A task that has a result of this checkpoint and of the same data is not repeated.
+    A task is not repeated if it has a result of this checkpoint on the same data.
 
     Args:
-        out: folder of results/ORGANIZATION__NAME/REVISION/TASK.json, and of the corpora of named tasks.
-        options: which tasks, and how.
+        run: the run to evaluate.
+        out: folder for results/ORGANIZATION__NAME/REVISION/TASK.json, and for the corpora of named tasks.
+        options: the tasks and their settings.
+        progress: whether progress is printed.
 
     Raises:
-        ValueError: mteb is not installed, no task, two folders of one name, a name that mteb does not have, a task that
-            is not a retrieval, data that are not here, or a card that mteb does not take.
-        FileNotFoundError: there is no such card.
-        FileExistsError: the folder is of another kind.
+        ValueError: mteb is not installed or does not accept the card; no task is given; a task is unknown, is not
+            retrieval or has no data on this machine; or two folders have one name.
+        FileNotFoundError: the card does not exist.
+        FileExistsError: `out` is a folder of another kind.
     """
     require_mteb()
     require_folder_kind(out, MTEB)
     if not options.tasks:
-        raise ValueError("--tasks names no task; give names of mteb or folders in BEIR's layout, with commas")
-    if not options.download:  # before mteb is imported
+        raise ValueError("--tasks is empty; give names of mteb's tasks or folders in BEIR's layout, with commas")
+    if not options.download:  # libraries read these variables when mteb is imported
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     from mteb.cache import ResultCache
     from mteb.results import TaskResult
@@ -55,7 +57,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
     meta = model_meta(run, options.model_name or f"jaxret/{run.workdir.name}", options.card)
     searcher, cache = MtebSearcher(run, out, meta, progress), ResultCache(out)
     rows, results = [], []
-    for task, corpus in list(_tasks(options)):
+    for task, corpus in list(_open_tasks(options)):
         name = task.metadata.name
         if corpus and searcher.corpora.setdefault(name, corpus) != corpus:
             raise ValueError(
@@ -65,7 +67,7 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
         result = cache.load_task_result(name, meta)
         if result is None or result.dataset_revision != task.metadata.revision:
             begin = time.time()
-            _load(task, options.download)
+            _load_data(task, options.download)
             scores = {split: task.evaluate(searcher, split, encode_kwargs={}) for split in task.eval_splits}
             result = TaskResult.from_task_results(task, scores, evaluation_time=time.time() - begin)
             cache.save_to_cache(result, meta, encode_kwargs={})
@@ -73,14 +75,14 @@ def evaluate_by_mteb(run: Run, out: Path, options: MtebOptions, progress: bool =
         rows.append([name, ",".join(splits), measure, f"{score:.5f}"])
         results.append({"task": name, "splits": splits, "measure": measure, "score": score})
     files = cache.get_task_result_path("TASK", meta).parent
-    with atomic_write(files / "model_meta.json") as file:  # of stored results, too: the card may have changed since
+    with atomic_write(files / "model_meta.json") as file:  # always, because the card may have changed
         json.dump(meta.to_dict(), file, default=str, indent=4)
     emit("mteb", folder=files, results=results)
     return "\n".join([aligned_table(["task", "split", "measure", "score"], rows, left=3), f"written to {files}"])
 
 
-def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Corpus | None]]:
-    """Yield (task, corpus), the corpus where the task is a folder of the user's."""
+def _open_tasks(options: MtebOptions) -> Iterator[tuple[Any, Corpus | None]]:
+    """Yield (task, corpus). The corpus is None unless the task is a folder of the user."""
     import mteb
 
     from jaxret.experiments.mteb.folder_task import folder_task
@@ -93,16 +95,16 @@ def _tasks(options: MtebOptions) -> Iterator[tuple[Any, Corpus | None]]:
         try:
             (task,) = mteb.get_tasks(tasks=[name])
         except (KeyError, ValueError) as error:
-            raise ValueError(f"--tasks={name} is not a folder, and mteb has no such task: {error}") from error
+            raise ValueError(f"--tasks={name} is neither a folder nor a task of mteb: {error}") from error
         if "Retrieval" not in task.metadata.type:
-            raise ValueError(f"--tasks={name} is of the type {task.metadata.type}; jaxret mteb evaluates retrieval")
+            raise ValueError(f"--tasks={name} has the type {task.metadata.type}; jaxret mteb evaluates only retrieval")
         yield task, None
 
 
-def _load(task: Any, download: bool) -> None:
+def _load_data(task: Any, download: bool) -> None:
     try:
         task.load_data()
-    except Exception as error:  # of datasets, of the hub, or of a disk
+    except Exception as error:  # datasets, the hub and disks raise different classes
         remedy = "check the network" if download else "--download fetches them"
         name, first = task.metadata.name, str(error).strip().splitlines()[:1]
         raise ValueError(f"the data of {name} are not in the cache of Hugging Face; {remedy} ({first[0]})") from error

@@ -26,7 +26,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
 INK, FAINT = "#222222", "#DADADA"
 WIDTH, HEIGHT = 5.2, 3.3  # inches of a picture with one panel: a column and a half of a paper
-ON_PAGE = 0.76  # of these, on a page of `picture_svg`
+ON_PAGE = 0.76  # scale of width and height of a picture on a page (`picture_svg`)
 
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -66,8 +66,8 @@ def new_picture(
     """Return an empty figure and its panels, side by side.
 
     Args:
-        height: in inches.
-        width: of a single panel, in inches; several panels are narrower.
+        height: height of the figure in inches.
+        width: width of a single panel in inches; several panels are narrower.
         share: whether the panels have one vertical axis.
     """
     from matplotlib.figure import Figure
@@ -77,32 +77,32 @@ def new_picture(
     return figure, list(figure.subplots(1, panels, sharey=share, squeeze=False)[0])
 
 
-def add_legend(figure: Figure, ax: Axes, most: int = 3) -> Figure:
-    """Put a legend above the panels if there is more than one label; as many columns as fit, `most` of them at most."""
+def add_legend(figure: Figure, ax: Axes, max_columns: int = 3) -> Figure:
+    """Put a legend with at most `max_columns` columns above the panels if there is more than one label."""
     handles, labels = ax.get_legend_handles_labels()
     if len(handles) > 1:
-        letters = figure.get_figwidth() * ON_PAGE * 13  # of a line, at the size of a legend
+        letters = figure.get_figwidth() * ON_PAGE * 13  # letters that fit on one line of a legend
         columns = int(letters // (max(map(len, labels)) + 6))
-        figure.legend(handles, labels, loc="outside upper center", ncols=max(1, min(len(labels), most, columns)))
+        figure.legend(handles, labels, loc="outside upper center", ncols=max(1, min(len(labels), max_columns, columns)))
     return figure
 
 
 def label_text(name: str) -> str:
-    """Return a name that matplotlib draws as it is: a $ begins no formula, and a _ in front does not hide it from a
-    legend."""
+    """Return a name that matplotlib draws unchanged. A $ begins no formula, and a leading _ does not hide the name from
+    a legend."""
     text = name.replace("$", r"\$")
     return f"\u200b{text}" if text.startswith("_") else text
 
 
 def use_whole_numbers(ax: Axes) -> None:
-    """Mark the horizontal axis at whole numbers alone, as of steps and layers."""
+    """Mark the horizontal axis only at whole numbers, such as steps and layers."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
 def use_log_axis(ax: Axes, ratio: float) -> None:
-    """Make the horizontal axis logarithmic, with numbers that are written out. ratio: of its largest and smallest."""
+    """Make the horizontal axis logarithmic, with numbers that are written out. `ratio` is largest / smallest value."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_xscale("log")
@@ -112,7 +112,7 @@ def use_log_axis(ax: Axes, ratio: float) -> None:
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return colour, marker and dash of the line with a number; they repeat together only after many lines."""
+    """Return colour, marker and dash of the line with a number. The same combination repeats only after many lines."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -122,7 +122,8 @@ def line_style(number: int) -> dict[str, Any]:
 
 @contextmanager
 def _style(**changes: Any) -> Iterator[None]:
-    """Draw with the style of all pictures and some changes. Raises ValueError if matplotlib is not installed."""
+    """Set the style of all pictures, with changes, inside the block. Raises ValueError if matplotlib is not
+    installed."""
     if not drawing_is_installed():
         raise ValueError(NO_MATPLOTLIB)
     import matplotlib
@@ -136,8 +137,8 @@ def _style(**changes: Any) -> Iterator[None]:
 def save_picture(make: Callable[[], Figure], path: str | Path) -> str:
     """Draw a picture, write PATH.svg and PATH.png without dates and versions, and return their names.
 
-    make: draws with `new_picture`; settings of matplotlib are the same for every user meanwhile. Raises ValueError if
-    matplotlib is not installed.
+    `make` draws with `new_picture`; it runs with settings of matplotlib that are the same for every user. Raises
+    ValueError if matplotlib is not installed.
     """
     stem = Path(path).with_suffix("") if Path(path).suffix in (".svg", ".png") else Path(path)
     with _style():
@@ -153,10 +154,11 @@ def save_picture(make: Callable[[], Figure], path: str | Path) -> str:
 
 
 def picture_svg(make: Callable[[], Figure]) -> str:
-    """Draw a picture and return its SVG, for a page: text is text, there is no background, and letters are larger for
-    the width, because the page shows several pictures side by side.
+    """Draw a picture, and return its SVG for a page.
 
-    make: as of `save_picture`. Raises ValueError if matplotlib is not installed.
+    Letters stay text, and the background is transparent. Letters are larger relative to the width, because the page
+    shows several pictures side by side. `make` draws with `new_picture`. Raises ValueError if matplotlib is not
+    installed.
     """
     with _style(**{"svg.fonttype": "none", "savefig.transparent": True}):
         figure, buffer = make(), io.StringIO()

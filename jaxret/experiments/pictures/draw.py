@@ -14,7 +14,6 @@ from jaxret.experiments.compare_runs import split_argument
 from jaxret.experiments.explain import own_word_values
 from jaxret.experiments.pictures.canvas import save_picture
 from jaxret.experiments.pictures.run_pictures import (
-    DomainChoice,
     Runs,
     annealing_picture,
     domain_picture,
@@ -32,27 +31,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # kind -> its picture of runs, from their files alone
-_OF_RUNS: dict[str, Callable[[Runs], Figure]] = {
+_RUN_PICTURES: dict[str, Callable[[Runs], Figure]] = {
     "training": training_picture,
     "annealing": annealing_picture,
     "winners": winner_picture,
     "weights": weight_picture,
 }
-PICTURE_KINDS = ("sweep", *_OF_RUNS, "domains", "words")
+PICTURE_KINDS = ("sweep", *_RUN_PICTURES, "domains", "words")
 
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """Options of single kinds of pictures. Raises ValueError for a value of another type."""
+    """Options that only some kinds of pictures read. Raises ValueError for a value of another type."""
 
-    # of a sweep (one), or of `domains` (one for both axes, or one for each); () for the first
+    # measures to draw: one for `sweep`; one for both axes of `domains`, or one for each axis; () for the first measure
     measures: tuple[str, ...] = ()
-    # x, y: names of results on the axes of `domains`
+    # x, y: names of results (eval/NAME.json) on the axes of `domains`; the mean over several
     x: tuple[str, ...] = ()
     y: tuple[str, ...] = ()
     passage: str = ""  # text of the passage of `words`
-    title: str = ""
-    checkpoint: str = "best"  # of the run of `words`
+    title: str = ""  # title of the passage of `words`
+    checkpoint: str = "best"  # checkpoint of the run of `words`
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -63,19 +62,19 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
 
     Args:
         kind: one of PICTURE_KINDS.
-        arguments: folders of runs, or NAME=RUN,RUN for seeds of a system; of a sweep, its folder.
-        out: path of the picture, with or without an ending; "" for the kind, in the current folder.
-        options: of single kinds.
+        arguments: folders of runs, or NAME=RUN,RUN for seeds of a system; for a sweep, its folder.
+        out: path of the picture, with or without an ending; "" for the name of the kind in the current folder.
+        options: options that only some kinds read.
     Raises:
-        ValueError: an unknown kind, options that the kind does not read, or runs without the files that it draws.
-        FileNotFoundError: a sweep without results.
+        ValueError: the kind is unknown, does not read an option, or needs files that a run does not have.
+        FileNotFoundError: the sweep has no results.
     """
     options = options or PictureOptions()
     if kind not in PICTURE_KINDS:
         raise ValueError(f"{kind!r} is not a kind of picture; kinds are {', '.join(PICTURE_KINDS)}")
     _require_options(kind, options)
     if kind in ("sweep", "words") and len(arguments) != 1:
-        raise ValueError(f"a picture of {kind} is of one folder, and {len(arguments)} are named")
+        raise ValueError(f"a picture of {kind} needs one folder; {len(arguments)} are given")
     if kind == "sweep":
         path = Path(arguments[0]) / "results.json"
         if not path.exists():
@@ -86,9 +85,9 @@ def draw(kind: str, arguments: Sequence[str], out: str = "", options: PictureOpt
         words = own_word_values(run, Passage("passage", options.passage, options.title))
         make = partial(word_picture, words, run.model.module.head.word_values("passage"))
     elif kind == "domains":
-        make = partial(domain_picture, _read_runs(arguments), DomainChoice(options.x, options.y, options.measures))
+        make = partial(domain_picture, _read_runs(arguments), options.x, options.y, options.measures)
     else:
-        make = partial(_OF_RUNS[kind], _read_runs(arguments))
+        make = partial(_RUN_PICTURES[kind], _read_runs(arguments))
     return save_picture(make, out or kind)
 
 
@@ -101,13 +100,13 @@ def _require_options(kind: str, options: PictureOptions) -> None:
             raise ValueError(f"{name} must be given for a picture of {kind}")
     for name, value in vars(options).items():
         if value not in ((), "", "best") and name not in reads.get(kind, ()):
-            raise ValueError(f"{name} has no meaning for a picture of {kind}; leave it out")
+            raise ValueError(f"{name} has no meaning for a picture of {kind}; remove it")
     if len(options.measures) > (2 if kind == "domains" else 1):
         raise ValueError(f"measures={','.join(options.measures)} has too many measures for a picture of {kind}")
 
 
 def _read_runs(arguments: Sequence[str]) -> dict[str, list[Workdir]]:
-    """Return name -> runs. Raises FileNotFoundError for a folder that is not a run, ValueError for a name that is there
+    """Return name -> runs. Raises FileNotFoundError for a folder that is not a run, ValueError for a name that occurs
     twice."""
     runs: dict[str, list[Workdir]] = {}
     for argument in arguments:
@@ -119,6 +118,6 @@ def _read_runs(arguments: Sequence[str]) -> dict[str, list[Workdir]]:
         label = name or members[0].name
         label = argument if label in runs and not name else label
         if label in runs:
-            raise ValueError(f"{label!r} is there twice; NAME=RUN names a run")
+            raise ValueError(f"the name {label!r} occurs twice; give another name with NAME=RUN")
         runs[label] = members
     return runs

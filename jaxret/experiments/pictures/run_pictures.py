@@ -1,6 +1,6 @@
 """Draw runs: curves of training and annealing, winners and weights of a passage's vectors, in-domain against zero-shot.
 
-Everything is read from files of the runs; no model is loaded.
+The pictures are drawn from files of the runs; no model is loaded.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,23 +33,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Runs = Mapping[str, Sequence[Workdir]]  # name in the legend -> the runs that it stands for
-_MARKERS_UP_TO = 15  # points of a curve; more markers hide each other
-
-
-@dataclass(frozen=True)
-class DomainChoice:
-    """The results and measures of `domain_picture`."""
-
-    # x, y: names of results (eval/NAME.json) on the axes; the mean over several
-    x: tuple[str, ...]
-    y: tuple[str, ...]
-    measures: tuple[str, ...] = ()  # of x and of y; one for both, or "" for the first that a result has
+Runs = Mapping[str, Sequence[Workdir]]  # name in the legend -> runs of this name
+_MARKERS_UP_TO = 15  # a curve with more points has no markers, because they would hide each other
 
 
 def read_metrics(workdir: Workdir) -> list[dict[str, float]]:
-    """Return the lines of a run's metrics.jsonl; a last one without an end, of a killed job, is left out. Raises
-    FileNotFoundError if there is none, ValueError for a line that is not a JSON object with a step."""
+    """Return the lines of a run's metrics.jsonl, without an unfinished last line of a killed job. Raises
+    FileNotFoundError if the file is missing, ValueError for a line that is not a JSON object with a step."""
     if not workdir.metrics.exists():
         raise FileNotFoundError(f"{workdir.metrics} does not exist, so there is no training to draw")
     lines = []
@@ -106,8 +95,8 @@ def metric_picture(runs: Runs, name: str) -> Figure | None:
 
 
 def annealing_picture(runs: Runs) -> Figure:
-    """Return the temperatures of the losses of runs at every step (MVR, section 3.3), from the function that training
-    calls. Raises ValueError for a run without training data."""
+    """Return the temperatures of the losses of runs at every step (MVR, section 3.3). The function that training calls
+    computes them. Raises ValueError for a run without training data."""
     figure, (ax,) = new_picture()
     for number, (name, members) in enumerate(runs.items()):
         for kind, dash in (("temperature", "-"), ("local_temperature", (0, (5, 2)))):
@@ -123,9 +112,9 @@ def annealing_picture(runs: Runs) -> Figure:
 
 
 def temperatures(workdir: Workdir, key: str) -> tuple[list[int], list[float]]:
-    """Return (steps, values of loss.KEY after annealing) of a run, from step 0 to its last logged one.
+    """Return (steps, values of loss.KEY after annealing) of a run, from step 0 to its last logged step.
 
-    key: "temperature" or "local_temperature". Raises ValueError for a run without training data.
+    `key` is "temperature" or "local_temperature". Raises ValueError for a run without training data.
     """
     config, record = stored_config(workdir), read_json(workdir.data)
     examples = (record.get("train") or {}).get("examples")
@@ -139,43 +128,49 @@ def temperatures(workdir: Workdir, key: str) -> tuple[list[int], list[float]]:
 
 
 def winner_picture(runs: Runs) -> Figure:
-    """Return how often each vector of a passage has the best score with a relevant query (MLR, section 4.2.2), from
-    what `jaxret diversity` wrote. Raises ValueError if the vectors of a run are equal."""
+    """Return bars: how often each vector of a passage has the best score with a relevant query (MLR, section 4.2.2).
+    `jaxret diversity` wrote the counts. Raises ValueError if the vectors of a run are equal."""
     shares = {}
     for name, members in runs.items():
         reports = [_read_diversity(run) for run in members]
-        if any(one["equal"] for one in reports):
+        if any(report["equal"] for report in reports):
             raise ValueError(f"{name}: the vectors of a passage are equal except for rounding, so none of them wins")
-        shares[name] = [{key: wins / one["pairs"] for key, wins in one["wins"].items()} for one in reports]
+        shares[name] = [{key: wins / report["pairs"] for key, wins in report["wins"].items()} for report in reports]
     return vector_bars(shares, "share of pairs won")
 
 
 def weight_picture(runs: Runs) -> Figure:
-    """Return the weights of a passage's vectors in the pooled one (MLR eq. 8), from what `jaxret diversity` wrote.
-
-    Raises ValueError for a run that searches all vectors.
-    """
+    """Return bars: the weights of a passage's vectors in the pooled vector (MLR eq. 8), read from the reports of
+    `jaxret diversity`. Raises ValueError for a run that searches all vectors."""
     weights = {}
     for name, members in runs.items():
-        pooling = [_read_diversity(run).get("pooling") or {} for run in members]
-        if not all(one.get("weights") for one in pooling):
-            raise ValueError(f"{name}: its pooling has no weights (or `jaxret diversity` is to be run again)")
-        weights[name] = [one["weights"] for one in pooling]
+        poolings = [_read_diversity(run).get("pooling") or {} for run in members]
+        if not all(pooling.get("weights") for pooling in poolings):
+            raise ValueError(f"{name}: the pooling has no weights, or the report is old: run `jaxret diversity` again")
+        weights[name] = [pooling["weights"] for pooling in poolings]
     return vector_bars(weights, "weight in the pooled vector")
 
 
-def domain_picture(runs: Runs, choice: DomainChoice) -> Figure:
+def domain_picture(runs: Runs, x: Sequence[str], y: Sequence[str], measures: Sequence[str] = ()) -> Figure:
     """Return a scatter of systems, in-domain quality against zero-shot quality (Aggretriever, figure 1).
 
-    A name with several runs is their mean, with standard deviations. Raises FileNotFoundError for a missing result,
-    ValueError for a measure that it does not have.
+    The point of a name with several runs is their mean; its bars are standard deviations.
+
+    Args:
+        runs: name -> runs.
+        x: names of results (eval/NAME.json) on the horizontal axis, which has their mean.
+        y: names of results on the vertical axis.
+        measures: one measure for both axes, or one for each; () for the first measure of a result.
+    Raises:
+        FileNotFoundError: a result is missing.
+        ValueError: a result does not have the measure.
     """
-    measures = choice.measures or ("",)
+    measures = measures or ("",)
     figure, (ax,) = new_picture(width=4.4, height=3.6)
     labels = ["", ""]
     for number, (name, members) in enumerate(runs.items()):
         columns = []
-        for side, (results, measure) in enumerate(((choice.x, measures[0]), (choice.y, measures[-1]))):
+        for side, (results, measure) in enumerate(((x, measures[0]), (y, measures[-1]))):
             values, names = zip(*(_mean_result(run, results, measure) for run in members), strict=True)
             columns.append(values)
             labels[side] = f"{names[0]} on {', '.join(results)}"
@@ -195,12 +190,12 @@ def domain_picture(runs: Runs, choice: DomainChoice) -> Figure:
 
 
 def _mean_result(run: Workdir, results: Sequence[str], measure: str) -> tuple[float, str]:
-    """Return (mean over results of a measure, its name)."""
+    """Return (mean of a measure over results, name of the measure)."""
     values, name = [], measure
     for result in results:
         path = run.evaluation(result)
         if not path.exists():
-            available = ", ".join(other.stem for other in run.evaluations)
+            available = ", ".join(evaluation.stem for evaluation in run.evaluations)
             raise FileNotFoundError(f"{path} does not exist; the run has {available or 'no result'}")
         mean = read_evaluation(path).mean
         name = name or next(iter(mean))
@@ -213,16 +208,16 @@ def _mean_result(run: Workdir, results: Sequence[str], measure: str) -> tuple[fl
 def _curves(
     metrics: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], name: str
 ) -> dict[str, list[tuple[list[float], list[float]]]]:
-    """Return run name -> (steps, values) of each of its runs that logged a metric."""
+    """Return name -> (steps, values) for each of its runs that logged the metric."""
     curves: dict[str, list[tuple[list[float], list[float]]]] = {}
     for run, members in metrics.items():
         points = [[(line["step"], line[name]) for line in lines if name in line] for lines in members]
-        curves[run] = [([step for step, _ in one], [value for _, value in one]) for one in points if one]
+        curves[run] = [([step for step, _ in curve], [value for _, value in curve]) for curve in points if curve]
     return curves
 
 
 def _draw_curves(ax: Axes, lines: Sequence[tuple[list[float], list[float]]], number: int, label: str) -> None:
-    """Draw the curves of a name: seeds share colour and dash."""
+    """Draw the curves of the runs of one name, in one colour and dash."""
     look = line_style(number)
     for index, (steps, values) in enumerate(lines):
         marker = {} if len(steps) <= _MARKERS_UP_TO else {"marker": ""}
@@ -230,7 +225,8 @@ def _draw_curves(ax: Axes, lines: Sequence[tuple[list[float], list[float]]], num
 
 
 def _read_diversity(run: Workdir) -> dict[str, Any]:
-    """Return the only report of `jaxret diversity` of a run's best checkpoint, or else of any."""
+    """Return the report of `jaxret diversity` on a run's best checkpoint, or on another checkpoint if the best has
+    none. Raises ValueError unless there is exactly one."""
     paths = sorted(run.path.glob("eval/*.diversity.json"))
     paths = [path for path in paths if not re.search(r"\.step-\d+\.diversity$", path.stem)] or paths
     if len(paths) != 1:
@@ -241,13 +237,15 @@ def _read_diversity(run: Workdir) -> dict[str, Any]:
 
 
 def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str) -> Figure:
-    """Return bars of vectors side by side for each name; several runs of a name are their mean and deviation."""
-    vectors = sorted({vector for members in values.values() for one in members for vector in one}, key=_natural)
+    """Return bars for each vector, side by side for the names. Several runs of a name give a mean and a deviation."""
+    vectors = sorted(
+        {vector for members in values.values() for run_values in members for vector in run_values}, key=_natural_key
+    )
     figure, (ax,) = new_picture(height=max(HEIGHT * 0.85, 1.2 + 0.24 * len(vectors) * max(1, len(values) * 0.7)))
     size = 0.8 / len(values)
     for number, (name, members) in enumerate(values.items()):
         rows = np.arange(len(vectors)) + (number - (len(values) - 1) / 2) * size
-        table = np.array([[one.get(vector, np.nan) for vector in vectors] for one in members])
+        table = np.array([[run_values.get(vector, np.nan) for vector in vectors] for run_values in members])
         means, colour = table.mean(axis=0), COLOURS[number % len(COLOURS)]
         ax.barh(rows, means, height=size * 0.9, color=colour, label=label_text(name), zorder=2)
         if len(members) > 1:
@@ -265,6 +263,6 @@ def vector_bars(values: Mapping[str, Sequence[Mapping[str, float]]], title: str)
     return add_legend(figure, ax)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key with numbers by their value: layer 2 before layer 10."""
+def _natural_key(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that orders numbers by value: layer 2 before layer 10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name) if part]

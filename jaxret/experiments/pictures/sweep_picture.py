@@ -26,9 +26,9 @@ def sweep_picture(results: Mapping[str, Any], measure: str = "") -> Figure:
 
     Args:
         results: value of results.json of a sweep.
-        measure: by default the first one.
+        measure: the measure to draw; "" for the first.
     Raises:
-        ValueError: an unknown measure, more than three swept keys, or none.
+        ValueError: the measure is unknown, or the sweep does not have one to three keys.
     """
     name = measure or results["measures"][0]
     if name not in results["measures"]:
@@ -60,7 +60,7 @@ def sweep_picture(results: Mapping[str, Any], measure: str = "") -> Figure:
 def _draw_line(
     ax: Axes, points: Sequence[Mapping[str, Any]], key: str, measure: str, style: tuple[int, str | None, float]
 ) -> None:
-    """Draw the points of one line with their deviations and seeds. style: number, label, shift to the side."""
+    """Draw the points of one line with deviations and seeds. `style` is (number, label, shift to the side)."""
     number, label, shift = style
     values = [point["values"][key] for point in points]
     columns = _positions(values, shift)
@@ -80,7 +80,7 @@ def _draw_baseline(ax: Axes, results: Mapping[str, Any], measure: str) -> None:
     """Draw a dashed line at the mean of the baseline."""
     label = results["comparison"]["baseline"]
     scores = next(point["scores"].get(measure) for point in results["points"] if point["label"] == label)
-    if scores is None:  # one vector has no local variation
+    if scores is None:  # local variation is not defined for one vector
         return
     mean = float(np.mean(scores))
     ax.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.6, zorder=1)
@@ -99,9 +99,9 @@ def _positions(values: Sequence[Any], shift: float) -> list[float]:
     return [index + shift for index in range(len(values))]
 
 
-def _set_ticks(ax: Axes, every: Sequence[Any]) -> None:
+def _set_ticks(ax: Axes, swept_values: Sequence[Any]) -> None:
     """Set ticks at the swept values; a wide range of positive numbers has a logarithmic axis."""
-    values = list({format_value(value): value for value in every}.values())
+    values = list({format_value(value): value for value in swept_values}.values())
     if _is_numeric(values):
         low, high = min(values), max(values)
         if low > 0 and high / low >= _LOG_FROM:

@@ -10,20 +10,20 @@ from jaxret.experiments.pictures.canvas import INK, WIDTH, new_picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LETTER, _LINE, _GAP = 0.082, 0.29, 0.07  # inches: of a letter of DejaVu Sans Mono at 10 points, a line, a space
+_LETTER, _LINE, _GAP = 0.082, 0.29, 0.07  # inches of a letter (DejaVu Sans Mono, 10 points), a line and a space
 _FONT = 10
 
 
 def word_picture(words: Sequence[tuple[str, float]], title: str = "") -> Figure:
     """Return a passage's text, each word on a colour that is darker for a larger value, and the scale of the colours.
 
-    Values of zero and below have no colour. Pieces of a word ("##ing") stand beside the piece before.
+    Values of zero and below have no colour. There is no space before the later pieces of a word ("##ing").
 
     Args:
         words: tokens and their values, in the order of the text.
-        title: meaning of the values, at the scale.
+        title: label of the scale, which says what the values are.
     Raises:
-        ValueError: there is no word.
+        ValueError: `words` is empty.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -56,7 +56,8 @@ def word_picture(words: Sequence[tuple[str, float]], title: str = "") -> Figure:
 
 
 def _lay_out(words: Sequence[tuple[str, float]], width: float) -> list[tuple[float, float, int]]:
-    """Return (left edge, width, line) of each word in inches; words that do not fit begin a line."""
+    """Return (left edge in inches, width in inches, line number) of each word. A word that does not fit begins a new
+    line."""
     boxes, left, row = [], 0.0, 0
     for index, (word, _) in enumerate(words):
         size = _LETTER * len(_plain_piece(word)) + 0.03
@@ -74,5 +75,5 @@ def _continues(word: str) -> bool:
 
 
 def _plain_piece(word: str) -> str:
-    """Return a token without the signs of its vocabulary: ## of WordPiece, the space of byte-pair and SentencePiece."""
+    """Return a token without the signs of its vocabulary: ## in WordPiece, Ġ in byte-pair, ▁ in SentencePiece."""
     return word.removeprefix("##").lstrip("▁Ġ") or word

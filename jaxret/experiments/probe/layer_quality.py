@@ -1,7 +1,7 @@
-"""Quality of retrieval by the vectors of single layers, of a layer beside the last one, and of a mixture of layers.
+"""Quality of retrieval by the vectors of single layers, of a layer with the last one, and of a mixture of layers.
 
-A query is compared with all passages. "alone" reads both sides at one layer, as an encoder that ends there would. Where
-a passage has several layers, the query has the last one, as in MLR (section 3).
+A query is compared with all passages. With a single layer, queries and passages have the vectors of this layer, like an
+encoder that ends there. If a passage has several layers, the query has the last one, as in MLR (section 3).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from scipy.optimize import minimize
 from jaxret.experiments.probe.layer_vectors import LayerVectors
 
 NDCG, RECALL = 10, 100  # cut-offs of nDCG and R
-BYTES = 4  # of a number of a stored vector, float32
-START = 20.0  # weight of the last layer that fitting starts from, of scores of at most 1: a temperature of .05
+BYTES = 4  # bytes of a dimension of a stored vector, float32
+START = 20.0  # initial weight of the last layer, for scores of at most 1; this is a temperature of .05
 
 
 @dataclass(frozen=True)
 class Choice:
     """A way to make vectors of a passage from the layers of an encoder."""
 
-    layers: tuple[int, ...]  # of a passage, ascending; a query has the last one of these
-    token: str  # one of TOKENS
-    normalize: bool  # vectors have length 1
-    pooling: str = "none"  # of several layers: "none" (the maximum), "average" or "mix" (weights)
-    weights: tuple[float, ...] = ()  # of "mix", one for each layer
+    layers: tuple[int, ...]  # layers of a passage, ascending; a query has the last one of them
+    token: str  # one of TOKEN_TITLES
+    normalize: bool  # whether vectors are scaled to length 1
+    pooling: str = "none"  # score of several layers: "none" (maximum), "average" or "mix" (weighted sum)
+    weights: tuple[float, ...] = ()  # weight of each layer if `pooling` is "mix"
 
     @property
     def vectors(self) -> int:
@@ -40,11 +40,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Quality:
-    """Measures of a choice, of every query [Q]."""
+    """Measures of a choice for every query."""
 
     choice: Choice
-    ndcg: np.ndarray
-    recall: np.ndarray
+    ndcg: np.ndarray  # nDCG@10 [Q]
+    recall: np.ndarray  # R@100 [Q]
 
     def mean(self, queries: np.ndarray | slice = slice(None)) -> float:
         """Return the mean nDCG of some queries."""
@@ -61,7 +61,7 @@ class ProbeData:
 
     @property
     def last(self) -> int:
-        """Return the number of the last layer."""
+        """The number of the last layer."""
         return len(self.queries.vectors) - 1
 
     def stored_bytes(self, choice: Choice) -> int:
@@ -83,7 +83,7 @@ class ProbeData:
                 np.maximum(result, scores, out=result)
             return result
         weights = choice.weights or [1 / len(choice.layers)] * len(choice.layers)
-        raw = choice.pooling == "average"  # pooled before it is scaled, as in training; a mixture is of scaled vectors
+        raw = choice.pooling == "average"  # as in training, averages are scaled after pooling; a mixture before it
         parts = (self.passages.of(x, choice.token) if raw else self.side("passage", x, choice) for x in choice.layers)
         terms = (np.float32(weight) * part for weight, part in zip(weights, parts, strict=True))
         mixture: np.ndarray = reduce(np.add, terms)
@@ -100,12 +100,8 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def rank_measures(scores: np.ndarray, relevance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return nDCG@10 and R@100 of every query, float64 [Q]; of equal scores the lower row is first.
-
-    Args:
-        scores: [Q,N].
-        relevance: [Q,N], with a relevant passage in every row.
-    """
+    """Return nDCG@10 and R@100 of every query, float64 [Q]. If scores are equal, the passage with the lower index is
+    first. `scores` and `relevance` are [Q,N]; every row of `relevance` has a relevant passage."""
     depth = min(RECALL, scores.shape[1])
     _, rows = jax.lax.top_k(scores, depth)
     gains = np.take_along_axis(relevance, np.asarray(rows), axis=1)
@@ -116,16 +112,16 @@ def rank_measures(scores: np.ndarray, relevance: np.ndarray) -> tuple[np.ndarray
     return ndcg, (gains > 0).sum(axis=1) / (relevance > 0).sum(axis=1)
 
 
-def choices_alone(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
-    """Yield every layer from 0 to `layers`, read in every way, as cosines and as dot products."""
+def single_layer_choices(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
+    """Yield every single layer from 0 to `layers`, with every token, as cosines and as dot products."""
     for normalize in (True, False):
         for token in tokens:
             for layer in range(layers + 1):
                 yield Choice((layer,), token, normalize)
 
 
-def choices_of_pairs(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
-    """Yield every layer, 0 included, beside the last one, by maximum and by average."""
+def layer_pair_choices(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
+    """Yield every layer, 0 included, together with the last one, by maximum and by average."""
     for normalize in (True, False):
         for token in tokens:
             for pooling in ("none", "average"):
@@ -134,13 +130,15 @@ def choices_of_pairs(layers: int, tokens: tuple[str, ...]) -> Iterator[Choice]:
 
 
 def fit_weights(data: ProbeData, token: str, normalize: bool, queries: np.ndarray) -> Choice:
-    """Return the mixture of all layers from 1 whose non-negative weights, fitted on some queries, minimize the mean
-    cross-entropy of their relevant passages among all passages.
+    """Return the mixture of layers 1 to L with fitted weights.
+
+    The weights are not negative. They minimize the mean cross-entropy of the relevant passages among all passages, over
+    the queries that are fitted.
 
     Args:
         data: vectors and relevance.
-        token: one of TOKENS.
-        normalize: whether vectors have length 1.
+        token: one of TOKEN_TITLES.
+        normalize: whether vectors are scaled to length 1.
         queries: rows of the queries to fit on.
     """
     layers = tuple(range(1, data.last + 1))

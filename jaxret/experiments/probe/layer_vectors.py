@@ -1,4 +1,4 @@
-"""One pass over texts that keeps a vector of every layer for every way to read a token from it."""
+"""Encode texts once, and keep the vector of every layer for every pooling of its tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxret.runs.embedder import plan_batches
 from jaxret.runs.run import Run
 from jaxret.types import HiddenStates, Ragged, Tokens
 
-# What represents a text at a layer, and its description. "cls" and "mean" are values of head.token, too.
+# Pooling of a layer's tokens to one vector -> its description. "cls" and "mean" are also values of head.token.
 TOKEN_TITLES = {
     "cls": "first token",
     "mean": "mean",
@@ -35,29 +35,27 @@ class LayerVectors:
     tokens: tuple[str, ...]
 
     def of(self, layer: int, token: str) -> np.ndarray:
-        """Return [n,H] float32."""
+        """Return the vectors [n,H] float32 of a layer."""
         return self.vectors[layer, self.tokens.index(token)]
 
 
 def pool_layers(
     hidden: HiddenStates, mean_mask: Bool[jax.Array, "B T"] | None = None
 ) -> Float[jax.Array, "layers P B H"]:
-    """Return the vector of every layer for each of TOKEN_TITLES. A text of one token is its own mean without the first.
-
-    mean_mask: tokens that means are over; None: all real ones.
-    """
+    """Return the vector of every layer for each of TOKEN_TITLES. The mean without the first token of a text with one
+    token is the vector of this token. Means are over the tokens of `mean_mask`; None: all real tokens."""
     states, mask = hidden.states.astype(jnp.float32), hidden.mask
     mean_mask = mask if mean_mask is None else mask & mean_mask
-    rest = mask & (jnp.arange(mask.shape[1]) > 0)
-    rest = jnp.where(rest.any(axis=1, keepdims=True), rest, mask)
+    later_tokens = mask & (jnp.arange(mask.shape[1]) > 0)
+    later_tokens = jnp.where(later_tokens.any(axis=1, keepdims=True), later_tokens, mask)
     last = jnp.maximum(mask.sum(axis=1) - 1, 0)
 
-    def mean(places: jax.Array) -> jax.Array:
-        total = jnp.where(places[None, ..., None], states, 0).sum(axis=2)
-        return total / jnp.maximum(places.sum(axis=1), 1)[None, :, None]
+    def mean(token_mask: jax.Array) -> jax.Array:
+        total = jnp.where(token_mask[None, ..., None], states, 0).sum(axis=2)
+        return total / jnp.maximum(token_mask.sum(axis=1), 1)[None, :, None]
 
     ends = jnp.take_along_axis(states, last[None, :, None, None], axis=2)[:, :, 0]
-    return jnp.stack([states[:, :, 0], mean(mean_mask), mean(rest & mean_mask), ends], axis=1)
+    return jnp.stack([states[:, :, 0], mean(mean_mask), mean(later_tokens & mean_mask), ends], axis=1)
 
 
 @partial(jax.jit, static_argnames=("model", "side"))
@@ -67,14 +65,15 @@ def _pooled_states(params: dict, tokens: Tokens, model: RetrieverModel, side: Si
 
 
 def encode_layers(run: Run, texts: Ragged, side: Side, progress: bool = False) -> LayerVectors:
-    """Encode texts once and keep every layer.
+    """Return the vectors of texts at every layer, from one pass over the texts.
 
-    An encoder without a first token that stands for the text (T5) has no "cls".
+    An encoder that has no [CLS] token (T5) has no vectors "cls".
 
     Args:
         run: the run whose encoder is probed; its head and pooling are not used.
         texts: token ids.
-        side: of the texts.
+        side: whether the texts are queries or passages.
+        progress: whether progress is printed.
     """
     embedder = run.embedder()
     shapes = run.model.module.config

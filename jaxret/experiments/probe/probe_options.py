@@ -1,4 +1,4 @@
-"""Options of a probe of layers."""
+"""Options of `jaxret probe`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find out which layers of an encoder are worth searching, without training (`jaxret probe`)."""
+"""Measure retrieval by each layer of an encoder, without training (`jaxret probe`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jaxret.experiments.evaluation_queries import EvaluationQueries, EvaluationS
 from jaxret.experiments.probe.layer_quality import (
     ProbeData,
     Quality,
-    choices_alone,
-    choices_of_pairs,
     fit_weights,
+    layer_pair_choices,
+    single_layer_choices,
 )
 from jaxret.experiments.probe.layer_vectors import encode_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
@@ -26,12 +26,13 @@ from jaxret.runs.run import Run
 
 @dataclass(frozen=True)
 class Finding:
-    """A choice that was made on one half of the queries, measured on the other."""
+    """A choice of layers that was made on one half of the queries and measured on the other half."""
 
     name: str  # kind of the choice
-    quality: Quality  # of the choice, for all queries
-    comparison: PairedComparison | None = None  # with the last layer, on the other half; None for the last layer itself
-    p_value: float | None = None  # of the comparison, corrected by Holm
+    quality: Quality  # measures of the choice on all queries
+    # comparison with the last layer on the other half; None for the last layer itself
+    comparison: PairedComparison | None = None
+    p_value: float | None = None  # p-value of the comparison, corrected by Holm
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Probe:
 
     data: ProbeData  # the vectors and the relevance of each pair
     name: str  # data set and split
-    digests: dict[str, str]  # of the queries and the judgements
-    alone: list[Quality]  # every layer alone
-    pairs: list[Quality]  # every layer beside the last one
+    digests: dict[str, str]  # SHA-256 digests of queries and judgements
+    single_layers: list[Quality]  # measures of every single layer
+    pairs: list[Quality]  # measures of every layer together with the last one
     findings: list[Finding]  # the best of each kind, the last layer first
     held_out: np.ndarray  # rows of the queries that findings are measured on
 
@@ -55,20 +56,21 @@ def probe_layers(
     Args:
         run: a run of any head; it needs no training (`jaxret open` makes a run of another library's model).
         source: queries and judgements.
-        corpus: their passages.
-        options: which of these.
+        corpus: the corpus of the judged passages.
+        options: numbers of queries and passages, and the seed.
+        progress: whether progress is printed.
 
     Raises:
         ValueError: fewer than four judged queries have a relevant passage in the corpus.
     """
     queries = read_evaluation_queries(source, Policy())
     vectors = encode_probe_data(run, corpus, queries, options, progress)
-    alone = [vectors.quality(choice) for choice in choices_alone(vectors.last, vectors.queries.tokens)]
-    pairs = [vectors.quality(choice) for choice in choices_of_pairs(vectors.last, vectors.queries.tokens)]
+    single_layers = [vectors.quality(choice) for choice in single_layer_choices(vectors.last, vectors.queries.tokens)]
+    pairs = [vectors.quality(choice) for choice in layer_pair_choices(vectors.last, vectors.queries.tokens)]
     order = np.random.default_rng([options.seed, 1]).permutation(len(vectors.relevance))
     first, second = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
-    findings = choose(vectors, [*alone, *pairs], first, second, options.seed)
-    return Probe(vectors, source.name, queries.digests(), alone, pairs, findings, second)
+    findings = choose(vectors, [*single_layers, *pairs], first, second, options.seed)
+    return Probe(vectors, source.name, queries.digests(), single_layers, pairs, findings, second)
 
 
 def encode_probe_data(
@@ -78,9 +80,10 @@ def encode_probe_data(
 
     Args:
         run: the run whose encoder is probed.
-        corpus: to draw passages from.
-        queries: judged queries of it.
-        options: how many of these.
+        corpus: the corpus from which passages are drawn.
+        queries: judged queries of this corpus.
+        options: numbers of queries and passages, and the seed.
+        progress: whether progress is printed.
 
     Raises:
         ValueError: fewer than four queries have a relevant passage.
@@ -104,7 +107,7 @@ def encode_probe_data(
     if len(rows) < 4:
         raise ValueError(
             f"{corpus}: {len(rows)} queries of the split {options.split!r} have a relevant passage in the corpus; "
-            "a probe needs 4 at least"
+            "a probe needs at least 4"
         )
     texts = run.tokenizer.queries([sample[row] for row in rows])
     query_vectors = encode_layers(run, texts, "query", progress)
@@ -117,9 +120,10 @@ def _draw(random: np.random.Generator, total: int, count: int) -> np.ndarray:
 
 
 def _draw_passages(corpus: Corpus, relevant: set[str], count: int, random: np.random.Generator) -> list[Passage]:
-    """Return the relevant passages, and others up to `count` in all, in the corpus's order; it is read twice."""
-    others = sum(passage.id not in relevant for passage in corpus.read(Policy("skip")))
-    numbers = set(_draw(random, others, max(0, count - len(relevant))).tolist())
+    """Return the relevant passages and random others, `count` in total, in the order of the corpus. It is read
+    twice."""
+    other_count = sum(passage.id not in relevant for passage in corpus.read(Policy("skip")))
+    numbers = set(_draw(random, other_count, max(0, count - len(relevant))).tolist())
     passages, number = [], 0
     for passage in corpus.read(Policy("skip")):
         if passage.id in relevant or number in numbers:
@@ -131,14 +135,14 @@ def _draw_passages(corpus: Corpus, relevant: set[str], count: int, random: np.ra
 def choose(
     data: ProbeData, qualities: Sequence[Quality], first: np.ndarray, second: np.ndarray, seed: int
 ) -> list[Finding]:
-    """Return the best choice of each kind on some queries, compared with the last layer on others.
+    """Return the best choice of each kind on the first queries, compared with the last layer on the second ones.
 
     Args:
-        data: the vectors.
-        qualities: choices of single layers and of pairs.
+        data: the vectors and the relevance.
+        qualities: measures of single layers and of pairs.
         first: rows of the queries to choose on.
         second: rows of the queries to measure on.
-        seed: of the tests.
+        seed: seed of the significance tests.
     """
     best = partial(max, key=lambda quality: quality.mean(first))
     last = best(quality for quality in qualities if quality.choice.layers == (data.last,))
@@ -149,12 +153,14 @@ def choose(
         "two layers, average": best(q for q in qualities if q.choice.pooling == "average"),
         "mixture of layers": mixture,
     }
-    baseline = _values(last, second)
-    comparisons = {name: paired_comparison(baseline, _values(quality, second), seed) for name, quality in kinds.items()}
+    baseline = _query_values(last, second)
+    comparisons = {
+        name: paired_comparison(baseline, _query_values(quality, second), seed) for name, quality in kinds.items()
+    }
     p_values = holm([comparison.p_permutation for comparison in comparisons.values()])
-    others = [Finding(name, kinds[name], comparisons[name], p) for name, p in zip(kinds, p_values, strict=True)]
-    return [Finding("last layer", last), *others]
+    findings = [Finding(name, kinds[name], comparisons[name], p) for name, p in zip(kinds, p_values, strict=True)]
+    return [Finding("last layer", last), *findings]
 
 
-def _values(quality: Quality, queries: np.ndarray) -> dict[str, float]:
+def _query_values(quality: Quality, queries: np.ndarray) -> dict[str, float]:
     return {str(row): float(quality.ndcg[row]) for row in queries}

@@ -1,4 +1,4 @@
-"""Small builders of HTML. A str is text, which is escaped; `Html`, which these functions return, is taken as it is."""
+"""Small builders of HTML. A str is text and is escaped; an `Html`, which these functions return, is not."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from jaxret.evaluation.text_table import as_html as as_html
 
 
 class Number(NamedTuple):
-    """A cell of a table with a number: it is aligned right and sorted by its value. None is an empty cell."""
+    """A table cell with a number, aligned right and sorted by its value. The cell of None is empty."""
 
     value: float | None
-    text: str = ""
+    text: str = ""  # the number as the reader sees it
 
 
 Cell = str | Number
-SHORT = 32  # characters of a cell that stays in one line
+SHORT = 32  # a cell of at most this many characters stays on one line
 
 
 def value_cell(value: float | int | None, form: str = ",.4f") -> Number:
-    """Return a cell with a number in a format of Python; an empty one for None and for what is not finite."""
+    """Return a cell with a number in a format of Python. The cell of None, NaN or an infinity is empty."""
     if value is None or not math.isfinite(value):
         return Number(None)
     return Number(float(value), format(value, form))
 
 
-def join(parts: Sequence[str]) -> Html:
-    """Return pieces one after the other."""
+def join_html(parts: Sequence[str]) -> Html:
+    """Return the parts that are not empty, each on a line of its own."""
     return Html("\n".join(as_html(part) for part in parts if part))
 
 
 def tag(name: str, *children: str, **attributes: str) -> Html:
-    """Return an element. In names of attributes, a _ at the end is dropped, and others become hyphens: aria_label."""
+    """Return an element. A _ at the end of an attribute's name is dropped (class_); any other _ becomes a hyphen."""
     pairs = (f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
     inner = "".join(as_html(child) for child in children)
     return Html(f"<{name}{''.join(pairs)}>{inner}</{name}>")
 
 
 def paragraph(text: str, kind: str = "") -> Html:
-    """Return a paragraph, of a class if `kind` is set."""
+    """Return a paragraph, with the CSS class `kind` if it is not empty."""
     return tag("p", text, **({"class_": kind} if kind else {}))
 
 
-def missing(sentence: str, command: str = "") -> Html:
-    """Return a sentence that names the missing files, and the command that makes them."""
+def missing_note(sentence: str, command: str = "") -> Html:
+    """Return a paragraph that says what is missing, and the command that makes it."""
     return tag("p", sentence, *([Html(" "), tag("code", command)] if command else []), class_="missing")
 
 
@@ -55,24 +55,24 @@ def bullets(items: Sequence[str]) -> Html:
     return tag("ul", *(tag("li", item) for item in items))
 
 
-def details(summary: str, *children: str) -> Html:
-    """Return a part that opens when its summary is chosen, by mouse or keyboard."""
+def collapsible(summary: str, *children: str) -> Html:
+    """Return a part that is closed until the reader selects its summary."""
     return tag("details", tag("summary", summary), *children)
 
 
 def gallery(figures: Sequence[str]) -> Html:
-    """Return figures side by side, as many as the page is wide."""
+    """Return figures side by side, as many in a row as fit on the page."""
     return tag("div", *figures, class_="gallery") if figures else Html("")
 
 
 def data_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
-    """Return a table that can be sorted by each column, and that scrolls within itself where the page is narrow.
+    """Return a table that can be sorted by each column. It has a scroll bar of its own on a narrow page.
 
     The first cell of a row is its header. A column is aligned right if its first cell is a number.
 
     Args:
         caption: what the table shows.
-        rows: a cell for each column.
+        rows: rows with a cell for each column.
     """
     first = rows[0] if rows else [""] * len(header)
     kinds = [{"class_": "n"} if isinstance(cell, Number) else {} for cell in first]

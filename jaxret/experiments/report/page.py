@@ -1,4 +1,4 @@
-"""The page around the sections of a report: one file with its style and its script, which reaches no network."""
+"""The page around the sections of a report: one HTML file that contains its style and script and needs no network."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import NamedTuple
 
-from jaxret.experiments.report.html import Html, as_html, join, tag
+from jaxret.experiments.report.html import Html, as_html, join_html, tag
 from jaxret.version import __version__
 
 
 class Section(NamedTuple):
     """A part of the page with an entry in its navigation."""
 
-    name: str  # of its link
+    name: str  # target of its link: #NAME
     title: str
     content: Html
 
 
 def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Return the whole HTML file. Its policy lets it load nothing and run the script of `report.js` alone.
+    """Return the text of the HTML file. Its content policy forbids loading, and any script but `report.js`.
 
     Args:
         lead: sentence below the title.
+        sections: the parts of the page in order.
     """
     style, script = _resource("report.css"), _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     links = (tag("li", tag("a", section.title, href=f"#{section.name}")) for section in sections)
     parts = [
-        tag("section", tag("h2", one.title, id=f"{one.name}-title"), one.content, id=one.name,
-            aria_labelledby=f"{one.name}-title")
-        for one in sections
+        tag("section", tag("h2", section.title, id=f"{section.name}-title"), section.content, id=section.name,
+            aria_labelledby=f"{section.name}-title")
+        for section in sections
     ]  # fmt: skip
     body = [
         tag("a", "Skip to the report", href="#report", class_="skip"),
         tag("header", tag("h1", title), tag("p", lead, class_="lead")),
         tag("nav", tag("ol", *links), aria_label="Sections"),
-        tag("main", join(parts), id="report"),
+        tag("main", join_html(parts), id="report"),
         tag("footer", tag("p", f"Written by jaxret {__version__} from the files of the runs.")),
         Html(f"<script>{script}</script>"),
     ]
@@ -53,24 +54,25 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
         tag("title", title),
         Html(f"<style>\n{style}</style>"),
     ]
-    return f'<!doctype html>\n<html lang="en">\n<head>\n{join(head)}\n</head>\n<body>\n{join(body)}\n</body>\n</html>\n'
+    html = f'<html lang="en">\n<head>\n{join_html(head)}\n</head>\n<body>\n{join_html(body)}\n</body>\n</html>\n'
+    return f"<!doctype html>\n{html}"
 
 
 def _resource(name: str) -> str:
     return resources.files("jaxret.experiments.report").joinpath(name).read_text(encoding="utf-8")
 
 
-# Colours of canvas.py -> variables of report.css, so that a picture follows the page into the dark.
+# Colours of canvas.py -> variables of report.css, so that pictures follow the dark mode of the page.
 _VARIABLES = {"#222222": "var(--ink)", "#dadada": "var(--rule)", "#ffffff": "none"}
 _SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def inline_figure(svg: str, title: str, name: str) -> Html:
-    """Return a picture of `picture_svg` as a figure of the page: its width is the page's, and its colours too.
+    """Return a picture of `picture_svg` as a figure with the width and the colours of the page.
 
     Args:
         title: caption of the picture, and its name for screen readers.
-        name: begins its ids, which are unique in the page.
+        name: prefix that makes the ids of the picture unique in the page.
     """
     body, name = svg[svg.index("<svg") :], re.sub(r"[^A-Za-z0-9_-]", "-", name)
     for colour, variable in _VARIABLES.items() | {colour: f"var(--c{i})" for i, colour in enumerate(_SERIES)}.items():

@@ -11,15 +11,15 @@ from jaxret.evaluation.significance import LEVEL
 from jaxret.experiments.compare_runs import comparison_notes
 from jaxret.experiments.pictures.canvas import drawing_is_installed, picture_svg
 from jaxret.experiments.pictures.run_pictures import vector_bars
-from jaxret.experiments.probe.probe_report import MEASURE as PROBE_MEASURE
+from jaxret.experiments.probe.probe_report import PROBE_MEASURE
 from jaxret.experiments.report.html import (
     Cell,
     Html,
     Number,
     data_table,
     gallery,
-    join,
-    missing,
+    join_html,
+    missing_note,
     paragraph,
     tag,
     value_cell,
@@ -29,27 +29,27 @@ from jaxret.experiments.report.report_pictures import cost_picture, interval_pic
 from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
 from jaxret.experiments.report.run_sections import NO_PICTURES
 
-_SEARCH = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
+_SEARCH_COMMAND = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
 
 
 def quality_section(files: ReportFiles) -> Html:
     """Return the measures of each data set, and the paired tests against the first system."""
     if not files.sets:
-        return missing("No run was evaluated. An encoded corpus is searched and evaluated by", _SEARCH)
+        return missing_note("No run was evaluated. An encoded corpus is searched and evaluated by", _SEARCH_COMMAND)
     parts: list[str] = []
     for number_of_set, set_results in enumerate(files.sets):
         parts.append(tag("h3", set_results.name))
-        absent = [run.label for run in files.runs if run not in set_results.runs]
-        if absent:
-            parts.append(missing(f"Without a result here: {', '.join(absent)}.", _SEARCH))
+        labels = [run.label for run in files.runs if run not in set_results.runs]
+        if labels:
+            parts.append(missing_note(f"Without a result on this data set: {', '.join(labels)}.", _SEARCH_COMMAND))
         if set_results.comparison is None:
-            parts += [_means(set_results), paragraph(f"Not compared: {set_results.problem}", "warning")]
+            parts += [_mean_table(set_results), paragraph(f"Not compared: {set_results.problem}", "warning")]
         else:
-            parts += _compared(set_results, f"difference-{number_of_set}")
-    return join(parts)
+            parts += _comparison_parts(set_results, f"difference-{number_of_set}")
+    return join_html(parts)
 
 
-def _means(set_results: ComparedSet) -> Html:
+def _mean_table(set_results: ComparedSet) -> Html:
     """Return the measures of runs that cannot be compared with each other."""
     measures = list(dict.fromkeys(name for run in set_results.runs for name in run.evaluations[set_results.name].mean))
     means = {run.label: run.evaluations[set_results.name].mean for run in set_results.runs}
@@ -59,7 +59,7 @@ def _means(set_results: ComparedSet) -> Html:
     return data_table(f"Measures on {set_results.name}", ["run", *measures], rows)
 
 
-def _compared(set_results: ComparedSet, name: str) -> list[str]:
+def _comparison_parts(set_results: ComparedSet, name: str) -> list[str]:
     comparison = set_results.comparison
     assert comparison is not None
     columns = [[comparison.score(system, measure) for system in comparison.systems] for measure in comparison.measures]
@@ -96,7 +96,7 @@ def _compared(set_results: ComparedSet, name: str) -> list[str]:
         )
     else:
         parts.append(
-            missing(
+            missing_note(
                 "There is one system, so there is nothing to test. Another one is added by", "jaxret report RUN RUN"
             )
         )
@@ -106,26 +106,26 @@ def _compared(set_results: ComparedSet, name: str) -> list[str]:
 
 
 def _score_cells(scores: list[Score]) -> list[Number]:
-    """Return the cells of a column; the best mean is bold where there are several."""
+    """Return the cells of a column. The best mean is bold if there are several systems."""
     best = max(round(score.mean, MEAN_DECIMALS) for score in scores)
     is_best = [len(scores) > 1 and round(score.mean, MEAN_DECIMALS) == best for score in scores]
     return [Number(score.mean, tag("b", str(score)) if top else str(score)) for score, top in zip(scores, is_best)]
 
 
 def _test_cells(test: SystemTest) -> list[Cell]:
-    one = test.comparison
-    permutation = None if one.equal else one.p_permutation
-    p_values = (one.p_t, test.holm_t, permutation, test.holm_permutation, test.p_runs)
+    comparison = test.comparison
+    permutation = None if comparison.equal else comparison.p_permutation
+    p_values = (comparison.p_t, test.holm_t, permutation, test.holm_permutation, test.p_runs)
     significant = test.holm_permutation is not None and test.holm_permutation < LEVEL
-    direction = ("better" if one.difference > 0 else "worse") if significant else "no"
-    verdict = tag("span", direction, class_="up" if one.difference > 0 else "down") if significant else direction
+    direction = ("better" if comparison.difference > 0 else "worse") if significant else "no"
+    verdict = tag("span", direction, class_="up" if comparison.difference > 0 else "down") if significant else direction
     return [
         test.system,
         test.measure,
-        value_cell(one.difference, "+.4f"),
-        Number(one.low, f"{one.low:+.4f} to {one.high:+.4f}"),
+        value_cell(comparison.difference, "+.4f"),
+        Number(comparison.low, f"{comparison.low:+.4f} to {comparison.high:+.4f}"),
         verdict,
-        *(value_cell(count, ",.0f") for count in (one.wins, one.ties, one.losses)),
+        *(value_cell(count, ",.0f") for count in (comparison.wins, comparison.ties, comparison.losses)),
         *(Number(p, format_p_value(p)) if p is not None else Number(None, "–") for p in p_values),
     ]
 
@@ -152,28 +152,28 @@ def layer_section(files: ReportFiles) -> Html:
                 )
             else:
                 parts.append(NO_PICTURES)
-            parts.append(_findings(results))
+            parts.append(_finding_table(results))
     if parts:
-        return join(parts)
-    return missing("No run was probed layer by layer; this is", "jaxret probe DATA --workdir=RUN --split=dev")
+        return join_html(parts)
+    return missing_note("No run was probed layer by layer; this is", "jaxret probe DATA --workdir=RUN --split=dev")
 
 
-def _findings(results: dict[str, Any]) -> Html:
+def _finding_table(results: dict[str, Any]) -> Html:
     header = ["chosen", "layers", "token", "scores", f"{PROBE_MEASURE}, held out", "difference", "p (Holm)", "vectors"]
     header += ["bytes"]
     rows = [
         [
-            one["name"],
-            ", ".join(map(str, one["layers"])),
-            one["token"].replace("_", " "),
-            "cosines" if one["normalize"] else "dot products",
-            value_cell(one["held_out"]),
-            value_cell(one.get("difference"), "+.4f"),
-            Number(one.get("p_holm"), format_p_value(one.get("p_holm")) if "p_holm" in one else ""),
-            value_cell(one["vectors"], ",.0f"),
-            value_cell(one.get("bytes_per_passage"), ",.0f"),
+            finding["name"],
+            ", ".join(map(str, finding["layers"])),
+            finding["token"].replace("_", " "),
+            "cosines" if finding["normalize"] else "dot products",
+            value_cell(finding["held_out"]),
+            value_cell(finding.get("difference"), "+.4f"),
+            Number(finding.get("p_holm"), format_p_value(finding.get("p_holm")) if "p_holm" in finding else ""),
+            value_cell(finding["vectors"], ",.0f"),
+            value_cell(finding.get("bytes_per_passage"), ",.0f"),
         ]
-        for one in results["findings"]
+        for finding in results["findings"]
     ]
     caption = f"Chosen on some queries, measured on the other {results['held_out']:,} of {results['queries']:,}"
     caption += "; bytes of a passage's vectors in float32"
@@ -189,32 +189,38 @@ def winner_section(files: ReportFiles) -> Html:
         reports = run.reports("diversity")
         if run.vector_names and not reports:
             command = f"jaxret diversity --workdir={run.workdir} --data=DATA"
-            sentences.append(missing(f"{run.label}: nobody has counted yet which vectors win; this is", command))
-        for name, one in reports.items():
-            perplexity = value_cell(one["perplexity"]) if one["perplexity"] is not None else Number(None)
+            sentences.append(missing_note(f"{run.label}: nobody has counted yet which vectors win; this is", command))
+        for name, report in reports.items():
+            perplexity = value_cell(report["perplexity"]) if report["perplexity"] is not None else Number(None)
             rows.append(
-                [run.label, name, value_cell(one["pairs"], ",.0f"), value_cell(one["distance"], ".2g"), perplexity]
+                [
+                    run.label,
+                    name,
+                    value_cell(report["pairs"], ",.0f"),
+                    value_cell(report["distance"], ".2g"),
+                    perplexity,
+                ]
             )
-            if one["equal"]:
+            if report["equal"]:
                 text = "the vectors of a passage are equal except for rounding, so none of them wins."
                 sentences.append(paragraph(f"{run.label}, {name}: {text}", "warning"))
             elif drawing_is_installed():
-                shares = {vector: wins / one["pairs"] for vector, wins in one["wins"].items()}
+                shares = {vector: wins / report["pairs"] for vector, wins in report["wins"].items()}
                 svg = picture_svg(partial(vector_bars, {run.label: [shares]}, "share of pairs won"))
                 title = f"{run.label}, {name}: which vector of the relevant passage wins"
                 figures.append(inline_figure(svg, title, f"winners-{place}-{name}"))
             else:
                 sentences.append(NO_PICTURES)
-    if others := [run.label for run in files.runs if run.config and not run.vector_names]:
+    if one_vector_labels := [run.label for run in files.runs if run.config and not run.vector_names]:
         text = "a passage has one vector, which wins always, or one for each of its tokens or words."
-        sentences.append(missing(f"{', '.join(others)}: {text}"))
+        sentences.append(missing_note(f"{', '.join(one_vector_labels)}: {text}"))
     header = ["run", "data", "pairs", "1 − cos of two vectors", "perplexity of the winner"]
     table = [data_table("Diversity of the vectors of a passage", header, rows)] if rows else []
-    return join([gallery(figures), *table, *sentences])
+    return join_html([gallery(figures), *table, *sentences])
 
 
 def cost_section(files: ReportFiles) -> Html:
-    """Return bytes of a passage and times of a query against quality."""
+    """Return the quality of each run against the bytes of a passage and the time of a query."""
     parts: list[str] = []
     for number_of_set, set_results in enumerate(files.sets):
         measure = set_results.measures[0]
@@ -226,11 +232,15 @@ def cost_section(files: ReportFiles) -> Html:
         parts.append(data_table("One query at a time", header, rows))
         if any("latency" not in cost for cost in costs.values()):
             parts.append(
-                missing("Times are missing where a search did not measure them; this is", f"{_SEARCH} --latency=100")
+                missing_note(
+                    "Times are missing where a search did not measure them; this is", f"{_SEARCH_COMMAND} --latency=100"
+                )
             )
     if parts:
-        return join(parts)
-    return missing("No run was evaluated, so there is no cost beside its quality. A search measures both:", _SEARCH)
+        return join_html(parts)
+    return missing_note(
+        "No run was evaluated, so there is no cost beside its quality. A search measures both:", _SEARCH_COMMAND
+    )
 
 
 def _cost_cells(run: RunFiles, name: str, measure: str, cost: dict[str, Any]) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Section on single queries: which of them a system wins and loses, with the texts of both systems side by side."""
+"""Section on single queries: the queries that a system wins and loses, with the passages of both systems."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxret.experiments.compare_runs import RunResult
 from jaxret.experiments.report.html import (
     Cell,
     Html,
+    collapsible,
     data_table,
-    details,
-    join,
-    missing,
+    join_html,
+    missing_note,
     paragraph,
     tag,
     value_cell,
@@ -23,63 +23,63 @@ from jaxret.experiments.report.html import (
 from jaxret.experiments.report.run_files import ComparedSet, ReportFiles, RunFiles
 from jaxret.experiments.report.set_texts import SetTexts, Winners, read_rankings, winning_vectors
 
-HITS = 5  # passages of a system that are shown of a query
-TABLE_QUERIES = 200  # queries of the table
-_TEXT, _QUERY = 260, 90  # characters of a passage, and of a query of the table
+HITS = 5  # passages that are shown for a query and a system
+TABLE_QUERIES = 200  # largest number of queries in the table
+_TEXT_LENGTH, _QUERY_LENGTH = 260, 90  # characters that are shown of a passage, and of a query in the table
 
 SystemValues = dict[str, dict[str, float]]  # system -> query id -> value, the mean over its runs
 
 
 @dataclass(frozen=True)
 class Side:
-    """The values, rankings and winning vectors of one system for some queries."""
+    """One column of a query: the values, rankings and winning vectors of a system."""
 
     system: str  # its name
     values: dict[str, float]  # query id -> value
     rankings: dict[str, list[tuple[str, float]]]  # query id -> passages with scores
-    winners: Winners  # the vectors that won; {} where a passage has one
-    note: str = ""  # of what is missing; "" if nothing is
+    winners: Winners  # names of the vectors that won; {} if a passage has one vector
+    note: str = ""  # sentence about missing winners; "" if none is missing
 
 
 def query_section(files: ReportFiles, count: int) -> Html:
-    """Return wins and losses of each system against the first one. count: queries of each kind."""
+    """Return at most `count` wins and `count` losses of each system against the first one."""
     parts: list[str] = []
     for set_results in files.sets:
         parts.append(tag("h3", set_results.name))
         if set_results.comparison is None:
-            parts.append(missing("The runs cannot be compared on this data set, so no query is won or lost."))
+            parts.append(missing_note("The runs cannot be compared on this data set, so no query is won or lost."))
             continue
-        values = _values(set_results)
+        values = _query_values(set_results)
         try:
             texts = SetTexts(set_results)
-            parts += [_table(set_results, values, texts), *_pairs(set_results, values, texts, count)]
+            parts += [_value_table(set_results, values, texts), *_system_pairs(set_results, values, texts, count)]
         except (OSError, ValueError) as error:
             parts.append(paragraph(f"Texts are missing: {error}", "warning"))
     if parts:
-        return join(parts)
+        return join_html(parts)
     command = "jaxret search --workdir=RUN --queries=DATA --qrels=DATA"
-    return missing("No run was evaluated, so no query is won or lost. An encoded corpus is searched by", command)
+    return missing_note("No run was evaluated, so no query is won or lost. An encoded corpus is searched by", command)
 
 
-def _values(set_results: ComparedSet) -> SystemValues:
+def _query_values(set_results: ComparedSet) -> SystemValues:
     measure = set_results.measures[0]
 
     def mean(results: Sequence[RunResult]) -> dict[str, float]:
         queries = results[0].values[measure]
-        return {query: float(np.mean([one.values[measure][query] for one in results])) for query in queries}
+        return {query: float(np.mean([result.values[measure][query] for result in results])) for query in queries}
 
     return {system: mean(results) for system, results in set_results.systems.items()}
 
 
-def _table(set_results: ComparedSet, values: SystemValues, texts: SetTexts) -> Html:
-    """Return the queries on which systems differ most, with all values."""
+def _value_table(set_results: ComparedSet, values: SystemValues, texts: SetTexts) -> Html:
+    """Return a table of the queries on which systems differ most, with the values of all systems."""
     systems = list(values)
     queries = list(values[systems[0]])
     spread = {query: max(row) - min(row) for query in queries for row in [[values[name][query] for name in systems]]}
     selection = sorted(queries, key=lambda query: (-spread[query], query))[:TABLE_QUERIES]
     rows: list[list[Cell]] = [
         [
-            _shorten(_text(texts, query), _QUERY),
+            _shorten(_query_text(texts, query), _QUERY_LENGTH),
             *(value_cell(values[name][query]) for name in systems),
             value_cell(spread[query]),
         ]
@@ -87,49 +87,56 @@ def _table(set_results: ComparedSet, values: SystemValues, texts: SetTexts) -> H
     ]
     several = f"the {len(selection):,} of {len(queries):,} on which systems differ most" if len(systems) > 1 else "all"
     caption = f"{set_results.measures[0]} of queries: {several if len(selection) < len(queries) else 'all'}"
-    return details(f"Values of {len(selection):,} queries", data_table(caption, ["query", *systems, "spread"], rows))
+    return collapsible(
+        f"Values of {len(selection):,} queries", data_table(caption, ["query", *systems, "spread"], rows)
+    )
 
 
-def _pairs(set_results: ComparedSet, values: SystemValues, texts: SetTexts, count: int) -> Iterator[Html]:
-    """Yield a part for each system but the first: its wins and losses; of one system, its worst queries."""
-    first, *others = values
-    if not others:
-        worst = sorted(values[first], key=lambda query: (values[first][query], query))[:count]
-        side = _side(set_results, first, values, texts, worst)
+def _system_pairs(set_results: ComparedSet, values: SystemValues, texts: SetTexts, count: int) -> Iterator[Html]:
+    """Yield the wins and losses of each system against the first. If there is one system, yield its worst queries."""
+    baseline, *other_systems = values
+    if not other_systems:
+        worst = sorted(values[baseline], key=lambda query: (values[baseline][query], query))[:count]
+        side = _side(set_results, baseline, values, texts, worst)
         title = f"The {len(worst)} queries with the lowest {set_results.measures[0]}"
-        yield details(title, *(_query(set_results, query, [side], texts) for query in worst))
+        yield collapsible(title, *(_query_part(set_results, query, [side], texts) for query in worst))
         return
     wins, losses = {}, {}
-    for other in others:
-        difference = {query: values[other][query] - values[first][query] for query in values[first]}
-        wins[other] = sorted((q for q in difference if difference[q] > 0), key=lambda q: (-difference[q], q))
-        losses[other] = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
-    selection = {other: [*wins[other][:count], *losses[other][:count]] for other in others}
-    selection[first] = list(dict.fromkeys(query for queries in selection.values() for query in queries))
-    sides = {system: _side(set_results, system, values, texts, queries) for system, queries in selection.items()}
-    for place, other in enumerate(others):
-        pair = [sides[first], sides[other]]
+    for system in other_systems:
+        difference = {query: values[system][query] - values[baseline][query] for query in values[baseline]}
+        wins[system] = sorted((q for q in difference if difference[q] > 0), key=lambda q: (-difference[q], q))
+        losses[system] = sorted((q for q in difference if difference[q] < 0), key=lambda q: (difference[q], q))
+    selection = {system: [*wins[system][:count], *losses[system][:count]] for system in other_systems}
+    selection[baseline] = list(dict.fromkeys(query for queries in selection.values() for query in queries))
+    sides = {
+        side_system: _side(set_results, side_system, values, texts, queries)
+        for side_system, queries in selection.items()
+    }
+    for place, system in enumerate(other_systems):
+        pair = [sides[baseline], sides[system]]
         notes = [paragraph(side.note, "warning") for side in pair if side.note]
-        title = f"{other} against {first}: {len(wins[other]):,} wins, {len(losses[other]):,} losses"
-        part = details(title, *notes, *(_query(set_results, query, pair, texts) for query in selection[other]))
+        title = f"{system} against {baseline}: {len(wins[system]):,} wins, {len(losses[system]):,} losses"
+        part = collapsible(
+            title, *notes, *(_query_part(set_results, query, pair, texts) for query in selection[system])
+        )
         yield Html(part.replace("<details>", "<details open>", 1)) if place == 0 else part
 
 
 def _side(set_results: ComparedSet, system: str, values: SystemValues, texts: SetTexts, queries: Sequence[str]) -> Side:
-    """Return what the first run of a system shows for some queries."""
+    """Return the column of a system for some queries, from its first run."""
     run = set_results.run_of(set_results.systems[system][0])
     rankings = read_rankings(run, set_results.name, queries, HITS)
     winners: Winners = {}
     note = ""
     if queries and run.vector_names:
-        winners, note = _winners(run, set_results.name, rankings, texts)
+        winners, note = _find_winners(run, set_results.name, rankings, texts)
     return Side(system, values[system], rankings, winners, note)
 
 
-def _winners(
+def _find_winners(
     run: RunFiles, result: str, rankings: dict[str, list[tuple[str, float]]], texts: SetTexts
 ) -> tuple[Winners, str]:
-    """Return the vectors that won, or a sentence on why they are unknown."""
+    """Return (names of the vectors that won, ""), or ({}, sentence that says why they are unknown)."""
     passages = texts.passages({key for ranking in rankings.values() for key, _ in ranking})
     hits = {query: [passages[key] for key, _ in ranking] for query, ranking in rankings.items()}
     try:
@@ -138,7 +145,7 @@ def _winners(
         return {}, f"{run.label}: the vectors that won are unknown, because the model cannot be opened: {error}"
 
 
-def _query(set_results: ComparedSet, query: str, sides: Sequence[Side], texts: SetTexts) -> Html:
+def _query_part(set_results: ComparedSet, query: str, sides: Sequence[Side], texts: SetTexts) -> Html:
     values = [side.values[query] for side in sides]
     line = "; ".join(f"{side.system} {value:.4f}" for side, value in zip(sides, values, strict=True))
     verdict: list[str] = []
@@ -148,11 +155,11 @@ def _query(set_results: ComparedSet, query: str, sides: Sequence[Side], texts: S
         verdict = [tag("span", word, class_="up" if won else "down"), Html(" · ")]
     score = tag("p", *verdict, f"{set_results.measures[0]}: {line} · query {query}", class_="score")
     passages = texts.passages({key for side in sides for key, _ in side.rankings[query]})
-    columns = (_hits(side, query, passages, texts) for side in sides)
-    return tag("div", tag("h4", _text(texts, query)), score, tag("div", *columns, class_="sides"), class_="query")
+    columns = (_hit_list(side, query, passages, texts) for side in sides)
+    return tag("div", tag("h4", _query_text(texts, query)), score, tag("div", *columns, class_="sides"), class_="query")
 
 
-def _hits(side: Side, query: str, passages: dict[str, Passage], texts: SetTexts) -> Html:
+def _hit_list(side: Side, query: str, passages: dict[str, Passage], texts: SetTexts) -> Html:
     items = []
     for rank, (key, score) in enumerate(side.rankings[query], 1):
         passage, relevant = passages[key], (query, key) in texts.relevant
@@ -164,17 +171,17 @@ def _hits(side: Side, query: str, passages: dict[str, Passage], texts: SetTexts)
             tag("span", meta, class_="meta"),
             *([tag("span", "relevant", class_="mark")] if relevant else []),
         ]
-        body = [tag("p", _shorten(passage.text, _TEXT))]
-        if len(passage.text) > _TEXT:
+        body = [tag("p", _shorten(passage.text, _TEXT_LENGTH))]
+        if len(passage.text) > _TEXT_LENGTH:
             body = [tag("details", tag("summary", "whole text"), tag("p", passage.text)), *body][::-1]
         items.append(tag("li", tag("div", *line, class_="line"), *body, **({"class_": "relevant"} if relevant else {})))
     hits = tag("ol", *items, class_="hits") if items else paragraph("No passage was retrieved.")
     return tag("div", tag("h5", side.system), hits)
 
 
-def _text(texts: SetTexts, query: str) -> str:
+def _query_text(texts: SetTexts, query: str) -> str:
     return texts.queries[query].text if query in texts.queries else query
 
 
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most].rstrip()} …"
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length].rstrip()} …"

@@ -15,7 +15,7 @@ from jaxret.experiments.pictures.canvas import (
     new_picture,
     use_log_axis,
 )
-from jaxret.experiments.probe.probe_report import MEASURE, draw_layers
+from jaxret.experiments.probe.probe_report import PROBE_MEASURE, draw_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +27,9 @@ def interval_picture(tests: Sequence[SystemTest]) -> Figure:
     """Return the difference of each system from the first one, with its interval of 95 %."""
     figure, (ax,) = new_picture(height=1.0 + 0.42 * len(tests))
     for row, test in enumerate(tests):
-        look, one = line_style(row + 1), test.comparison
-        ax.plot([one.low, one.high], [row, row], color=look["color"], linewidth=2.2)
-        ax.plot(one.difference, row, color=look["color"], marker=look["marker"])
+        look, comparison = line_style(row + 1), test.comparison
+        ax.plot([comparison.low, comparison.high], [row, row], color=look["color"], linewidth=2.2)
+        ax.plot(comparison.difference, row, color=look["color"], marker=look["marker"])
     ax.axvline(0, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     ax.set_yticks(range(len(tests)), [label_text(test.system) for test in tests])
     ax.set_ylim(len(tests) - 0.5, -0.5)
@@ -39,7 +39,7 @@ def interval_picture(tests: Sequence[SystemTest]) -> Figure:
 
 
 def cost_picture(points: Mapping[str, tuple[float, float]], axes: tuple[str, str]) -> Figure:
-    """Return a scatter of systems, name -> (cost, quality). axes: their names."""
+    """Return a scatter of systems. `points` is name -> (cost, quality), `axes` has the names of both axes."""
     figure, (ax,) = new_picture()
     costs = [cost for cost, _ in points.values()]
     for number, (name, place) in enumerate(points.items()):
@@ -56,8 +56,8 @@ def cost_picture(points: Mapping[str, tuple[float, float]], axes: tuple[str, str
 
 
 def layer_picture(results: Mapping[str, Any], normalize: bool) -> Figure:
-    """Return quality over the layers of an encoder, a line for each token. results: of `jaxret probe`."""
+    """Return quality over the layers of an encoder, a line for each token, from the results of `jaxret probe`."""
     figure, (ax,) = new_picture(height=HEIGHT * 1.2)
     draw_layers(ax, results, normalize)
-    ax.set_ylabel(MEASURE)
-    return add_legend(figure, ax, most=2)
+    ax.set_ylabel(PROBE_MEASURE)
+    return add_legend(figure, ax, max_columns=2)

@@ -1,4 +1,4 @@
-"""Everything that the folders of runs hold for a report. Files are read as they are; no model is loaded."""
+"""The files in folders of runs from which a report is made. No model is loaded."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from jaxret.storage.atomic import read_json
 class RunFiles:
     """A run of a report."""
 
-    label: str  # its name in the report, which no other run has
-    workdir: Workdir  # its folder. That of `jaxret bm25` has results alone.
+    label: str  # its unique name in the report
+    workdir: Workdir  # its folder; a folder of `jaxret bm25` has only results
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The config with dotted keys; {} of BM25. Raises ContractError if a file of the run was edited."""
+        """The config with dotted keys; {} for BM25. Raises ContractError if a file of the run was edited."""
         return flatten(config_json(stored_config(self.workdir))) if self.workdir.config.exists() else {}
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """The lines of metrics.jsonl, [] if there are none."""
+        """The lines of metrics.jsonl; [] if the file is missing."""
         return read_metrics(self.workdir) if self.workdir.metrics.exists() else []
 
     @cached_property
@@ -52,7 +52,7 @@ class RunFiles:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Sizes and digests of the data that it was trained on."""
+        """Sizes and digests of the training data."""
         return read_json(self.workdir.data) if self.workdir.data.exists() else {}
 
     @cached_property
@@ -66,7 +66,7 @@ class RunFiles:
 
     @cached_property
     def results(self) -> dict[str, dict[str, Any]]:
-        """The evaluations in full, by the names of their files."""
+        """The JSON values of the evaluations by result name, provenance included."""
         return {path.stem: read_json(path) for path in self.workdir.evaluations}
 
     @cached_property
@@ -74,14 +74,14 @@ class RunFiles:
         return {path.stem: read_evaluation(path) for path in self.workdir.evaluations}
 
     def reports(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return what `jaxret diversity` or `jaxret probe` measured, by the names of the data."""
+        """Return the reports of `jaxret diversity` or `jaxret probe` by the names of the data."""
         suffix = f".{kind}"
         paths = sorted(self.workdir.path.glob(f"eval/*{suffix}.json"))
         return {path.stem.removesuffix(suffix): read_json(path) for path in paths}
 
     @cached_property
     def vector_names(self) -> tuple[str, ...]:
-        """Names of the vectors of a passage before pooling, if it has several and equally many as others; else ()."""
+        """The names of a passage's vectors before pooling; () if passages have one vector or different numbers."""
         if self.config.get("task") != "retrieval":
             return ()
         config = stored_config(self.workdir)
@@ -93,19 +93,20 @@ class RunFiles:
 class ComparedSet:
     """The results of one data set."""
 
-    name: str  # of the result
-    runs: tuple[RunFiles, ...]  # those that have it
-    comparison: SystemComparison | None = None  # of the systems; None where they cannot be compared
-    # name -> its results, as `compare_runs` returns them
+    name: str  # name of the result
+    runs: tuple[RunFiles, ...]  # the runs that have the result
+    comparison: SystemComparison | None = None  # comparison of the systems; None if they cannot be compared
+    # name of a system -> its results, as `compare_runs` returns them
     systems: Mapping[str, Sequence[RunResult]] = field(default_factory=dict)
     problem: str = ""  # why they cannot be compared
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The measures that all runs have; those of the first one where they cannot be compared."""
+        """The measures that all runs have; the measures of the first run if the runs cannot be compared."""
         return self.comparison.measures if self.comparison else tuple(self.runs[0].evaluations[self.name].mean)
 
     def run_of(self, result: RunResult) -> RunFiles:
+        """Return the run that a result was read from."""
         return next(run for run in self.runs if run.workdir.evaluation(self.name) == result.path)
 
 
@@ -115,19 +116,19 @@ class ReportFiles:
 
     arguments: tuple[str, ...]  # folders, or NAME=RUN,RUN
     data: tuple[str, ...] = ()  # names of the results to show; () for all
-    measures: tuple[str, ...] = ()  # to compare; () for all
+    measures: tuple[str, ...] = ()  # measures to compare; () for all
 
     @cached_property
     def runs(self) -> tuple[RunFiles, ...]:
-        """The runs. Raises FileNotFoundError for a folder without a run or a result, ValueError for one that is named
-        twice."""
+        """The runs. Raises FileNotFoundError for a folder without a run or a result, ValueError for a folder that is
+        given twice."""
         workdirs = [Workdir(path) for argument in self.arguments for path in split_argument(argument)[1]]
         names = [workdir.name for workdir in workdirs]
         for place, workdir in enumerate(workdirs):
             if not workdir.config.exists() and not workdir.evaluations:
                 raise FileNotFoundError(f"{workdir} is not a run: it has neither config.json nor a result in eval/")
-            if workdir.path.resolve() in [other.path.resolve() for other in workdirs[:place]]:
-                raise ValueError(f"{workdir} is there twice; a report shows a run once")
+            if workdir.path.resolve() in [earlier.path.resolve() for earlier in workdirs[:place]]:
+                raise ValueError(f"{workdir} is given twice; a report shows a run once")
         return tuple(
             RunFiles(name if names.count(name) == 1 else str(workdir), workdir)
             for name, workdir in zip(names, workdirs, strict=True)
@@ -135,12 +136,13 @@ class ReportFiles:
 
     @property
     def drawn(self) -> Runs:
-        """Label -> the run: what pictures draw. All of them, so that a run has one colour in all pictures."""
+        """Label -> the run, for pictures. It has all runs, so that a run has the same colour in every picture."""
         return {run.label: [run.workdir] for run in self.runs}
 
     @cached_property
     def sets(self) -> tuple[ComparedSet, ...]:
-        """The data sets that some run was evaluated on. Raises FileNotFoundError for a name in `data` of no result."""
+        """The data sets that at least one run was evaluated on. Raises FileNotFoundError if `data` names a result that
+        no run has."""
         names = dict.fromkeys(name for run in self.runs for name in run.results)
         for name in self.data:
             if name not in names:
@@ -156,7 +158,7 @@ class ReportFiles:
         return ComparedSet(name, runs, comparison, systems)
 
     def _arguments(self, result: str) -> Iterator[str]:
-        """Yield the arguments with the runs that have a result."""
+        """Yield the arguments without the runs that do not have the result."""
         for argument in self.arguments:
             name, paths = split_argument(argument)
             members = [path for path in paths if Workdir(path).evaluation(result).exists()]

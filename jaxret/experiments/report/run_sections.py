@@ -15,11 +15,11 @@ from jaxret.experiments.report.html import (
     Number,
     as_html,
     bullets,
+    collapsible,
     data_table,
-    details,
     gallery,
-    join,
-    missing,
+    join_html,
+    missing_note,
     paragraph,
     tag,
     value_cell,
@@ -28,7 +28,7 @@ from jaxret.experiments.report.page import inline_figure
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.runs.identity import VALIDATION, without_seeds
 
-NO_PICTURES = missing(f"Pictures are missing: {NO_MATPLOTLIB.partition(';')[0]}.", "pip install 'jaxret[plots]'")
+NO_PICTURES = missing_note(f"Pictures are missing: {NO_MATPLOTLIB.partition(';')[0]}.", "pip install 'jaxret[plots]'")
 _TITLES = {
     "loss": "Training loss",
     "learning_rate": "Learning rate",
@@ -39,7 +39,7 @@ _TITLES = {
 
 
 def overview_section(files: ReportFiles) -> Html:
-    """Return what the report is of: counts, the best system of each data set, and a line for each run."""
+    """Return the number of runs, the best system on each data set, and a table of the runs."""
     facts: list[tuple[str, str, str]] = [("Runs", str(len(files.runs)), ", ".join(run.label for run in files.runs))]
     for set_results in files.sets:
         measure = set_results.measures[0]
@@ -52,7 +52,7 @@ def overview_section(files: ReportFiles) -> Html:
     cards = (tag("div", tag("dt", name), tag("dd", value, tag("small", note))) for name, value, note in facts)
     header = ["run", "family", "encoder", "steps", "best checkpoint on dev", "results", "folder"]
     rows = [_overview_row(run) for run in files.runs]
-    return join([tag("dl", *cards, class_="facts"), data_table("The runs of this report", header, rows)])
+    return join_html([tag("dl", *cards, class_="facts"), data_table("The runs of this report", header, rows)])
 
 
 def _overview_row(run: RunFiles) -> list[Cell]:
@@ -64,7 +64,7 @@ def _overview_row(run: RunFiles) -> list[Cell]:
             "",
             Number(None),
             Number(None),
-            _names(run),
+            _result_names(run),
             str(run.workdir),
         ]
     steps = max((line["step"] for line in run.metrics if "loss" in line), default=0)
@@ -80,77 +80,83 @@ def _overview_row(run: RunFiles) -> list[Cell]:
         config["encoder.checkpoint"],
         value_cell(steps, ",.0f"),
         best_cell,
-        _names(run),
+        _result_names(run),
         str(run.workdir),
     ]
 
 
 def _is_bm25(run: RunFiles) -> bool:
-    return any("bm25" in one.get("provenance", {}).get("config", {}) for one in run.results.values())
+    return any("bm25" in result.get("provenance", {}).get("config", {}) for result in run.results.values())
 
 
-def _names(run: RunFiles) -> str:
+def _result_names(run: RunFiles) -> str:
     return ", ".join(run.results) or "none"
 
 
 def config_section(files: ReportFiles) -> Html:
-    """Return the keys in which the configs differ, all others, and what changed on resuming."""
+    """Return the keys in which the configs differ, the other keys, and what changed on resuming."""
     runs = [run for run in files.runs if run.config]
     if not runs:
-        return missing("No run has a config: these folders hold results alone.")
+        return missing_note("No run has a config: these folders have only results.")
     keys = list(dict.fromkeys(key for run in runs for key in run.config))
-    values = {key: [_shown(run.config.get(key)) for run in runs] for key in keys}
+    values = {key: [_value_text(run.config.get(key)) for run in runs] for key in keys}
     different_keys = [key for key in keys if len(set(values[key])) > 1]
     header = ["key", *(run.label for run in runs)]
     parts: list[str] = []
     if different_keys:
         rows = [[key, *values[key]] for key in different_keys]
         parts.append(data_table(f"{len(different_keys)} keys differ", header, rows))
-        if all(key.startswith("seed.") for key in without_results(runs, different_keys)):
+        if all(key.startswith("seed.") for key in keys_of_results(different_keys)):
             parts.append(paragraph("Beside seeds, no key differs that results depend on."))
     else:
         parts.append(paragraph("The configs are equal." if len(runs) > 1 else "There is one run, so nothing differs."))
-    same = [[key, values[key][0]] for key in keys if key not in different_keys]
-    parts.append(details(f"The other {len(same)} keys", data_table("Keys with one value", ["key", "value"], same)))
+    equal_rows = [[key, values[key][0]] for key in keys if key not in different_keys]
+    parts.append(
+        collapsible(
+            f"The other {len(equal_rows)} keys", data_table("Keys with one value", ["key", "value"], equal_rows)
+        )
+    )
     for run in runs:
         for line in run.history:
-            changes = (f"{key}: {_shown(old)} → {_shown(new)}" for key, (old, new) in line["changes"].items())
+            changes = (f"{key}: {_value_text(old)} → {_value_text(new)}" for key, (old, new) in line["changes"].items())
             parts.append(paragraph(f"{run.label} was resumed at step {line['step']:,} with other settings:"))
             parts.append(bullets(list(changes)))
-    return join(parts)
+    return join_html(parts)
 
 
-def without_results(runs: list[RunFiles], keys: list[str]) -> list[str]:
-    """Return those of some keys that results depend on, seeds included."""
+def keys_of_results(keys: list[str]) -> list[str]:
+    """Return the keys in `keys` that results depend on, seeds included."""
     result_keys = without_seeds(dict.fromkeys(keys))
     return [key for key in keys if key in result_keys or key.startswith("seed.")]
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "–" if value is None else '""' if value == "" else str(value)
 
 
 def training_section(files: ReportFiles) -> Html:
-    """Return curves of loss, learning rate and dev measures, and a table of their ends."""
+    """Return curves of loss, learning rate and dev measures, and a table of their first and last values."""
     runs = [run for run in files.runs if run.metrics]
     if not any("loss" in line for run in runs for line in run.metrics):
-        return missing("No run has logged a training step; a run is trained by", "jaxret train --workdir=RUN")
+        return missing_note("No run has logged a training step; a run is trained by", "jaxret train --workdir=RUN")
     dev = sorted({name for run in runs for line in run.metrics for name in line if name.startswith("validation/")})
     dev_names = [f"validation/{metric}" for metric in dict.fromkeys(run.config["validation.metric"] for run in runs)]
-    first = ["loss", "learning_rate", *(name for name in dev_names if name in dev)]
-    others = [name for name in dev if name not in first] + ["gradient_norm"]
-    parts: list[str] = [curves(files, first)]
+    main_names = ["loss", "learning_rate", *(name for name in dev_names if name in dev)]
+    extra_names = [name for name in dev if name not in main_names] + ["gradient_norm"]
+    parts: list[str] = [curves(files, main_names)]
     if not dev:
-        parts.append(missing("There are no dev curves: no run was validated. A dev set is", "--config.data.dev=DATA"))
+        parts.append(
+            missing_note("There are no dev curves: no run was validated. A dev set is", "--config.data.dev=DATA")
+        )
     dev_header = [f"dev {name.removeprefix('validation/')}" for name in dev]
     parts.append(data_table("Ends of the curves", ["run", "steps", "first loss", "last loss", *dev_header],
-                            [_ends(run, dev) for run in runs]))  # fmt: skip
-    if more := curves(files, others):
-        parts.append(details("More curves", more))
-    return join(parts)
+                            [_curve_ends(run, dev) for run in runs]))  # fmt: skip
+    if extra_curves := curves(files, extra_names):
+        parts.append(collapsible("More curves", extra_curves))
+    return join_html(parts)
 
 
-def _ends(run: RunFiles, dev: list[str]) -> list[Cell]:
+def _curve_ends(run: RunFiles, dev: list[str]) -> list[Cell]:
     losses = [line for line in run.metrics if "loss" in line]
     last = {name: line[name] for line in run.metrics for name in dev if name in line}
     ends = (losses[0]["loss"], losses[-1]["loss"]) if losses else (None, None)
@@ -159,7 +165,7 @@ def _ends(run: RunFiles, dev: list[str]) -> list[Cell]:
 
 
 def curves(files: ReportFiles, names: list[str]) -> Html:
-    """Return a picture of each metric that some run has logged."""
+    """Return a picture of each metric in `names` that at least one run has logged."""
     if not drawing_is_installed():
         return NO_PICTURES
     figures = []
@@ -167,25 +173,25 @@ def curves(files: ReportFiles, names: list[str]) -> Html:
     for name in names:
         if name in names_in_logs:
             title = _TITLES.get(name, f"Dev {name.removeprefix('validation/')}")
-            svg = picture_svg(partial(_drawn, files, name))
+            svg = picture_svg(partial(_draw_curve, files, name))
             figures.append(inline_figure(svg, title, f"curve-{'-'.join(name.split('/')).replace('@', '-')}"))
     return gallery(figures)
 
 
-def _drawn(files: ReportFiles, name: str) -> Any:
+def _draw_curve(files: ReportFiles, name: str) -> Any:
     picture = metric_picture(files.drawn, name)
-    assert picture is not None  # the metric is logged
+    assert picture is not None  # `curves` draws only metrics that are logged
     return picture
 
 
 def throughput_section(files: ReportFiles) -> Html:
-    """Return speed and data wait of training, and the speed of encoding."""
+    """Return the speed of training, its share of waiting for data, and the speed of encoding."""
     parts: list[str] = []
     runs = [run for run in files.runs if any("seconds_per_step" in line for line in run.metrics)]
     if runs:
         parts.append(curves(files, ["tokens_per_second", "data_wait"]))
         header = ["run", "device", "seconds a step", "tokens a second", "padding", "MFU", "data wait"]
-        parts.append(data_table("Training: medians over the logged steps", header, [_speed(run) for run in runs]))
+        parts.append(data_table("Training: medians over the logged steps", header, [_speed_cells(run) for run in runs]))
         parts.append(
             paragraph(
                 "Padding: tokens computed for each real one. Data wait: share of the time that the devices waited "
@@ -194,22 +200,22 @@ def throughput_section(files: ReportFiles) -> Html:
             )
         )
     else:
-        parts.append(missing("No training step was timed; a run is trained by", "jaxret train --workdir=RUN"))
-    times = [(run.label, corpus, one) for run in files.runs for corpus, one in run.encoding_times.items()]
+        parts.append(missing_note("No training step was timed; a run is trained by", "jaxret train --workdir=RUN"))
+    times = [(run.label, corpus, timing) for run in files.runs for corpus, timing in run.encoding_times.items()]
     if times:
         header = ["run", "corpus", "passages", "passages a second", "ms a passage", "device"]
         rows: list[list[Cell]] = [
-            [label, corpus, value_cell(one["passages"], ",.0f"), value_cell(one["passages_per_second"], ",.1f"),
-             value_cell(one["ms_per_passage"], ",.3f"), f"{one['devices']} × {one['device']}"]
-            for label, corpus, one in times
+            [label, corpus, value_cell(timing["passages"], ",.0f"), value_cell(timing["passages_per_second"], ",.1f"),
+             value_cell(timing["ms_per_passage"], ",.3f"), f"{timing['devices']} × {timing['device']}"]
+            for label, corpus, timing in times
         ]  # fmt: skip
         parts.append(data_table("Encoding of corpora", header, rows))
     else:
-        parts.append(missing("No corpus was encoded; this is", "jaxret encode --workdir=RUN --corpus=CORPUS"))
-    return join(parts)
+        parts.append(missing_note("No corpus was encoded; this is", "jaxret encode --workdir=RUN --corpus=CORPUS"))
+    return join_html(parts)
 
 
-def _speed(run: RunFiles) -> list[Cell]:
+def _speed_cells(run: RunFiles) -> list[Cell]:
     def median(name: str) -> float | None:
         values = [line[name] for line in run.metrics if name in line]
         return statistics.median(values) if values else None
@@ -224,26 +230,35 @@ def origin_section(files: ReportFiles) -> Html:
     """Return where the runs come from: versions, devices, commands, and digests of data and checkpoints."""
     parts: list[str] = []
     header = ["run", "jaxret", "Python", "JAX", "devices", "platform"]
-    rows = [_versions(run) for run in files.runs if run.environment]
-    parts.append(data_table("Where the runs were trained", header, rows) if rows else missing("No run has env.json."))
-    digests = list(_digests(files))
+    rows = [_version_cells(run) for run in files.runs if run.environment]
+    parts.append(
+        data_table("Where the runs were trained", header, rows) if rows else missing_note("No run has env.json.")
+    )
+    digests = list(_digest_rows(files))
     if digests:
         header = ["run", "of", "digest (SHA-256)", "size"]
-        parts.append(details("Digests of data, checkpoints and corpora", data_table("Digests", header, digests)))
+        parts.append(collapsible("Digests of data, checkpoints and corpora", data_table("Digests", header, digests)))
     commands = [(run.label, " ".join(map(str, run.environment.get("command", [])))) for run in files.runs]
     lines = [Html(f"{as_html(label)}: {tag('code', command)}") for label, command in commands if command]
-    return join([*parts, details("Commands", bullets(lines))]) if lines else join(parts)
+    return join_html([*parts, collapsible("Commands", bullets(lines))]) if lines else join_html(parts)
 
 
-def _versions(run: RunFiles) -> list[Cell]:
-    one = run.environment
-    devices = one.get("devices", [])
+def _version_cells(run: RunFiles) -> list[Cell]:
+    environment = run.environment
+    devices = environment.get("devices", [])
     names = f"{len(devices)} × {devices[0]}" if devices else ""
-    jax = one.get("packages", {}).get("jax", "")
-    return [run.label, one.get("jaxret", ""), one.get("python", ""), jax, names, one.get("platform", "")]
+    jax = environment.get("packages", {}).get("jax", "")
+    return [
+        run.label,
+        environment.get("jaxret", ""),
+        environment.get("python", ""),
+        jax,
+        names,
+        environment.get("platform", ""),
+    ]
 
 
-def _digests(files: ReportFiles) -> Iterator[list[Cell]]:
+def _digest_rows(files: ReportFiles) -> Iterator[list[Cell]]:
     for run in files.runs:
         for name, entry in run.data.items():
             if isinstance(entry, dict) and "sha256" in entry:

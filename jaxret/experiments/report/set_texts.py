@@ -1,4 +1,4 @@
-"""Texts behind the results of a data set: queries, judgements, passages, rankings, and the vectors that won."""
+"""Read the texts of a data set with results: queries, judgements, passages, rankings, and the vectors that won."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from jaxret.runs.run import open_run
 from jaxret.search.bm25_index import MANIFEST
 from jaxret.storage.atomic import read_json
 
-Winners = dict[tuple[str, str], str]  # (query id, passage id) -> name of the vector of the passage that won
+Winners = dict[tuple[str, str], str]  # (query id, passage id) -> name of the passage's vector with the best score
 
 
 @dataclass(frozen=True)
 class SetTexts:
     """Texts of the queries and passages of a data set."""
 
-    set_results: ComparedSet  # the data set
+    set_results: ComparedSet  # the data set and its results
 
     @cached_property
     def dataset(self) -> EvaluationQueries:
-        """Queries and judgements. Raises ContractError if the files are others than those of the results."""
+        """Queries and judgements. Raises ContractError if the files have changed since the results were measured."""
         run = self.set_results.runs[0]
         origin = run.results[self.set_results.name].get("provenance", {}).get("dataset", {})
         if "queries" not in origin or "sha256" not in origin:
@@ -40,7 +40,7 @@ class SetTexts:
         source = EvaluationSource.open(origin["queries"], origin.get("qrels", ""), origin.get("split", ""))
         dataset = source.read(Policy("skip"))
         if dataset.digests() != origin["sha256"]:
-            raise ContractError(f"the queries or judgements of {origin['queries']} are no longer those of the results")
+            raise ContractError(f"the queries or judgements of {origin['queries']} have changed since the evaluation")
         return dataset
 
     @cached_property
@@ -50,10 +50,14 @@ class SetTexts:
     @cached_property
     def relevant(self) -> set[tuple[str, str]]:
         """(query id, passage id) of the relevant passages."""
-        return {(one.query_id, one.passage_id) for one in self.dataset.judgements if one.relevance > 0}
+        return {
+            (judgement.query_id, judgement.passage_id)
+            for judgement in self.dataset.judgements
+            if judgement.relevance > 0
+        }
 
     def passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return passages by id. Raises FileNotFoundError if no run has kept where their texts are."""
+        """Return passages by id. Raises FileNotFoundError if no run still has the encoded corpus."""
         by_id: dict[str, Passage] = {}
         for texts in self._readers:
             by_id |= texts.read([key for key in ids if key not in by_id])
@@ -61,7 +65,7 @@ class SetTexts:
 
     @cached_property
     def _readers(self) -> list[Passages]:
-        """Readers of the corpus of the results, that of the last part first."""
+        """Readers of the parts of the corpus that the results were measured on, last part first."""
         for run in self.set_results.runs:
             if folders := _corpus_folders(run, self.set_results.name):
                 return [Passages(folder) for folder in reversed(folders)]
@@ -71,7 +75,7 @@ class SetTexts:
 
 
 def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
-    """Return the folders of the parts of the corpus that a result was measured on; [] if it is not there."""
+    """Return the folders with the parts of the corpus that a result was measured on; [] if the run has them no more."""
     corpus = run.results[result]["provenance"]["corpus"]
     for name in run.workdir.corpora:
         encoded_corpus = open_encoded(run.workdir.embeddings(name), verify=False)
@@ -82,13 +86,13 @@ def _corpus_folders(run: RunFiles, result: str) -> list[Path]:
 
 
 def read_rankings(run: RunFiles, result: str, queries: Iterable[str], depth: int) -> dict[str, list[tuple[str, float]]]:
-    """Return the first passages of some queries with their scores. Raises FileNotFoundError without a file of rankings.
+    """Return query id -> its first passages with scores. Raises FileNotFoundError if the run has no file of rankings.
 
     Args:
-        run: whose file is read.
+        run: the run whose file is read.
         result: name of the data set.
-        queries: ids.
-        depth: passages of a query.
+        queries: ids of the queries.
+        depth: largest number of passages of a query.
     """
     rankings = read_run(run.workdir.rankings(result))
     return {query: list(rankings.get(query, ())[:depth]) for query in queries}
@@ -97,12 +101,13 @@ def read_rankings(run: RunFiles, result: str, queries: Iterable[str], depth: int
 def winning_vectors(
     run: RunFiles, result: str, queries: Sequence[Query], hits: Mapping[str, Sequence[Passage]]
 ) -> Winners:
-    """Return the vector of each passage, before pooling, that has the best score with its query; the model of the run
-    computes them, from texts and to sizes as in the search.
+    """Return the name of each passage's vector, before pooling, that has the best score with its query. The model of
+    the run encodes the texts again, with the lengths and the vector size of the search.
 
     Args:
+        run: the run that has the result.
         result: name of the data set.
-        queries: with their texts.
+        queries: queries with their texts.
         hits: query id -> passages.
 
     Raises:
@@ -114,8 +119,8 @@ def winning_vectors(
         run.workdir, str(checkpoint["step"]), search.get("query_length"), passage_length=search.get("passage_length")
     ).with_dimension(search.get("dimension", 0))
     if full_run.checkpoint["digest"] != checkpoint["digest"]:
-        raise ContractError(f"checkpoint {checkpoint['step']} of {run.workdir} is no longer that of the results")
-    passages = {one.id: one for of_query in hits.values() for one in of_query}
+        raise ContractError(f"checkpoint {checkpoint['step']} of {run.workdir} has changed since the evaluation")
+    passages = {passage.id: passage for query_hits in hits.values() for passage in query_hits}
     tokens = full_run.tokenizer.queries(queries)
     query_vectors = full_run.embedder()(tokens, "query").stacked()[:, 0]
     tokens = full_run.tokenizer.passages(list(passages.values()))

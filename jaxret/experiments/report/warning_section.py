@@ -1,5 +1,5 @@
-"""Section with every warning: those that jobs kept in the folders of runs, those that results imply, and what the data
-themselves show: queries of an evaluation that are trained on, and equal passages."""
+"""Section with all warnings: warnings that jobs stored in the folders of runs, warnings that follow from results, and
+two checks of the data: queries of an evaluation in the training data, and equal passages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxret.data.formats import read_examples, source_path
 from jaxret.data.formats.format import content_id
 from jaxret.data.record_checks import question_key
 from jaxret.data.records import Query
-from jaxret.experiments.report.html import Html, bullets, details, join, paragraph, tag
+from jaxret.experiments.report.html import Html, bullets, collapsible, join_html, paragraph, tag
 from jaxret.experiments.report.run_files import ReportFiles, RunFiles
 from jaxret.experiments.report.set_texts import SetTexts
 from jaxret.index.source import encoded_source, open_source
 from jaxret.runs.run_warnings import RunWarning
 
-READ_BYTES = 2**28  # of data that a report reads through: larger ones are for `jaxret data check`
-_NAMES = {
+READ_BYTES = 2**28  # a report reads no larger data; `jaxret data check` does
+_KIND_TITLES = {
     "truncation": "Cut texts",
     "collapse": "Collapsed vectors",
     "leak": "Leaks",
@@ -31,54 +31,56 @@ _NAMES = {
 
 
 def warning_section(files: ReportFiles) -> Html:
-    """Return every warning, by kind."""
+    """Return all warnings, grouped by kind."""
     warnings: dict[str, list[str]] = {}
     remarks: list[str] = []
-    labels: dict[RunWarning, list[str]] = {}  # runs often have a warning in common
+    labels: dict[RunWarning, list[str]] = {}  # warning -> the runs that have it, so that it is shown once
     for run in files.runs:
-        for warning in _of_run(run):
+        for warning in _run_warnings(run):
             labels.setdefault(warning, []).append(run.label)
         if run.config and "train" not in run.warnings:
             remarks.append(
-                f"{run.label} kept no warnings of its training: it began with an earlier version, or not by training."
+                f"{run.label} has no stored warnings of training: an earlier version trained it, or it was imported."
             )
     for warning, names in labels.items():
         warnings.setdefault(warning.kind, []).append(f"{warning.text} ({', '.join(names)})")
-    for warning in [*_leaks(files), *_equal_passages(files)]:
+    for warning in [*_leak_warnings(files), *_equal_passage_warnings(files)]:
         if warning.kind == "unread":
             remarks.append(warning.text)
         else:
             warnings.setdefault(warning.kind, []).append(warning.text)
     parts: list[str] = []
-    for kind in sorted(warnings, key=lambda kind: list(_NAMES).index(kind) if kind in _NAMES else len(_NAMES)):
+    for kind in sorted(
+        warnings, key=lambda kind: list(_KIND_TITLES).index(kind) if kind in _KIND_TITLES else len(_KIND_TITLES)
+    ):
         lines = list(dict.fromkeys(warnings[kind]))
-        parts.append(tag("h3", f"{_NAMES.get(kind, kind)} ({len(lines):,})"))
+        parts.append(tag("h3", f"{_KIND_TITLES.get(kind, kind)} ({len(lines):,})"))
         parts += [paragraph(line, "warning") for line in lines]
     if not warnings:
         parts.append(paragraph("There is no warning."))
     sentence = "Looked for: cut texts, collapsed vectors, queries that are trained on, equal passages, missing results."
     parts.append(paragraph(sentence, "lead"))
     if remarks:
-        parts.append(details("What could not be looked at", bullets(list(dict.fromkeys(remarks)))))
-    return join(parts)
+        parts.append(collapsible("What could not be looked at", bullets(list(dict.fromkeys(remarks)))))
+    return join_html(parts)
 
 
-def _of_run(run: RunFiles) -> Iterator[RunWarning]:
-    """Yield the warnings that the jobs of a run kept, and those that its results imply."""
+def _run_warnings(run: RunFiles) -> Iterator[RunWarning]:
+    """Yield the warnings that the jobs of a run stored, and the warnings that follow from its results."""
     for job, warnings in run.warnings.items():
-        for one in warnings:
-            yield RunWarning(one.kind, one.text if job == "train" else f"{job}: {one.text}")
+        for warning in warnings:
+            yield RunWarning(warning.kind, warning.text if job == "train" else f"{job}: {warning.text}")
     skips = max((line.get("skipped_steps", 0) for line in run.metrics), default=0)
     if skips:
         yield RunWarning("results", f"train: {skips:,.0f} steps were skipped, because the loss was not finite")
     for name, result in run.results.items():
-        yield from _of_result(name, result)
+        yield from _result_warnings(name, result)
 
 
-def _of_result(name: str, result: dict[str, Any]) -> Iterator[RunWarning]:
+def _result_warnings(name: str, result: dict[str, Any]) -> Iterator[RunWarning]:
     dataset = result.get("provenance", {}).get("dataset", {})
-    if absent := dataset.get("relevant_passages_not_in_corpus", 0):
-        text = f"{absent:,} relevant passages are not in the corpus: they count as not found"
+    if missing_count := dataset.get("relevant_passages_not_in_corpus", 0):
+        text = f"{missing_count:,} relevant passages are not in the corpus: they count as not found"
         yield RunWarning("results", f"{name}: {text}")
     if result["queries_found"] < result["queries_expected"]:
         text = f"{result['queries_expected'] - result['queries_found']:,} queries have no passage: they count as zero"
@@ -89,8 +91,9 @@ def _of_result(name: str, result: dict[str, Any]) -> Iterator[RunWarning]:
         yield RunWarning("data", f"{name}: {count:,} records were skipped ({reason})")
 
 
-def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
-    """Yield a warning for each training set that has queries of an evaluation; of kind "unread" where it is unknown."""
+def _leak_warnings(files: ReportFiles) -> Iterator[RunWarning]:
+    """Yield a warning for each training set that has queries of an evaluation. A warning of kind "unread" says which
+    data could not be compared."""
     sources: dict[tuple[str, str], list[str]] = {}
     for run in files.runs:
         if run.config.get("data.train") and run.config.get("task") != "pretraining":
@@ -104,7 +107,7 @@ def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
             text = f"Queries of {set_results.name} could not be compared with training data: {error}"
             yield RunWarning("unread", text)
     for (source, split), labels in sources.items():
-        if problem := _too_large(source):
+        if problem := _unread_reason(source):
             yield RunWarning("unread", problem)
             continue
         try:
@@ -123,11 +126,12 @@ def _leaks(files: ReportFiles) -> Iterator[RunWarning]:
                 )
 
 
-def _equal_passages(files: ReportFiles) -> Iterator[RunWarning]:
-    """Yield a warning for each encoded corpus with equal passages; of kind "unread" where it is unknown."""
+def _equal_passage_warnings(files: ReportFiles) -> Iterator[RunWarning]:
+    """Yield a warning for each encoded corpus with equal passages. A warning of kind "unread" says which corpus could
+    not be read."""
     folders = (run.workdir.embeddings(name) for run in files.runs for name in run.workdir.corpora)
     for source in sorted({encoded_source(folder) for folder in folders} - {""}):
-        if problem := _too_large(source):
+        if problem := _unread_reason(source):
             yield RunWarning("unread", problem)
             continue
         try:
@@ -138,16 +142,16 @@ def _equal_passages(files: ReportFiles) -> Iterator[RunWarning]:
             continue
         if copies := len(texts) - len(set(texts)):
             text = f"{copies:,} of {len(texts):,} passages have the text of another one"
-            yield RunWarning("duplicates", f"{source}: {text}; they take places of a ranking")
+            yield RunWarning("duplicates", f"{source}: {text}; they use up ranks")
 
 
-def _too_large(source: str) -> str:
-    """Return a sentence if data are missing, or larger than a report reads; "" if they are read."""
+def _unread_reason(source: str) -> str:
+    """Return a sentence that says why data are not read (missing, or too large); "" if they are read."""
     path = source_path(source)
     if not path.exists():
         return f"{source} is not a file or folder here: it was not searched for leaks and equal passages."
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    size = sum(one.stat().st_size for one in files)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
     if size <= READ_BYTES:
         return ""
     return f"{source} has {size / 1e6:,.0f} MB, which a report does not read through; jaxret data check {source} does."

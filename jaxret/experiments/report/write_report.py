@@ -1,4 +1,4 @@
-"""A report of runs as one HTML file, which needs no network: `jaxret report`."""
+"""Write a report of runs as one HTML file, which needs no network (`jaxret report`)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ReportOptions:
     """Options of a report. Raises ValueError for a value that is not allowed."""
 
     data: tuple[str, ...] = ()  # names of the results to show (eval/NAME.json); () for all
-    # to compare; () for all that every result has. The first one is that of pictures and single queries.
+    # measures to compare; () for all that every result has. Pictures and single queries show the first one.
     measures: tuple[str, ...] = ()
-    queries: int = 5  # wins, and losses, that are shown with their texts
-    title: str = ""  # of the page; "" for one made of the names of the runs
+    queries: int = 5  # number of wins, and of losses, that are shown with their texts
+    title: str = ""  # title of the page; "" for a title with the names of the runs
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -47,20 +47,21 @@ def write_report(
     Args:
         arguments: folders of runs, or NAME=RUN,RUN for the seeds of a system; the first one is the baseline.
         out: HTML file to write.
-        flag: names `out` in an error.
+        options: what the report shows.
+        flag: name of `out` in errors.
 
     Raises:
         FileNotFoundError: a folder is not a run, or no run has a result that `options.data` names.
         ContractError: a file of a run was edited.
-        ValueError: a run is there twice, no result has a measure of the options, or `out` is a file of a run.
+        ValueError: a run is given twice, no result has a measure of the options, or `out` is a file of a run.
     """
     options = options or ReportOptions()
     require_file_path(out, flag)
     _require_other_files(out, arguments, flag)
     files = ReportFiles(tuple(arguments), options.data, options.measures)
     measures = dict.fromkeys(name for run in files.runs for result in run.evaluations.values() for name in result.mean)
-    if absent := [name for name in options.measures if name not in measures]:
-        raise ValueError(f"no run has the measure {absent[0]!r}; they have {', '.join(measures) or 'none'}")
+    if unknown_measures := [name for name in options.measures if name not in measures]:
+        raise ValueError(f"no run has the measure {unknown_measures[0]!r}; they have {', '.join(measures) or 'none'}")
     page = render_report(files, options)
     with atomic_write(out) as file:
         file.write(page)
@@ -68,7 +69,7 @@ def write_report(
 
 
 def _require_other_files(out: str | Path, arguments: Sequence[str], flag: str) -> None:
-    """Raise ValueError if `out` is a file of a run that is no earlier report."""
+    """Raise ValueError if `out` is a file of a run, and not an earlier report."""
     if not Path(out).exists() or Path(out).suffix in (".html", ".htm"):
         return
     for folder in (Path(path) for argument in arguments for path in split_argument(argument)[1]):
@@ -77,27 +78,30 @@ def _require_other_files(out: str | Path, arguments: Sequence[str], flag: str) -
 
 
 def run_folders(arguments: Sequence[str]) -> list[str]:
-    """Return arguments of `jaxret compare` with the folder of the run in the place of each result file. Raises
+    """Return arguments of `jaxret compare` in which each result file is replaced by the folder of its run. Raises
     ValueError for a file that is in no run."""
     folders = []
     for argument in arguments:
         name, paths = split_argument(argument)
-        members = ",".join(str(_folder(Path(path))) for path in paths)
+        members = ",".join(str(_run_folder(Path(path))) for path in paths)
         folders.append(f"{name}={members}" if name else members)
     return folders
 
 
-def _folder(path: Path) -> Path:
+def _run_folder(path: Path) -> Path:
     if path.is_dir():
         return path
     if path.resolve().parent.name != "eval":
-        raise ValueError(f"{path} is in the folder eval/ of no run, and a report is of runs; leave --report out")
+        raise ValueError(f"{path} is not in the folder eval/ of a run, so a report cannot show it; remove --report")
     return path.resolve().parent.parent
 
 
 def render_report(files: ReportFiles, options: ReportOptions) -> str:
+    """Return the text of the HTML file."""
     labels = [run.label for run in files.runs]
-    title = options.title or (f"Report of {_listed(labels)}" if len(labels) <= 4 else f"Report of {len(labels)} runs")
+    title = options.title or (
+        f"Report of {_join_names(labels)}" if len(labels) <= 4 else f"Report of {len(labels)} runs"
+    )
     data = ", ".join(set_results.name for set_results in files.sets)
     lead = f"Evaluated on {data}." if data else "Not evaluated yet."
     sections = [
@@ -116,5 +120,5 @@ def render_report(files: ReportFiles, options: ReportOptions) -> str:
     return render_page(title, lead, sections)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

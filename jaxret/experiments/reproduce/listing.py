@@ -22,12 +22,13 @@ def list_rows(
     Args:
         pattern: PAPER, PAPER/TABLE, PAPER/TABLE/ROW; "" for all tables.
         data: folder with a folder for each data set.
-        overrides: "KEY=VALUE" of the config.
-        run_on: None to print; else the data set to run on, "" for all of a row.
-        scale: part of the paper's training.
+        workdir: folder of the runs.
+        overrides: "KEY=VALUE" for keys of the config.
+        run_on: name of the data set to run on; "" for all of the row; None to print only.
+        scale: fraction of the paper's steps or epochs.
 
     Raises:
-        ValueError: no such row, a row that cannot be run, or an override without "=".
+        ValueError: the row is unknown or cannot be run, or an override has no "=".
     """
     for entry in overrides:
         if "=" not in entry:
@@ -35,8 +36,8 @@ def list_rows(
     places = Places(Path(data), Path(workdir), dict(entry.split("=", 1) for entry in overrides), scale)
     if not pattern:
         if run_on is not None:
-            raise ValueError("--run needs the row to run, as mlr/2/dual-encoder (without it all rows are listed)")
-        _print(tables_text())
+            raise ValueError("--run needs a row, such as mlr/2/dual-encoder; `jaxret reproduce` lists the tables")
+        _print_listing(tables_text())
         return
     rows = find_rows(pattern)
     for config in {case.config for row in rows for case in resolved(row).cases() if case.config}:
@@ -52,25 +53,30 @@ def list_rows(
             "reproduction",
             row=row.id,
             measured=[
-                {"target": one.case.target.name, "measure": one.measure, "value": one.value, "paper": one.paper}
-                for one in measurements
+                {
+                    "target": measurement.case.target.name,
+                    "measure": measurement.measure,
+                    "value": measurement.value,
+                    "paper": measurement.paper,
+                }
+                for measurement in measurements
             ],
         )
         if scale != 1.0:
             print(f"a trial with {scale:g} of the training: compare the commands, not the numbers")
     elif len(rows) == 1 and rows[0].id == pattern:
-        _print(row_text(rows[0], places))
+        _print_listing(row_text(rows[0], places))
     else:
-        _print(numbers_text(rows))
+        _print_listing(numbers_text(rows))
 
 
-def _print(text: str) -> None:
+def _print_listing(text: str) -> None:
     print(text)
     emit("listing", lines=text.splitlines())
 
 
 def tables_text() -> str:
-    """Return a line for each table: its rows, and how many of them can be run."""
+    """Return a line for each table: caption, number of rows, and number of rows that can be run."""
     tables: dict[str, list[PaperRow]] = {}
     for row in paper_rows().values():
         tables.setdefault(row.id.rpartition("/")[0], []).append(row)
@@ -82,7 +88,7 @@ def tables_text() -> str:
 
 
 def numbers_text(rows: Sequence[PaperRow]) -> str:
-    """Return the paper's numbers of rows, and why some cannot be run."""
+    """Return the paper's numbers of rows, and the reason for each row that cannot be run."""
     lines = []
     for row in rows:
         lines.append(f"{row.id}{'' if row.runnable else '  (not run here: ' + (row.reason or 'no config') + ')'}")
@@ -116,7 +122,7 @@ def row_numbers(row: PaperRow) -> Iterator[str]:
 
 
 def _deviation(case: Case, index: int) -> str:
-    """Return " ± 0.003", the paper's deviation over seeds of a case's number; "" where it has none."""
+    """Return the paper's deviation over seeds of a case's number as " ± 0.003"; "" if it prints none."""
     deviations = case.row.deviations.get(case.target.name)
     if not deviations:
         return ""
@@ -124,7 +130,7 @@ def _deviation(case: Case, index: int) -> str:
 
 
 def row_text(row: PaperRow, places: Places) -> str:
-    """Return everything about a row: caption, numbers, commands, missing files."""
+    """Return caption, numbers, commands and missing files of a row."""
     lines = [f"{row.id}: {row.caption}", *row_numbers(row)]
     if row.note:
         lines.append(f"note: {row.note}")
@@ -142,5 +148,5 @@ def row_text(row: PaperRow, places: Places) -> str:
                     lines.append(line)
         missing_lines |= dict.fromkeys(missing_files(case, places))
     if missing_lines:
-        lines += ["files that are not there, and where each comes from:", *(f"  {line}" for line in missing_lines)]
+        lines += ["missing files, and where each comes from:", *(f"  {line}" for line in missing_lines)]
     return "\n".join(lines)

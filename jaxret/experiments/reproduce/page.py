@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxret.evaluation.text_table import markdown_table
+from jaxret.experiments.config_values import flag_text
 from jaxret.experiments.reproduce.listing import row_numbers
 from jaxret.experiments.reproduce.papers import PAPERS, PaperRow, datasets, paper_rows, paper_title
 
@@ -63,7 +62,8 @@ Settings that the tables do not show:
 
 
 def page() -> str:
-    parts = [INTRODUCTION, "## Data\n\n" + _data()]
+    """Return the text of docs/reproduce.md."""
+    parts = [INTRODUCTION, "## Data\n\n" + _data_table()]
     for paper in PAPERS:
         title, authors = paper_title(paper)
         parts.append(f"## {paper}: {title} ({authors})")
@@ -72,12 +72,12 @@ def page() -> str:
             if row.id.startswith(f"{paper}/"):
                 tables.setdefault(row.id.split("/")[1], []).append(row)
         for number, members in tables.items():
-            parts.append(f"### {number}: {members[0].caption}\n\n{_table(members)}")
+            parts.append(f"### {number}: {members[0].caption}\n\n{_row_table(members)}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _data() -> str:
-    """Return the data sets: the folder below --data, its files, and where each comes from."""
+def _data_table() -> str:
+    """Return a table of the data sets: folder below --data, title, files with their origins."""
     lines = []
     for name, data in datasets().items():
         files = "; ".join(f"`{path}` ({origin})" for path, origin in data.files.items())
@@ -85,13 +85,15 @@ def _data() -> str:
     return markdown_table(["folder", "data set", "files"], lines, left=3)
 
 
-def _table(members: list[PaperRow]) -> str:
-    lines = [[f"`{row.id.rpartition('/')[2]}`", _system(row), "<br>".join(row_numbers(row))] for row in members]
+def _row_table(members: list[PaperRow]) -> str:
+    lines = [
+        [f"`{row.id.rpartition('/')[2]}`", _describe_system(row), "<br>".join(row_numbers(row))] for row in members
+    ]
     return markdown_table(["row", "config", "the paper's numbers"], lines, left=3)
 
 
-def _system(row: PaperRow) -> str:
-    """Return the config of a row with its keys, or the reason why there is none."""
+def _describe_system(row: PaperRow) -> str:
+    """Return the config of a row with the keys that it changes, or the reason why the row is not run."""
     notes = [row.note] if row.note else []
     if row.same_as:
         return "; ".join([f"as `{row.same_as}`", *notes])
@@ -99,7 +101,7 @@ def _system(row: PaperRow) -> str:
         return f"not run: {row.reason}"
     configs = [row.config] if isinstance(row.config, str) else list(dict.fromkeys(row.config.values()))
     parts = [f"`{config}`" for config in configs if config]
-    parts += [f"`{key}={_value(value)}`" for key, value in row.set.items()]
+    parts += [f"`{key}={flag_text(value)}`" for key, value in row.set.items()]
     if row.verb == "recipe":
         parts.append(f"`jaxret recipe`, {row.stage}" + (f", after `{row.warm_up}`" if row.warm_up else ""))
     if row.chunks:
@@ -109,10 +111,6 @@ def _system(row: PaperRow) -> str:
     if row.seeds > 1 and row.verb != "bm25":
         parts.append(f"{row.seeds} seeds")
     return "; ".join([", ".join(parts) or "`jaxret data check`", *notes])
-
-
-def _value(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The tables of the papers as data: which config, flags and data each row is, and the numbers that the paper prints.
+"""The tables of the papers as data: config, flags and data sets of each row, and the numbers that the paper prints.
 
-One file of `tables/` a paper; `tables/datasets.toml` has the data sets. A row's id is PAPER/TABLE/NAME, as
-"mlr/2/dual-encoder". A case is one row on one data set: what is trained, measured and compared.
+Each paper has a file in `tables/`; `tables/datasets.toml` has the data sets. A row's id is PAPER/TABLE/NAME, for
+example "mlr/2/dual-encoder". A case is one row on one data set.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ SEEDS = ("seed.init", "seed.data", "seed.dropout", "seed.negatives")
 class PaperData:
     """A data set of the tables; paths are relative to its folder below --data."""
 
-    name: str  # its key, and its folder unless `folder` names another
-    title: str  # what it is
+    name: str  # its key in datasets.toml
+    title: str  # description for the reader
     files: Mapping[str, str]  # path -> where the file comes from
-    corpus: str = ""  # the file that is encoded, or the name of the data set that has it
-    # train, dev: values of data.train and data.dev; "" where there is none
+    corpus: str = ""  # the file that is encoded, or the name of the data set that has the corpus
+    # train, dev: values of data.train and data.dev; "" for none
     train: str = ""
     dev: str = ""
-    # settings of `jaxret mine` for BM25's negatives, where the training data has none
+    # settings of `jaxret mine` for BM25's negatives; {} if the training data have negatives
     mining: Mapping[str, int] = field(default_factory=dict)
-    on_error: str = ""  # value of data.on_error, where training records lack a positive passage
-    trained_on: str = ""  # the data set whose model is measured on this one, if it has no training data
-    folder: str = ""
-    # queries, qrels: what is asked and judged; without qrels, the queries have answers
+    on_error: str = ""  # value of data.on_error; "" unless some training records lack a positive passage
+    trained_on: str = ""  # name of the data set to train on, if this one has no training data
+    folder: str = ""  # name of its folder; "" for `name`
+    # queries, qrels: files of queries and judgements; without qrels, the queries have answers
     queries: str = ""
     qrels: str = ""
     k: int = 100  # passages per query
-    measures: tuple[str, ...] = ()  # in the order of the tables' numbers
-    each: tuple[str, ...] = ()  # the sets of which this one is the mean, each in a folder of its own
-    # a set of `each` -> its own sets, in folders of its folder
+    measures: tuple[str, ...] = ()  # names of the tables' numbers, in their order
+    each: tuple[str, ...] = ()  # if this is a mean over sets: their names, which are folders
+    # a set of `each` -> its members, in folders of its folder (CQADupStack)
     members: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def folders(self, sets: Sequence[str]) -> dict[str, float]:
-        """Return the folders of sets -> the part of each in their mean."""
+        """Return folder -> its weight in the mean over `sets`."""
         parts: dict[str, float] = {}
         for name in sets:
             members = self.members.get(name, ())
@@ -57,46 +57,46 @@ class PaperRow:
     """A row of a table."""
 
     id: str  # PAPER/TABLE/NAME
-    caption: str  # of the table
-    config: str | Mapping[str, str] = ""  # of the row, or one for each training set
-    # keys of the config that have other values; of "bm25", its settings
+    caption: str  # caption of the table
+    config: str | Mapping[str, str] = ""  # name of the config, or training set -> name
+    # keys of the config with other values; for "bm25", its settings
     set: Mapping[str, Any] = field(default_factory=dict)
     # "train" (one stage), "recipe" (stages), "diversity", "bm25" and "count" (no model), or "" (not to be run)
     verb: str = ""
-    stage: str = ""  # of a recipe, the stage that is measured
-    # of a recipe, the config of a training on generated queries, with whose checkpoint all stages begin
+    stage: str = ""  # stage of a recipe that is measured
+    # config of a training on generated queries; all stages of the recipe begin with its checkpoint
     warm_up: str = ""
-    chunks: str = ""  # "sentences" or "equal=N", by which `jaxret data chunk` splits all passages; "" for whole ones
-    seeds: int = 1  # runs whose mean is the row
-    # "best" on the dev set or "last", or one for each training set; validation.best has it
+    chunks: str = ""  # "sentences" or "equal=N": how `jaxret data chunk` splits all passages; "" for whole passages
+    seeds: int = 1  # number of runs; the row has their mean
+    # "best" on the dev set or "last" (validation.best), or training set -> one of these
     checkpoint: str | Mapping[str, str] = "best"
     # query_length, passage_length: tokens on data sets that the model was not trained on; 0: as in training
     query_length: int = 0
     passage_length: int = 0
     percent: bool = False  # whether the paper's numbers are percentages
-    measures: tuple[str, ...] = ()  # instead of those of the data set
-    each: tuple[str, ...] = ()  # the sets of a mean, where the paper took others than the data set says
-    # data set -> the paper's numbers ("-": none). "nq:squad": trained on nq, measured on squad.
+    measures: tuple[str, ...] = ()  # names of the numbers; () for the measures of the data set
+    each: tuple[str, ...] = ()  # the sets of the mean; () for the sets of the data set
+    # data set -> the paper's numbers ("-": none). The key "nq:squad" means: trained on nq, measured on squad.
     numbers: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     numbers_each: tuple[float, ...] = ()  # the numbers of the sets of `each`
     # data set -> the paper's standard deviations over seeds
     deviations: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
-    subsets: tuple[float, ...] = ()  # numbers of parts of the queries (I3, table 4)
-    # data set -> perplexity and local variation, or what `measures` names
+    subsets: tuple[float, ...] = ()  # the paper's numbers on parts of the queries (I3, table 4)
+    # data set -> perplexity and local variation, or the values of `measures`
     diversity: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     counts: Mapping[str, Sequence[float | int]] = field(default_factory=dict)  # data set -> sizes
-    # data set -> "COUNT of FILE" for each size; COUNT is a name of `DataCheck.counts`
+    # data set -> "COUNT of FILE" for each size; COUNT is a key of `DataCheck.counts`
     counted: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # milliseconds, gib: times and storage that the paper prints
+    # milliseconds, gib: times (name -> values) and storage of vectors that the paper prints
     milliseconds: Mapping[str, Sequence[float | int]] = field(default_factory=dict)
     gib: float | int = 0
-    same_as: str = ""  # id of the row that has the same system
-    reason: str = ""  # why the row cannot be run here; "" if it can
-    note: str = ""  # what else a reader should know
+    same_as: str = ""  # id of the row with the same system
+    reason: str = ""  # why the row cannot be run; "" if it can
+    note: str = ""  # remark for the reader
 
     @property
     def runnable(self) -> bool:
-        """Whether commands can be printed for it."""
+        """Whether commands can be printed for the row."""
         return not self.reason and bool(self.config or self.same_as or self.counts or self.verb == "bm25")
 
     def cases(self) -> list[Case]:
@@ -131,33 +131,33 @@ class Case:
     """A row on one data set."""
 
     row: PaperRow
-    source: PaperData  # the data set that its model is trained on
-    target: PaperData  # the data set that it is measured on
+    source: PaperData  # the data set that the model is trained on
+    target: PaperData  # the data set that the model is measured on
     config: str  # "NAME" or "NAME:SUFFIX"
     checkpoint: str  # "best" or "last"
     measures: tuple[str, ...]  # names of the numbers
-    numbers: tuple[float | int | None, ...]  # the paper's, as fractions; None where it has none
+    numbers: tuple[float | int | None, ...]  # the paper's numbers as fractions; None if it prints none
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The sets that the target is the mean of; empty if it is one set."""
+        """The sets if the target is a mean over sets, else ()."""
         return (self.row.each or self.target.each) if self.target.each else ()
 
 
 @cache
 def datasets() -> dict[str, PaperData]:
     """Return the data sets of the tables by name."""
-    return {name: PaperData(name=name, **_frozen(values)) for name, values in _read("datasets").items()}
+    return {name: PaperData(name=name, **_with_tuples(values)) for name, values in _read_toml("datasets").items()}
 
 
 @cache
 def paper_rows() -> dict[str, PaperRow]:
     """Return the rows of all tables of all papers by id, in the papers' order."""
-    return {row.id: row for paper in PAPERS for row in _rows(paper)}
+    return {row.id: row for paper in PAPERS for row in _read_rows(paper)}
 
 
 def paper_title(paper: str) -> tuple[str, str]:
-    values = _read(paper)
+    values = _read_toml(paper)
     return values["title"], values["authors"]
 
 
@@ -165,7 +165,7 @@ def find_rows(pattern: str) -> list[PaperRow]:
     """Return the rows whose id is `pattern` or begins with it ("mlr", "mlr/2", "mlr/2/dual-encoder").
 
     Raises:
-        ValueError: there is none.
+        ValueError: no row matches.
     """
     parts = pattern.strip("/").split("/")
     matches = [row for row in paper_rows().values() if row.id.split("/")[: len(parts)] == parts]
@@ -175,7 +175,7 @@ def find_rows(pattern: str) -> list[PaperRow]:
 
 
 def paper_means() -> dict[str, tuple[str, ...]]:
-    """Return the means that papers print -> their sets, from the tables of `jaxret reproduce`."""
+    """Return name of a mean that a paper prints -> its sets."""
     return {
         "mean of 14 (Aggretriever)": datasets()["beir"].each,
         "mean of 15 (MLR)": find_rows("mlr/5")[0].each,
@@ -184,13 +184,13 @@ def paper_means() -> dict[str, tuple[str, ...]]:
 
 
 def resolved(row: PaperRow) -> PaperRow:
-    """Return the row with the commands of `row`: itself, or the equal row."""
+    """Return the row whose commands are run for `row`: `row`, or the row of `same_as`."""
     return paper_rows()[row.same_as] if row.same_as else row
 
 
-def _rows(paper: str) -> Iterator[PaperRow]:
+def _read_rows(paper: str) -> Iterator[PaperRow]:
     names = {entry.name for entry in fields(PaperRow)} - {"id", "caption"}
-    for table in _read(paper)["tables"]:
+    for table in _read_toml(paper)["tables"]:
         defaults = {key: value for key, value in table.items() if key not in ("number", "caption", "rows")}
         for entry in table["rows"]:
             values = {**defaults, **entry}
@@ -198,13 +198,13 @@ def _rows(paper: str) -> Iterator[PaperRow]:
             row_id = f"{paper}/{table['number'].replace(' ', '-')}/{name}"
             if unknown := sorted(values.keys() - names):
                 raise ValueError(f"{row_id}: {unknown[0]!r} is not a field of a row")
-            yield PaperRow(id=row_id, caption=table["caption"], **_frozen(values))
+            yield PaperRow(id=row_id, caption=table["caption"], **_with_tuples(values))
 
 
-def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read_toml(name: str) -> dict[str, Any]:
     text = resources.files("jaxret.experiments.reproduce").joinpath("tables", f"{name}.toml").read_text("utf-8")
     return tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""Run a row of a paper's table, and print the paper's numbers beside the run's own."""
+"""Run a row of a paper's table, and print the paper's numbers beside the measured ones."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from jaxret.storage.atomic import read_json
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure of a case: the run's value, its standard error and the paper's number."""
+    """A measure of a case: the measured value, its standard error and the paper's number."""
 
     case: Case  # the row and the data set
-    measure: str  # its name
-    value: float | int  # the run's, 0 to 1, or a count; the mean where there are several seeds
-    error: float  # standard error of the value over seeds, or over queries where there is one run
-    paper: float | int | None  # the paper's number; None where it prints none
+    measure: str  # name of the measure
+    value: float | int  # measured value from 0 to 1, or a count; the mean if there are several seeds
+    error: float  # standard error of the value over seeds, or over queries if there is one run
+    paper: float | int | None  # the paper's number; None if it prints none
 
     @property
     def difference(self) -> float | None:
-        """The run's value less the paper's, in the run's standard errors."""
+        """(value - paper) / error; None without the paper's number or the error."""
         if self.paper is None or not self.error:
             return None
         return (self.value - self.paper) / self.error
 
 
 def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
-    """Run the commands of a row and return what its runs measured; finished steps are not repeated.
+    """Run the commands of a row, and return the measured values. Finished steps are not repeated.
 
     Args:
         places: folders of data and runs, and keys that differ from the paper's.
-        only: a data set, where the row has several.
+        only: name of the only data set to run on; "" for all data sets of the row.
 
     Raises:
-        ValueError: the row cannot be run, and why.
-        FileNotFoundError: files that --data lacks, with where each comes from.
+        ValueError: the row cannot be run.
+        FileNotFoundError: data files are missing; the error says where each comes from.
         RuntimeError: a command failed.
     """
     if not row.runnable:
@@ -70,12 +70,12 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
         raise FileNotFoundError("these files are missing:\n" + "\n".join(dict.fromkeys(missing_lines)))
     if row.verb == "count":
         return [measurement for case in cases for measurement in _count_records(case, places)]
-    places.workdir.mkdir(parents=True, exist_ok=True)  # --out of a command is in a folder that exists
+    places.workdir.mkdir(parents=True, exist_ok=True)  # commands write --out only into a folder that exists
     for case in cases:
         for seed in case_seeds(case):
             for command in case_commands(case, places, seed):
                 print(f"== jaxret {' '.join(command)}", flush=True)
-                if command[0] == "mine" and _is_mined(out := Path(_flags(command)["out"])):
+                if command[0] == "mine" and _is_mined(out := Path(_read_flags(command)["out"])):
                     require_same_sources(_mining_job(case, command))
                     print(f"{out} is kept: it was mined from these files, with these settings", flush=True)
                     continue
@@ -89,12 +89,12 @@ def run_row(row: PaperRow, places: Places, only: str = "") -> list[Measured]:
 
 
 def _count_records(case: Case, places: Places) -> Iterator[Measured]:
-    """Run `jaxret data check` on the files of a row that counts, and yield its counts."""
+    """Run `jaxret data check` on the files whose records a row counts, and yield the counts."""
     counts: dict[str, dict[str, float | int]] = {}
     for command in case_commands(case, places):
         print(f"== jaxret {' '.join(command)}", flush=True)
         path = Path(command[2])
-        on_error = _flags(command).get("on_error", "error")
+        on_error = _read_flags(command).get("on_error", "error")
         counts[path.name] = print_data_check(str(path), None, CUT_LENGTHS, on_error).counts
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         name, _, file = measure.rpartition(" of ")
@@ -102,7 +102,7 @@ def _count_records(case: Case, places: Places) -> Iterator[Measured]:
 
 
 def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
-    flags, values = _flags(command), dict[str, Any](case.source.mining)
+    flags, values = _read_flags(command), dict[str, Any](case.source.mining)
     settings = MiningSettings(**values)
     data = open_training_queries(flags["data"], "train", not settings.positives_from_retrieval)
     corpus = Corpus.open(flags["corpus"])
@@ -110,7 +110,7 @@ def _mining_job(case: Case, command: Sequence[str]) -> MiningJob:
 
 
 def _is_mined(out: Path) -> bool:
-    """Return whether an earlier command wrote all of the training file: the record of its sources is written last."""
+    """Return whether the mined training file is complete. The record of its sources is written last."""
     return out.exists() and parents_path(out).exists()
 
 
@@ -119,19 +119,19 @@ def _is_newer(file: Path, source: Path) -> bool:
     return file.exists() and file.stat().st_mtime > source.stat().st_mtime
 
 
-def _flags(command: Sequence[str]) -> dict[str, str]:
-    """Return name -> value of a command's flags; "" of one without a value."""
+def _read_flags(command: Sequence[str]) -> dict[str, str]:
+    """Return name -> value of a command's flags; the value is "" for a flag without one."""
     flags = (argument.removeprefix("--").partition("=") for argument in command if argument.startswith("--"))
     return {name: value for name, _, value in flags}
 
 
 def case_seeds(case: Case) -> list[int | None]:
-    """Return the numbers of a case's runs; [None] where it is one run with the config's own seeds."""
+    """Return the numbers of a case's runs; [None] for a single run with the seeds of the config."""
     return list(range(1, case.row.seeds + 1)) if case.row.seeds > 1 else [None]
 
 
 def measure_case(case: Case, places: Places) -> Iterator[Measured]:
-    """Yield what the runs of a case measured, from the evaluations that its searches wrote. Raises ValueError for an
+    """Yield the measured values of a case, from the evaluations that its searches wrote. Raises ValueError for an
     evaluation without the measure of the row."""
     row = resolved(case.row)
     if row.verb == "diversity":
@@ -142,30 +142,30 @@ def measure_case(case: Case, places: Places) -> Iterator[Measured]:
     for seed in case_seeds(case):
         run = run_folder(case, places, seed)
         folder = run / row.stage if row.verb == "recipe" else run
-        evaluations = [(part, read_evaluation(path)) for path, part in _evaluations(case, places, folder).items()]
+        evaluations = [(part, read_evaluation(path)) for path, part in _evaluation_parts(case, places, folder).items()]
         runs.append(evaluations[: len(evaluations) - subsets])
         for number, (_, evaluation) in enumerate(evaluations[len(evaluations) - subsets :]):
             (measure,) = case.measures
-            name, error = f"{measure} of set {number}", _error([(1.0, evaluation)], measure)
+            name, error = f"{measure} of set {number}", _standard_error([(1.0, evaluation)], measure)
             yield Measured(case, name, evaluation.mean[measure], error, case.row.subsets[number])
     for measure, paper in zip(case.measures, case.numbers, strict=True):
         if paper is None:
             continue
-        if absent := [e for evaluations in runs for _, e in evaluations if measure not in e.mean]:
+        if lacking := [e for evaluations in runs for _, e in evaluations if measure not in e.mean]:
             raise ValueError(
-                f"{case.row.id}: the run's evaluation has no {measure}; it has {', '.join(absent[0].mean)}"
+                f"{case.row.id}: the run's evaluation has no {measure}; it has {', '.join(lacking[0].mean)}"
             )
-        means = [math.fsum(part * one.mean[measure] for part, one in evaluations) for evaluations in runs]
+        means = [math.fsum(part * evaluation.mean[measure] for part, evaluation in evaluations) for evaluations in runs]
         if len(means) > 1:
             error = stdev(means) / math.sqrt(len(means))
         else:
-            error = _error(runs[0], measure)
+            error = _standard_error(runs[0], measure)
         yield Measured(case, measure, fmean(means), error, paper)
 
 
 def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
-    """Yield perplexity and local variation of a run's vectors, or the part of the queries whose best vector is that of
-    the last layer; they have no standard error."""
+    """Yield perplexity and local variation of a run's vectors, or the fraction of queries for which the vector of the
+    last layer wins. They have no standard error."""
     run, (_, command) = run_folder(case, places, case_seeds(case)[0]), case_commands(case, places)
     data = command[-1].removeprefix("--data=")
     path = diversity_path(Workdir(run), JudgedSource.open(data, ""))
@@ -178,14 +178,14 @@ def _measure_diversity(case: Case, places: Places) -> Iterator[Measured]:
             yield Measured(case, measure, value, 0.0, paper)
 
 
-def _error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> float:
-    """Return the standard error over queries of a mean of evaluations, each with its part in the mean."""
-    each = [(part, list(evaluation.per_query[measure].values())) for part, evaluation in evaluations]
-    return math.sqrt(sum(part**2 * stdev(values) ** 2 / len(values) for part, values in each if len(values) > 1))
+def _standard_error(evaluations: Sequence[tuple[float, Evaluation]], measure: str) -> float:
+    """Return the standard error over queries of a mean of evaluations, which are given as (weight, evaluation)."""
+    set_values = [(part, list(evaluation.per_query[measure].values())) for part, evaluation in evaluations]
+    return math.sqrt(sum(part**2 * stdev(values) ** 2 / len(values) for part, values in set_values if len(values) > 1))
 
 
 def comparison_table(measurements: Sequence[Measured]) -> str:
-    """Return the run's values beside the paper's as aligned text."""
+    """Return a table of the paper's and the measured values as aligned text."""
     rows = []
     for entry in measurements:
         difference = "" if entry.difference is None else f"{entry.difference:+.1f}"
@@ -199,17 +199,18 @@ def comparison_table(measurements: Sequence[Measured]) -> str:
     return aligned_table(header, rows, left=3)
 
 
-def _evaluations(case: Case, places: Places, run: Path) -> dict[Path, float]:
-    """Return the evaluations that a case's searches wrote below `run` -> the part of each in the case's mean."""
+def _evaluation_parts(case: Case, places: Places, run: Path) -> dict[Path, float]:
+    """Return path of an evaluation -> its weight in the case's mean, for the evaluations that its searches wrote below
+    `run`."""
     paths: dict[Path, float] = {}
     parts = iter(case.target.folders(case.sets).values())
     for command in case_commands(case, places):
-        flags = _flags(command)
+        flags = _read_flags(command)
         if command[0] == "beir":
             query, passage = (int(flags.get(name, 0)) or None for name in ("query_length", "passage_length"))
             job = BeirJob(str(run), command[1], query_length=query, passage_length=passage)
-            for one in (read_json(job.result)["sets"][name] for name in case.sets):
-                members = one.get("members", {"": one}).values()
+            for set_result in (read_json(job.result)["sets"][name] for name in case.sets):
+                members = set_result.get("members", {"": set_result}).values()
                 paths |= {Path(member["evaluation"]): 1 / len(case.sets) / len(members) for member in members}
         elif command[0] in ("search", "bm25"):
             name = EvaluationSource.open(flags["queries"], flags.get("qrels", "")).name

@@ -19,7 +19,8 @@ from jaxret.runs.identity import without_seeds
 from jaxret.storage.atomic import sha256_json
 
 _PARSERS: dict[type, Any] = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
-# Keys that identity leaves out because data.json has digests of the files: another path may hold other data.
+# Keys that a run's identity does not contain, because data.json has digests of the files. In a sweep another path
+# counts as other data.
 _PATHS = ("data.train", "data.dev", "data.dev_negatives_run")
 
 
@@ -33,7 +34,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """The axes of a sweep, and its seeds; without seeds, every point is one run with the config's own."""
+    """The axes and seeds of a sweep. Without seeds, every point is one run with the seeds of the config."""
 
     axes: tuple[Axis, ...]
     seeds: tuple[int, ...] = ()
@@ -53,22 +54,22 @@ class Grid:
         return " ".join(f"{names[key]}={format_value(value)}" for key, value in point.items())
 
     def folder(self, point: Mapping[str, Any]) -> str:
-        """Return the name of a point's folder: "chosen=4-6_local_weight=0.1"; it differs for every point."""
+        """Return the unique name of a point's folder: "chosen=4-6_local_weight=0.1"."""
         names = short_names(self.keys)
-        return "_".join(f"{names[key]}={_plain(value)}" for key, value in point.items())
+        return "_".join(f"{names[key]}={_file_name_part(value)}" for key, value in point.items())
 
 
 def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, fixed_keys: Sequence[str]) -> Grid:
     """Read the grid of a command line.
 
     Args:
-        entries: "KEY=VALUE,VALUE", "KEY=(1,2);(3,4)".
+        entries: "KEY=VALUE,VALUE" or "KEY=(1,2);(3,4)".
         seeds: values for all keys of `seed.`.
-        config: its values have the types of the keys.
+        config: the config whose values have the types of the keys.
         fixed_keys: keys that the command line sets to one value.
     Raises:
-        ValueError: an unknown key, a value of another type, a key or a value that is repeated, or a key that is set
-            otherwise too or that changes no result.
+        ValueError: a key is unknown, repeated, set by another flag too, or changes no result; a value is repeated or
+            has another type.
     """
     if not entries and not seeds:
         raise ValueError("--grid=KEY=VALUE,VALUE must be given, or several --seeds")
@@ -81,19 +82,19 @@ def read_grid(entries: Sequence[str], seeds: Sequence[str], config: ConfigDict, 
         if key in (axis.key for axis in axes):
             raise ValueError(f"--grid has {key} twice; write all its values in one")
         if key in fixed_keys:
-            raise ValueError(f"{key} is in --grid and set by --config.{key}; leave one out")
+            raise ValueError(f"{key} is set by --grid and by --config.{key}; remove one")
         if key in SEEDS and seeds:
-            raise ValueError(f"{key} is in --grid, and --seeds sets it too; leave one out")
+            raise ValueError(f"{key} is set by --grid and by --seeds; remove one")
         if key not in (*SEEDS, *_PATHS) and not without_seeds({key: 0}):
             raise ValueError(f"{key} changes no result, so a sweep over it has one point")
         axes.append(Axis(key, _read_values(entry, key, text, config)))
     if clash := [key for key in SEEDS if key in fixed_keys and seeds]:
-        raise ValueError(f"{clash[0]} is set by --seeds and by --config.{clash[0]}; leave one out")
+        raise ValueError(f"{clash[0]} is set by --seeds and by --config.{clash[0]}; remove one")
     return Grid(tuple(axes), _read_seeds(seeds))
 
 
 def point_changes(point: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """Return the config keys of a point, and of its seed."""
+    """Return the config keys that a point and its seed set."""
     return {**point, **({} if seed is None else dict.fromkeys(SEEDS, seed))}
 
 
@@ -103,7 +104,7 @@ def require_distinct_points(grid: Grid, configs: Mapping[str, Sequence[Mapping[s
     A key of `head.FAMILY.` counts only where head.name is that family.
 
     Args:
-        grid: the grid, for the message.
+        grid: the grid whose keys the error names.
         configs: label of a point -> the flat configs of its stages.
     """
     labels: dict[str, str] = {}
@@ -133,8 +134,8 @@ def _read_seeds(seeds: Sequence[str]) -> tuple[int, ...]:
                 f"--seeds: {text!r:.60} is not a seed, which is a whole number of at least 0 and at most 18 digits"
             )
         values.append(int(text))
-    if twice := [value for value in values if values.count(value) > 1]:
-        raise ValueError(f"--seeds has {twice[0]} twice, and a run counts once")
+    if duplicates := [value for value in values if values.count(value) > 1]:
+        raise ValueError(f"--seeds has {duplicates[0]} twice; a run counts once")
     return tuple(values)
 
 
@@ -145,13 +146,13 @@ def _read_values(entry: str, key: str, text: str, config: ConfigDict) -> tuple[A
     values = [_read_value(entry, key, part, current) for part in _split_values(text)]
     for value in values:
         change_config(config, {key: value}, "the config")
-    if twice := [value for value in values if values.count(value) > 1]:
-        raise ValueError(f"--grid={entry}: {format_value(twice[0])} is there twice; a point counts once")
+    if duplicates := [value for value in values if values.count(value) > 1]:
+        raise ValueError(f"--grid={entry}: {format_value(duplicates[0])} occurs twice; a point counts once")
     return tuple(values)
 
 
 def _split_values(text: str) -> list[str]:
-    """Split at semicolons, or else at commas outside of brackets."""
+    """Split at semicolons; a text without one is split at commas outside of brackets."""
     if ";" in text:
         return [part.strip() for part in text.split(";")]
     return [part.strip() for part in re.split(r",(?![^(\[]*[)\]])", text)]
@@ -172,8 +173,8 @@ def _read_value(entry: str, key: str, text: str, current: Any) -> Any:
         raise ValueError(f"--grid={entry}: {text!r} is not a value of {key}, which is {kind}") from error
 
 
-def _plain(value: Any) -> str:
-    """Return a value as part of a file name; a digest follows where letters had to be replaced."""
+def _file_name_part(value: Any) -> str:
+    """Return a value as part of a file name, with a digest if characters had to be replaced."""
     text = "-".join(map(str, value)) if isinstance(value, (tuple, list)) else format_value(value)
     plain = re.sub(r"[^\w.+-]+", "-", text)
     return plain if plain == text and plain else f"{plain}-{sha256_json(text)[:8]}"

@@ -1,7 +1,7 @@
 """Run the points of a grid, each as a recipe in a folder of its own, and compare them.
 
-WORKDIR/sweep.json        settings that all points share; a sweep with others is refused
-        POINT/            the recipe of a point (recipes/run_recipe.py), or POINT/seed-N/ where there are seeds
+WORKDIR/sweep.json        settings that all points share; a sweep with other settings is refused
+        POINT/            the recipe of a point (recipes/run_recipe.py), or POINT/seed-N/ if there are seeds
         results.md        the table
         results.json      the scores of all runs, and the tests
         results.svg .png  the picture
@@ -63,13 +63,13 @@ class SweepSetup:
     """The settings of a sweep."""
 
     config: str  # "NAME" or "FILE.py", with or without ":SUFFIX"
-    overrides: Mapping[str, Any]  # keys of the config that have another value in every point
+    overrides: Mapping[str, Any]  # config keys with another value, the same in every point
     grid: Grid  # the swept keys and seeds
-    evaluation: EvaluationRequest  # data and measures; the tests of the table are of the first measure
-    # whether each point runs the stages of the config; else the config is trained once, on data.train
+    evaluation: EvaluationRequest  # data and measures; the first measure is tested
+    # whether each point runs the stages of the config; if not, it trains the config once, on data.train
     stages: bool = False
-    baseline: str = ""  # label of the point that others are tested against; "" for the first
-    # folder or file of judged pairs on which local variation and perplexity are measured; "" for none
+    baseline: str = ""  # label of the point that the other points are tested against; "" for the first
+    # folder or file of judged pairs on which local variation and perplexity are measured; "" to measure neither
     diversity: str = ""
 
 
@@ -79,10 +79,10 @@ class SweepRun:
 
     label: str  # name of the point
     point: Mapping[str, Any]  # swept key -> value
-    seed: int | None  # None for the config's own seeds
-    folder: Path  # of the run's recipe
+    seed: int | None  # value of all seeds; None for the seeds of the config
+    folder: Path  # folder of the run's recipe
     stages: tuple[Stage, ...]  # the stages of the recipe; the last one that searches is measured
-    # path of the report of diversity; None for none, and for a point with one vector a passage
+    # path of the report of diversity; None if diversity is not measured, or a passage has one vector
     report: Path | None = None
 
     @property
@@ -101,8 +101,8 @@ class SweepRun:
 
 
 def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
-    """Return the runs of a sweep in order, seeds of a point side by side. Raises ValueError for points that are the
-    same system, and for a point whose config cannot be read."""
+    """Return the runs of a sweep in the order of the points, and of the seeds for each point. Raises ValueError for
+    points that are the same system, and for a point whose config cannot be read."""
     folder, runs, configs = Workdir(workdir).path, [], {}
     for point in setup.grid.points():
         label = setup.grid.label(point)
@@ -118,11 +118,11 @@ def sweep_runs(setup: SweepSetup, workdir: str | Path) -> list[SweepRun]:
 
 
 def list_sweep(setup: SweepSetup, workdir: str | Path) -> str:
-    """Return a table of the runs of a sweep: index, point, seed, folder, and whether it is measured."""
+    """Return a table of the runs of a sweep: index, point, seed, folder, and state."""
     runs = sweep_runs(setup, workdir)
-    name = _evaluation(setup, runs).source.name
+    name = _shared_evaluation(setup, runs).source.name
     rows = [
-        [str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), _state(run, name)]
+        [str(index), run.label, "" if run.seed is None else str(run.seed), str(run.folder), _run_state(run, name)]
         for index, run in enumerate(runs, 1)
     ]
     return aligned_table(["index", "point", "seed", "folder", "state"], rows, left=5)
@@ -132,17 +132,19 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
     """Run the unfinished points, and return the comparison of all points; None if only one run was requested.
 
     Args:
-        workdir: of the sweep; several jobs may run points in it at the same time.
-        index: number of the only run to do, from 1; 0 for all runs, and their comparison.
+        setup: the settings of the sweep.
+        workdir: folder of the sweep; several jobs may run points in it at the same time.
+        index: number of the only run to do, from 1; 0 for all runs and their comparison.
+        progress: whether progress is printed.
     Raises:
-        ValueError: settings that contradict each other, or that differ from those of the folder. Nothing has run then.
-        LockedError: other jobs run some of the points; the others are done.
+        ValueError: settings contradict each other, or differ from the settings in sweep.json; nothing was run.
+        LockedError: other jobs hold some of the points; all other points are done.
     """
     require_folder_kind(Workdir(workdir).path, SWEEP)
     runs = sweep_runs(setup, workdir)
     if not 0 <= index <= len(runs):
         raise ValueError(f"--index={index}: the sweep has the runs 1 to {len(runs)} (--list shows them)")
-    evaluation = _evaluation(setup, runs)
+    evaluation = _shared_evaluation(setup, runs)
     part = slice(index - 1, index) if index else slice(None)
     _check_runs(runs[part], evaluation)
     judged = JudgedSource.open(setup.diversity, evaluation.source.queries.split) if setup.diversity else None
@@ -151,25 +153,26 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
         runs = _with_reports(runs, judged)
     part_runs = runs[part]
     _require_same_sweep(setup, evaluation, Workdir(workdir).path)
-    runs_of_others: Sequence[SweepRun] = part_runs
-    for _ in range(2):  # again, because the other job may have completed a point while this one was at the rest
-        runs_of_others = [
-            run for run in runs_of_others if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
+    skipped_runs: Sequence[SweepRun] = part_runs
+    for _ in range(2):  # a second time, because another job may have finished its point in the meantime
+        skipped_runs = [
+            run for run in skipped_runs if not _run_point(run, runs.index(run) + 1, len(runs), evaluation, progress)
         ]
-    for run in (run for run in part_runs if run not in runs_of_others):
+    for run in (run for run in part_runs if run not in skipped_runs):
         if run.report and judged and texts:
             checkpoint = find_best_checkpoint(run.measured, run.stage.config)
             if not is_diversity_of(run.report, checkpoint, texts):
                 text = report_diversity(open_run(run.measured), judged, progress)
                 print(f"{run.name}: {text}", flush=True)
-    if runs_of_others:
-        names = " and at ".join(run.name for run in runs_of_others)
-        raise LockedError(f"another job is at {names}; start the same command again when it has ended, to compare")
+    if skipped_runs:
+        names = " and ".join(run.name for run in skipped_runs)
+        raise LockedError(f"another job runs {names}; start the same command again when it has ended, to compare")
     if index:
         return None
     name = evaluation.source.name
     results = {
-        run.label: [read_result(os.fspath(r.measured), name) for r in runs if r.label == run.label] for run in runs
+        run.label: [read_result(os.fspath(member.measured), name) for member in runs if member.label == run.label]
+        for run in runs
     }
     points = {run.label: run.point for run in runs}
     table = compare_points(setup.grid, points, results, setup.baseline, evaluation.measures or ())
@@ -177,7 +180,7 @@ def run_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0, progress: 
 
 
 def _point_stages(setup: SweepSetup, label: str, changes: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """Return the stages of a point, with its keys. Raises ValueError, with the point, for a wrong value."""
+    """Return the stages of a point with its keys set. Raises ValueError with the point's label for a wrong value."""
     keys = {**setup.overrides, **changes}
     try:
         if setup.stages:
@@ -190,19 +193,20 @@ def _point_stages(setup: SweepSetup, label: str, changes: Mapping[str, Any]) -> 
         raise ValueError(f"{label}: {error}") from error
 
 
-def _evaluation(setup: SweepSetup, runs: Sequence[SweepRun]) -> EvaluationSetup:
-    """Return the evaluation with its sources. Raises ValueError where they would differ between points."""
-    configs: dict[str, ConfigDict] = {}  # by data.train
+def _shared_evaluation(setup: SweepSetup, runs: Sequence[SweepRun]) -> EvaluationSetup:
+    """Return the evaluation that all points share. Raises ValueError if its sources would differ between points."""
+    configs: dict[str, ConfigDict] = {}  # data.train -> config of the first run that has it
     for run in runs:
         configs.setdefault(run.stages[-1].config.data.train, run.stages[-1].config)
-    first, *others = (complete_evaluation(setup.evaluation, config) for config in configs.values())
-    if any(other != first for other in others):
+    first, *other_evaluations = (complete_evaluation(setup.evaluation, config) for config in configs.values())
+    if any(evaluation != first for evaluation in other_evaluations):
         raise ValueError("data.train is swept: give --corpus, --queries and --qrels, so that points are comparable")
     return first
 
 
 def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
-    """Raise the error that a step of any run would raise, with the name of the point; seeds of a point are alike."""
+    """Check the steps of all runs, and raise the first error with the label of its point. One seed of a point is
+    checked, because seeds do not matter here."""
     for run in {run.label: run for run in reversed(runs)}.values():
         try:
             check_recipe(run.stages, run.folder, evaluation)
@@ -213,14 +217,14 @@ def _check_runs(runs: Sequence[SweepRun], evaluation: EvaluationSetup) -> None:
 
 
 def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource) -> list[SweepRun]:
-    """Return the runs with the paths of their reports. Raises ValueError where no point has several vectors of a
+    """Return the runs with the paths of their reports. Raises ValueError if no point has several vectors per
     passage."""
     runs_with_reports = [
         replace(run, report=diversity_path(run.measured, judged)) if _has_several_vectors(run) else run for run in runs
     ]
     if all(run.report is None for run in runs_with_reports):
         raise ValueError(
-            "--diversity: no point has several vectors of a passage, equally many for every passage, to compare"
+            "--diversity compares the vectors of a passage; no point has several, equally many for every passage"
         )
     return runs_with_reports
 
@@ -232,7 +236,7 @@ def _has_several_vectors(run: SweepRun) -> bool:
 
 
 def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:
-    """Return local variation and perplexity of each point where they are defined."""
+    """Return local variation and perplexity of each point for which they are defined."""
     scores = []
     for label in dict.fromkeys(run.label for run in runs):
         reports = [read_diversity(run.report) for run in runs if run.label == label and run.report]
@@ -244,7 +248,8 @@ def _diversity_scores(runs: Sequence[SweepRun]) -> list[Score]:
 
 
 def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: Path) -> None:
-    """Write what all points share, or compare it with what the folder has. More values and seeds may come later."""
+    """Write the settings that all points share, or require that they equal sweep.json. Swept values and seeds are not
+    among them, so a later command may add some."""
     path, keys = folder / "sweep.json", set(setup.grid.keys)
     config = flatten(config_json(_base_config(setup)))
     settings = {
@@ -253,7 +258,7 @@ def _require_same_sweep(setup: SweepSetup, evaluation: EvaluationSetup, folder: 
         "stages": setup.stages,
         "evaluation": evaluation.to_json(),
     }
-    with Leases(folder) as leases:  # jobs of one sweep may begin together
+    with Leases(folder) as leases:  # jobs of one sweep may begin at the same time
         leases.publish_once(path, settings)
     remedy = "Give another --workdir for a sweep with other settings."
     require_equal(read_json(path), settings, str(path), "this sweep", remedy)
@@ -264,7 +269,7 @@ def _base_config(setup: SweepSetup) -> ConfigDict:
 
 
 def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSetup, progress: bool) -> bool:
-    """Run the unfinished steps of a run. Returns False if another job holds its folder."""
+    """Run the unfinished steps of a run, and return True; return False if another job holds its folder."""
     name = f"[{number}/{count}] {run.name}"
 
     def log(line: str) -> None:
@@ -281,17 +286,16 @@ def _run_point(run: SweepRun, number: int, count: int, evaluation: EvaluationSet
     return True
 
 
-def _state(run: SweepRun, name: str) -> str:
+def _run_state(run: SweepRun, name: str) -> str:
     if run.measured.evaluation(name).exists():
         return "measured"
     return "begun" if run.folder.exists() else "-"
 
 
 def report_sweep(setup: SweepSetup, workdir: str | Path, index: int = 0) -> None:
-    """Run a sweep; print and write its table, and draw its picture if matplotlib is installed.
+    """Run a sweep, print and write its table, and draw its picture if matplotlib is installed.
 
-    Args:
-        index: see `run_sweep`.
+    `index` is the number of the only run to do, from 1; 0 for all runs. With an index there is no table.
     """
     results = run_sweep(setup, workdir, index)
     if results is None:

@@ -33,8 +33,8 @@ class SweepResults:
 
     keys: tuple[str, ...]  # swept keys in order
     points: Mapping[str, Mapping[str, Any]]  # label -> swept key -> value, in the order of the grid
-    scores: tuple[Score, ...]  # of every point and measure
-    comparison: SystemComparison  # of the first measure; its first system is the baseline
+    scores: tuple[Score, ...]  # a score for each point and measure
+    comparison: SystemComparison  # comparison by the first measure; its first system is the baseline
     notes: tuple[str, ...]  # sentences on differences between runs
 
     @property
@@ -46,7 +46,7 @@ class SweepResults:
         return self.comparison.systems[0]
 
     def with_scores(self, scores: Sequence[Score]) -> SweepResults:
-        """Return the results with scores of further measures, which need not be of all points."""
+        """Return the results with the scores of further measures, which some points may lack."""
         return replace(self, scores=(*self.scores, *scores))
 
     def to_text(self) -> str:
@@ -56,7 +56,7 @@ class SweepResults:
         return self._render(markdown_table)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as a JSON value; `sweep_picture` reads it."""
+        """Return the JSON value that `sweep_picture` reads."""
         return {
             "keys": list(self.keys),
             "points": [
@@ -90,11 +90,11 @@ class SweepResults:
         values = [format_value(self.points[label][key]) for key in self.keys]
         scores = {score.measure: score for score in self.scores if score.system == label}
         cells = [*values, str(len(scores[self.measures[0]].runs)), *(str(scores.get(m, "-")) for m in self.measures)]
-        for one in self.comparison.tests:
-            if one.system == label:
-                comparison = one.comparison
+        for test in self.comparison.tests:
+            if test.system == label:
+                comparison = test.comparison
                 cells += [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
-                return [*cells, format_p_value(one.holm_permutation), format_p_value(one.p_runs)]
+                return [*cells, format_p_value(test.holm_permutation), format_p_value(test.p_runs)]
         return [*cells, "baseline", "", "", ""]
 
 
@@ -112,16 +112,16 @@ def compare_points(
         points: label -> swept key -> value.
         results: label -> the results of its runs.
         baseline: label of the point that the others are tested against; "" for the first.
-        measures: the first one is tested; by default all that every result has.
+        measures: names of measures, of which the first is tested; () for all that every result has.
     Raises:
-        ContractError: results are on different data.
-        ValueError: two runs of a point are the same, or a measure is missing.
+        ContractError: the results are on different data.
+        ValueError: a run is given twice for a point, or a measure is missing.
     """
-    every = [result for members in results.values() for result in members]
-    require_comparable(every)
+    all_results = [result for members in results.values() for result in members]
+    require_comparable(all_results)
     for members in results.values():
         require_distinct_runs(members, named=True)
-    names = common_measures(every, measures)
+    names = common_measures(all_results, measures)
     first = baseline or next(iter(results))
     values = {label: [result.values for result in results[label]] for label in (first, *results)}
     comparison = compare_systems(values, names[:1])

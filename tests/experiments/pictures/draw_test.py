@@ -18,7 +18,6 @@ from jaxret.evaluation.metrics import Evaluation
 from jaxret.experiments.pictures.canvas import new_picture, save_picture
 from jaxret.experiments.pictures.draw import PictureOptions, draw
 from jaxret.experiments.pictures.run_pictures import (
-    DomainChoice,
     domain_picture,
     temperatures,
     training_picture,
@@ -146,11 +145,11 @@ def test_bars_of_winners_and_weights(tmp_path: Path) -> None:
 
 def test_domains_are_means_of_results(tmp_path: Path) -> None:
     runs = {"a": [write_run(tmp_path / "a", 1.0), write_run(tmp_path / "a2", 2.0)]}
-    (ax,) = domain_picture(runs, DomainChoice(("near",), ("far", "other"), ("RR@10", "nDCG@10"))).axes
+    (ax,) = domain_picture(runs, ("near",), ("far", "other"), ("RR@10", "nDCG@10")).axes
     point: Any = ax.get_lines()[-1]
     assert (float(point.get_xdata()[0]), float(point.get_ydata()[0])) == pytest.approx((0.375, 0.1125))
     with pytest.raises(FileNotFoundError, match=r"run .*far, near"):
-        domain_picture(runs, DomainChoice(("x",), ("far",)))
+        domain_picture(runs, ("x",), ("far",))
 
 
 def test_words_are_drawn_in_order_within_the_width() -> None:

@@ -20,10 +20,10 @@ from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.experiments.probe.layer_quality import (
     Choice,
     ProbeData,
-    choices_alone,
-    choices_of_pairs,
     fit_weights,
+    layer_pair_choices,
     rank_measures,
+    single_layer_choices,
 )
 from jaxret.experiments.probe.layer_vectors import TOKEN_TITLES, LayerVectors, encode_layers, pool_layers
 from jaxret.experiments.probe.probe_options import ProbeOptions
@@ -184,7 +184,7 @@ def test_choices_are_measured_on_other_queries() -> None:
     half = np.arange(30)
     data.passages.vectors[1, 0, 30:] = -data.queries.vectors[1, 0, 30:]
     data.passages.vectors[3, 0] = data.queries.vectors[3, 0] + np.random.default_rng(0).standard_normal((60, 16))
-    qualities = [data.quality(c) for c in [*choices_alone(3, ("mean",)), *choices_of_pairs(3, ("mean",))]]
+    qualities = [data.quality(c) for c in [*single_layer_choices(3, ("mean",)), *layer_pair_choices(3, ("mean",))]]
     findings = {finding.name: finding for finding in choose(data, qualities, half, np.arange(30, 60), 0)}
     layer = findings["one layer"]
     assert layer.quality.choice.layers == (1,)

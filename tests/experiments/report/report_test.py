@@ -237,7 +237,7 @@ def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_pa
 def test_arguments(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither config\.json .*result"):
         write_report([str(tmp_path)], tmp_path / "report.html")
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="is given twice"):
         write_report([str(runs / "dual"), str(runs / "dual")], tmp_path / "report.html")
     with pytest.raises(FileNotFoundError, match=r"result 'x'; .*data\.test"):
         write_report([str(runs / "dual")], tmp_path / "report.html", ReportOptions(data=("x",)))

@@ -142,7 +142,7 @@ def test_results_are_read_where_each_search_writes_them(tmp_path: Path) -> None:
         if case.row.numbers and searches and not case.row.subsets:  # the names of subsets are those of files
             for command in searches:
                 touch_sources(command)
-            paths = list(run_row_module._evaluations(case, places, Path("run")))
+            paths = list(run_row_module._evaluation_parts(case, places, Path("run")))
             assert len(paths) == len(searches), case.row.id
             assert all(("max-passage" in path.name) == bool(resolved(case.row).chunks) for path in paths)
             seen += 1
@@ -620,7 +620,7 @@ def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPat
     table = {"number": "1", "caption": "", "rows": [{"name": "a", "stages": 1}]}
     monkeypatch.setattr(papers, "_read", lambda name: {"tables": [table]})
     with pytest.raises(ValueError, match=r"mlr/1/a: 'stages' .*field"):
-        list(papers._rows("mlr"))
+        list(papers._read_rows("mlr"))
 
 
 def test_data_set_names_are_unique() -> None:
