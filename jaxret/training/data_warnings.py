@@ -1,4 +1,4 @@
-"""Warnings about training data, as the model reads them: cut texts, dev queries that are trained on, equal passages."""
+"""Warnings about the tokens of training data: cut texts, dev queries in the training data, equal passages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jaxret.data.tokens.batches import Examples, TrainingSet
 from jaxret.runs.run_warnings import RunWarning
 from jaxret.types import Ragged
 
-_ROWS = 2**16  # hashed at a time
+_BLOCK_ROWS = 2**16  # rows that are hashed at the same time
 
 
 def data_warnings(train: Examples | None, dev: TrainingSet | None) -> Iterator[RunWarning]:
-    """Yield the warnings of the examples of a run; none of texts that are not pairs."""
+    """Yield the warnings about the examples of a run. There is none about the texts of pre-training."""
     if not isinstance(train, TrainingSet):
         return
     for name, data in (("train", train), ("dev", dev)):
@@ -30,22 +30,23 @@ def data_warnings(train: Examples | None, dev: TrainingSet | None) -> Iterator[R
         )
     if dev:
         queries, first = np.unique(row_hashes(dev.queries), return_index=True)
-        both = first[np.isin(queries, row_hashes(train.queries))]
-        if len(both):
+        trained_rows = first[np.isin(queries, row_hashes(train.queries))]
+        if len(trained_rows):
             yield RunWarning(
                 "leak",
-                f"dev: {len(both):,} of {len(first):,} queries are trained on, too, as {dev.query_ids[min(both)]!r}: "
-                "validation is better than the model",
+                f"dev: {len(trained_rows):,} of {len(first):,} queries are also trained on, such as "
+                f"{dev.query_ids[min(trained_rows)]!r}: validation overstates the quality of the model",
             )
 
 
 def row_hashes(rows: Ragged) -> np.ndarray:
-    """Return a hash of the token ids of every row, uint64 [rows]: equal for equal rows. Rows are read in blocks."""
+    """Return a hash of the token ids of each row, uint64 [rows]. Equal rows have equal hashes. Rows are read in
+    blocks."""
     longest = int(rows.lengths.max(initial=1))
     factors = np.random.default_rng(0).integers(0, 2**64, longest, np.uint64) | np.uint64(1)
     hashes = np.empty(len(rows), np.uint64)
-    for start in range(0, len(rows), _ROWS):
-        offsets = np.asarray(rows.offsets[start : start + _ROWS + 1])
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        offsets = np.asarray(rows.offsets[start : start + _BLOCK_ROWS + 1])
         flat = np.asarray(rows.flat[offsets[0] : offsets[-1]]).astype(np.uint64) + np.uint64(1)
         lengths, begins = np.diff(offsets), offsets[:-1] - offsets[0]
         places = np.arange(len(flat)) - np.repeat(begins, lengths)

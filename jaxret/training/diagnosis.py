@@ -12,6 +12,7 @@ from jaxret.parallel.mesh import path_name
 from jaxret.training.objective import Objective
 from jaxret.types import BatchT, Params
 
+# The diagnosis if no other value is broken.
 SOUND = "every hidden state, the loss and its gradient are finite, so the optimizer's update is not"
 
 
@@ -21,7 +22,7 @@ def _finite(tree: Any) -> list[jax.Array]:
 
 
 def not_finite(tree: Any) -> list[str]:
-    """Return the paths of the leaves that hold a NaN or an infinity."""
+    """Return the paths of the leaves that contain a NaN or an infinity."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [path_name(path) for (path, _), finite in zip(leaves, _finite(tree)) if not bool(finite)]
 
@@ -29,13 +30,13 @@ def not_finite(tree: Any) -> list[str]:
 def diagnose(
     objective: Objective[ModelT, BatchT], params: Params, batch: BatchT, key: jax.Array, step: jax.Array | int = 0
 ) -> str:
-    """Return a sentence on the first value of a step that is not finite, or SOUND.
+    """Return a sentence that names the first value of a step that is not finite, or SOUND.
 
     Args:
-        objective: whose loss is computed.
-        params: before the step.
-        batch: of the step, on the mesh.
-        key: of dropout.
+        objective: the objective whose loss is computed.
+        params: the parameters before the step.
+        batch: the batch of the step, on the mesh.
+        key: the key of dropout.
         step: number of the batch.
     """
     if bad := not_finite(params):
@@ -50,7 +51,7 @@ def diagnose(
         terms = objective.with_teacher(teacher)(params, batch, key, step)
         return terms.loss, terms
 
-    # As arguments: XLA would fold constants for minutes.
+    # The arrays are arguments, because XLA would fold constants for minutes.
     arguments = params, batch, key, step, objective.teacher_params
     (_, terms), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments)
     if bad := not_finite(terms):

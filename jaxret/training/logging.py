@@ -30,7 +30,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tra
 
 
 def environment_record() -> dict[str, Any]:
-    """Return versions and devices, which another machine must match to repeat a run."""
+    """Return versions and devices. Another machine must have the same ones to repeat a run."""
     return {
         "jaxret": __version__,
         "python": platform.python_version(),
@@ -50,7 +50,7 @@ def git_state() -> dict[str, Any] | None:
         status = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=60
         )
-    except (OSError, subprocess.TimeoutExpired):  # there is no git, or a disk that does not answer
+    except (OSError, subprocess.TimeoutExpired):  # git is not installed, or a disk does not answer
         return None
     if commit.returncode or status.returncode:
         return None
@@ -60,13 +60,14 @@ def git_state() -> dict[str, Any] | None:
 class MetricsLog:
     """Appends to a run's metrics.jsonl and tensorboard/. Only process 0 writes.
 
-    A run that resumes at a step first drops the lines after it, so that every step is logged once.
+    A run that resumes first drops the lines after `resume_step`, so that every step is logged once.
 
     Args:
-        resume_step: of the checkpoint that it goes on from.
+        workdir: the folder of the run.
+        resume_step: step of the checkpoint that the run continues from.
         callback: called with the step and the values of each line that was written.
-        trackers: names of experiment trackers that get the lines, too.
-        project: at the trackers.
+        trackers: names of experiment trackers that also get the lines.
+        project: name of the project at the trackers.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class MetricsLog:
                     if json.loads(line)["step"] <= resume_step:
                         lines.append(line + b"\n")
                 except (ValueError, KeyError, TypeError):
-                    continue  # half written when the machine died, or damaged since; the other lines stay
+                    continue  # the line is incomplete because the machine stopped, or damaged; the other lines stay
         with atomic_write(self._path, "wb") as file:
             file.writelines(lines)
         write_sealed(workdir, {workdir.environment: environment_record()})
@@ -98,15 +99,18 @@ class MetricsLog:
         self._trackers = LiveTrackers(trackers, workdir, project)
 
     def write(self, step: int, values: dict[str, float], prefix: str = "") -> None:
-        """Write a JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each. Values that are not
-        finite, as the loss of a skipped step, are left out: JSON has no number for them."""
+        """Write a JSON line {"step": ..., name: value, ...}, and a TensorBoard scalar for each value.
+
+        Values that are not finite, such as the loss of a skipped step, are not written, because JSON has no number for
+        them. `prefix` is put in front of the names.
+        """
         if not self._active:
             return
         values_by_name = {f"{prefix}{name}": float(value) for name, value in values.items() if math.isfinite(value)}
         with storage_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values_by_name}, allow_nan=False) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # a resumed run does not write the lines before its checkpoint again
+            os.fsync(file.fileno())  # a resumed run cannot write the lines before its checkpoint again
         with storage_errors(self._folder):
             for name, value in values_by_name.items():
                 self._board.add_scalar(name, value, step)

@@ -1,15 +1,17 @@
-"""Training from start to end; the same call resumes a run that was interrupted.
+"""Train a run from start to end. The same call resumes a run that was interrupted.
 
 The parts, in the order in which `train` uses them:
 
 1.  `tasks/` defines the training tasks: `get_task` returns the Task of `config.task`; the loop calls its functions.
     `tasks/retrieval.py` trains retrievers, `tasks/reranking.py` cross-encoders, `pretraining/` encoders.
-2.  `prepare.py`, with `config_check.py`: config -> TrainingJob. Settings that contradict each other, the model, the
-    devices or the run in the folder are errors here, before weights or data are read.
+2.  `prepare.py`, with `config_check.py`: config -> TrainingJob. Here settings that contradict each other, the model,
+the
+    devices or the run in the folder are errors, before weights or data are read.
 3.  `examples.py`: files -> tokenized examples, from their store (`Task.read_data` -> TrainingData).
 4.  `optimizers.py`: the optimizer and its learning rate, over the steps that `schedule_steps` computes.
-5.  The state (`train_state.py`): a new run's from `starting_weights.py`, a resumed one's from its last checkpoint; the
-    parameters of train.teacher from that run (`teacher.py`).
+5.  The state (`train_state.py`): `starting_weights.py` makes the state of a new run, and a checkpoint has the state of
+a
+    resumed one. `teacher.py` reads the parameters of train.teacher.
     A folder becomes a run (`runs/`) only after its data and its weights could be read.
 6.  `make_trainer` puts together
     - the objective (`objective.py`, one of `tasks/`): how devices share the computation of a loss (`losses/`);
@@ -22,12 +24,12 @@ The parts, in the order in which `train` uses them:
         while step < total:
             take the batch of this step      prefetch.py makes batches ahead, in a thread
             state = train_step(state, batch)
-            every log_every steps            is the loss finite (else diagnosis.py finds where it broke)? write a line
-            every checkpoint_every steps     validate and save; the best by `Criterion` is kept, and the last
+            every log_every steps            write a line; if the loss is not finite, diagnosis.py finds the first cause
+            every checkpoint_every steps     validate and save; the best checkpoint by `Criterion` and the last are kept
             on SIGTERM                       save and stop (signals.py)
 
-A batch, a dropout mask and a learning rate depend on config, data and step alone: a run that was interrupted
-ends with the weights of one that was not.
+A batch, a dropout mask and a learning rate depend only on config, data and step. A run that was interrupted therefore
+ends with the same weights as a run that was not.
 """
 
 from __future__ import annotations
@@ -84,16 +86,15 @@ from jaxret.types import TrainingBatch
 class TrainResult:
     """Outcome of a call of `train`."""
 
-    step: int  # updates made, those of earlier rounds included
-    total_steps: int  # at the end of the run, counted so too
-    resumed_from: int | None  # step of the checkpoint; None: the run is new
-    programs: int  # compiled for the training step
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    step: int  # number of updates so far, earlier rounds included
+    total_steps: int  # number of updates at the end of the run, earlier rounds included
+    resumed_from: int | None  # step of the checkpoint; None for a new run
+    programs: int  # number of programs that were compiled for the training step
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last validation
 
     def require_finished(self) -> None:
-        """End the process, with the status of one that SIGTERM ended, if it ended training: the steps of a script that
-        follow must not take a half-trained model for the result. Raises SystemExit if training ended before its last
-        step."""
+        """Raise SystemExit with the status of SIGTERM if training ended before its last step. The next steps of a
+        script must not use a model whose training is incomplete."""
         if self.step < self.total_steps:
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -110,26 +111,28 @@ def train(
     """Train the model that a config describes, in `workdir`; resume if the folder holds this run already.
 
     Args:
-        workdir: of the run, made if need be.
-        explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
-            the base config.
-        task: the kind of model, if it is none of `config.task`.
+        config: the config of the run.
+        workdir: folder of the run; it is made if it does not exist.
+        progress: whether progress is printed.
+        explicit_keys: keys that the user set. A sentence-transformers directory does not change them, even if their
+            values are the defaults.
+        task: the task to train, instead of the task that `config.task` names.
         is_held: whether the caller holds the lock of the folder.
         callback: called in process 0 with the step and the metrics of each line of metrics.jsonl.
 
     Raises:
         ContractError: the folder holds another run.
-        DataError: bad records.
+        DataError: a record is bad.
         CheckpointError: a checkpoint is damaged or could not be saved.
-        NotFiniteError: the loss breaks.
+        NotFiniteError: the loss or a parameter is not finite.
         LockedError: another job writes to the folder.
     """
     require_folder_kind(Workdir(workdir).path, RUN)
     job = prepare_job(config, Workdir(workdir), progress, explicit_keys, task or get_task(config))
-    # Also fails on a read-only folder before there is work to lose.
+    # The lock also detects a read-only folder before any work is done.
     with contextlib.nullcontext() if is_held else hold_folder(job.workdir.path, "training"):
         if not job.has_begun and any_process(job.workdir.config.exists()):
-            raise LockedError(f"another job began a run in {workdir} just now; the same command continues it")
+            raise LockedError(f"another job has just begun a run in {workdir}; the same command continues it")
         return _train(job, callback)
 
 
@@ -152,10 +155,10 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
             warnings = list(data_warnings(data.train, data.dev))
             keep_warnings(job.workdir, "train", [*data.warnings, *settings_warnings, *warnings])
             for warning in warnings:
-                if warning.kind != "truncation":  # which reading the data said
+                if warning.kind != "truncation":  # already logged when the data were read
                     job.log(warning.text)
             create_run(job.workdir, config, job.encoder, data.contract, record, job.encoder_settings)
-            publish(job.workdir)  # so that another job learns of it before it has trained, too
+            publish(job.workdir)  # another job must see the run before it trains one in the same folder
     with open_checkpoints(job.workdir, config, writing=True) as checkpoints:
         if state is None:
             state = resume_state(job, data, optimization, checkpoints)
@@ -180,33 +183,31 @@ def _train(job: AnyJob, callback: MetricsCallback | None) -> TrainResult:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, in steps; a step is an update from one or more batches."""
+    """The length of a run in steps. A step is an update from one or more batches."""
 
     total: int  # number of the last step
     checkpoint_every: int  # steps between checkpoints
     epochs_per_batch: float  # batch size / number of examples
     first: int  # steps of earlier rounds, which `total` includes
-    planned_steps: int  # steps that warm-up and decay are made for: those of all rounds
+    planned_steps: int  # steps of all rounds, over which warm-up and decay extend
 
 
 def schedule_steps(config: ConfigDict, data: Examples | None, first: int = 0) -> RunLength:
-    """Return the length of a run whose config counts steps or epochs.
+    """Return the length of a run whose config has steps or epochs.
 
-    Rounds that have not begun count as long as this one.
-
-    first: steps of earlier rounds.
+    `first` is the number of steps of earlier rounds. Later rounds are assumed to be as long as this one.
     """
     batches_per_epoch = len(data) / config.train.batch_size if data else math.inf
     steps_per_epoch = batches_per_epoch / config.train.accumulate
     steps = config.train.steps if config.train.steps >= 0 else math.ceil(config.train.epochs * steps_per_epoch)
-    every = config.train.checkpoint_every or (max(math.ceil(steps_per_epoch), 1) if data else 1)
+    checkpoint_every = config.train.checkpoint_every or (max(math.ceil(steps_per_epoch), 1) if data else 1)
     rounds = config.train.rounds - config.train.round + 1
-    return RunLength(first + steps, every, 1 / batches_per_epoch, first, first + rounds * steps)
+    return RunLength(first + steps, checkpoint_every, 1 / batches_per_epoch, first, first + rounds * steps)
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """The optimizer of a run, its learning rate by step, and the steps that both are made for."""
+    """The optimizer of a run, its learning rate by step, and the run's length, which both depend on."""
 
     length: RunLength
     optimizer: optax.GradientTransformation
@@ -214,23 +215,25 @@ class Optimization:
 
 
 def make_optimization(config: ConfigDict, data: Examples | None, first: int) -> Optimization:
-    """Return the optimizer of a config for the steps that it makes with these examples, after `first` of earlier
-    rounds."""
+    """Return the optimizer of a config for the steps of a run on these examples. `first` is the number of steps of
+    earlier rounds."""
     length = schedule_steps(config, data, first)
     return Optimization(length, *make_optimizer(config.optimizer, length.planned_steps))
 
 
 def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
-    """Return the state of the last checkpoint, and record in the folder the keys that the config has changed.
+    """Return the state of the last checkpoint, and record in the folder the keys that the config has changed. A run
+    that was interrupted before its first checkpoint gets the first state again.
 
     Args:
-        job: whose run has begun.
-        optimization: for the steps of the config now.
-        checkpoints: of the run; of one that was interrupted before the first, the first state is returned.
+        job: a job whose run has begun.
+        data: the data of the run.
+        optimization: the optimizer and schedule of the current config.
+        checkpoints: the checkpoints of the run.
 
     Raises:
-        ValueError: the run has made more steps than the config wants.
-        NotFiniteError: the checkpoint holds a NaN or an infinity.
+        ValueError: the run has made more steps than the config has.
+        NotFiniteError: a parameter is NaN or infinite.
     """
     length = optimization.length
     weights_record = {key: value for key, value in job.data_record.items() if key in WEIGHTS}
@@ -239,8 +242,8 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
         weights_record |= start_record
     elif (newest := max(checkpoints.last() or 0, *checkpoints.damage, 0)) > length.total:
         raise ValueError(
-            f"the config asks for {length.total} steps, but the run in {job.workdir} has made {newest}; "
-            "train.steps or train.epochs may grow on resuming, or shrink to what is not reached yet"
+            f"the config has {length.total} steps, but the run in {job.workdir} has made {newest}: "
+            f"set train.steps or train.epochs so that there are at least {newest} steps"
         )
     else:
         state = restore_newest(job, optimization, checkpoints)
@@ -255,23 +258,24 @@ def resume_state(job: AnyJob, data: AnyData, optimization: Optimization, checkpo
     log_changes(job, data.record)
     if any(key in job.changes for key in SCHEDULE):
         rate = float(optimization.learning_rate(step - int(state.skip_count or 0)))
-        job.log(f"the learning rate is planned again over {length.planned_steps} steps: it continues at {rate:.3g}")
-    any_process(False)  # a barrier: no process reads the old config any more
+        job.log(f"the learning rate has a new schedule over {length.planned_steps} steps: it continues at {rate:.3g}")
+    any_process(False)  # barrier: no process may still read the old config
     if jax.process_index() == 0:
         record_changes(job.workdir, job.config, data.contract, data.record | weights_record, job.changes, step)
     return state
 
 
 def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpoints) -> TrainState:
-    """Return the state of the newest checkpoint that is whole. Damaged ones after it are set aside, with a message.
+    """Return the state of the newest intact checkpoint. Newer checkpoints are damaged; they are renamed, and this is
+    logged.
 
     Args:
-        job: whose run has begun.
-        optimization: for the steps of the config now.
-        checkpoints: of the run; there is at least one.
+        job: a job whose run has begun.
+        optimization: the optimizer and schedule of the current config.
+        checkpoints: the checkpoints of the run, at least one.
 
     Raises:
-        CheckpointError: no checkpoint is whole; the message is about the newest.
+        CheckpointError: all checkpoints are damaged; the message is about the newest.
     """
     rule, errors = make_update_rule(job.config), dict(checkpoints.damage)
     base = base_of_run(job.workdir, job.config, job.model) if rule.base else None
@@ -292,29 +296,29 @@ def restore_newest(job: AnyJob, optimization: Optimization, checkpoints: Checkpo
 
 @dataclass
 class Trainer:
-    """The steps, and everything that happens between them."""
+    """The training loop: steps, and logs, validation and checkpoints between them."""
 
     job: AnyJob
     optimization: Optimization  # length and learning rate
-    data: Examples | None  # examples to train on; None if there are no steps
-    plan: TrainingPlan[Any, Any]  # makes its batches
+    data: Examples | None  # training examples; None if there are no steps
+    plan: TrainingPlan[Any, Any]  # how examples become batches
     train_step: Program  # (state, batch) -> (state, metrics)
-    recorder: Recorder  # validates and saves
-    meter: ThroughputMeter  # measures throughput
+    recorder: Recorder  # validation and checkpoints
+    meter: ThroughputMeter  # measurements of speed
 
     def run(self, state: TrainState, start: int | None) -> int:
         """Make steps until the end or SIGTERM, and return the number of the last one.
 
         Args:
-            state: before the first of these steps; its memory is reused.
-            start: step of the checkpoint that it is of; None: the run is new.
+            state: state before the first of these steps; its memory is reused.
+            start: step of the checkpoint that the state was read from; None for a new run.
         """
         length, log_every = self.optimization.length, self.job.config.train.log_every
         step, total, recorder = length.first if start is None else start, length.total, self.recorder
         if start is None and step == total:
             recorder.save(state, step, validate=True)
         stopping, single_process = False, jax.process_count() == 1
-        before: dict[str, Any] = {}  # metrics of the last step but one
+        previous_values: dict[str, Any] = {}  # metrics of the step before the last one
         values: dict[str, Any] = {}
         self.meter.restart()
         bar = Progress("train", total, "step", step, self.job.progress)
@@ -322,17 +326,19 @@ class Trainer:
         with stop_on_sigterm() as stop, bar, profiler, Prefetcher(self.batch, step, total) as prefetcher:
             while step < total and not stopping:
                 batch = prefetcher.take(step, state)
-                jax.block_until_ready(before)  # more than two steps in flight use memory and, on CPUs, can deadlock
-                before = values
+                # More than two unfinished steps use memory and, on CPUs, can deadlock.
+                jax.block_until_ready(previous_values)
+                previous_values = values
                 profiler.begin(step + 1, state)
                 state, values = self.train_step(state, batch)
                 self.meter.add(batch, values.pop("real_tokens"))
                 step += 1
                 profiler.end(step, state)
-                together = single_process or step % log_every == 0  # several processes agree where they log
-                recorder.checkpoints.poll(together)
-                # Read once a step: a signal in between waits for the next.
-                stopping = together and any_process(stop.is_set())
+                # Several processes exchange signals and errors only at the steps that they log.
+                is_exchange = single_process or step % log_every == 0
+                recorder.checkpoints.poll(is_exchange)
+                # The event is read once per step, so that the whole step uses one value.
+                stopping = is_exchange and any_process(stop.is_set())
                 bar.update()
                 if step % log_every == 0 or step == total:
                     recorder.inspector.require_healthy(state)
@@ -341,15 +347,16 @@ class Trainer:
                     recorder.metrics_log.write(step, metrics)
                     bar.note(f"loss {metrics['loss']:.4f}")
                 due = step % length.checkpoint_every == 0 or step == total
-                if due or stopping:  # time to stop may be short, and an extra validation would change `best`
+                # Without validation on stopping: the time may be short, and it would change the best checkpoint.
+                if due or stopping:
                     recorder.save(state, step, validate=due)
                     self.meter.restart()  # validation is not training time
                     prefetcher.waited()
         return step
 
     def rate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Return the learning rate of the last update, and the number of skipped ones if any may be. The schedule does
-        not count those: they leave its state unchanged."""
+        """Return the learning rate of the last update and, if updates may be skipped, the number of skipped ones. A
+        skipped update does not advance the schedule."""
         if state.skip_count is None:
             return {"learning_rate": float(self.optimization.learning_rate(step - 1))}
         skip_count = int(state.skip_count)
@@ -357,8 +364,9 @@ class Trainer:
         return {"learning_rate": rate, "skipped_steps": skip_count}
 
     def batch(self, step: int) -> TrainingBatch:
-        """Return this process's part of a step's batch, on the mesh; its batches are stacked if it takes several."""
-        assert self.data is not None  # else there are no steps
+        """Return this process's part of a step's batch, on the mesh. If a step has several batches, they are
+        stacked."""
+        assert self.data is not None  # it is None only if there are no steps
         part, count = (jax.process_index(), jax.process_count()), self.job.config.train.accumulate
         numbers = range(step * count, (step + 1) * count)
         batches = [self.plan.training_batch(self.data, number, part) for number in numbers]
@@ -376,14 +384,19 @@ def make_trainer(
     """Return the trainer of a job. Nothing is compiled yet.
 
     Args:
-        state: to begin or resume with, for its shapes and shardings.
+        job: the job.
+        data: its data.
+        optimization: optimizer and schedule.
+        state: the first state, for its shapes and shardings.
+        checkpoints: the checkpoints of the run.
+        metrics_log: the logs of the run.
     """
     config, length, dropout_key = job.config, optimization.length, jax.random.key(job.config.seed.dropout)
     objective = job.task.make_objective(config, job.model, job.mesh, length.epochs_per_batch)
     plan = job.task.make_plan(job, data, objective)
     if plan.padded_size > plan.batch_size:
-        empty = f"{plan.padded_size - plan.batch_size} of {plan.padded_size} places in each batch are empty"
-        job.log(f"{plan.batch_size} of a batch on {row_parts(job.mesh)} devices: {empty}")
+        empty = f"{plan.padded_size - plan.batch_size} of {plan.padded_size} rows in each batch are empty"
+        job.log(f"batches of {plan.batch_size} on {row_parts(job.mesh)} devices: {empty}")
     if description := describe_rounding(plan.padded_size, config.train.chunk_size, row_parts(job.mesh)):
         job.log(description)
     if plan.packer:
@@ -407,8 +420,8 @@ def make_trainer(
 
 
 def make_criterion(config: ConfigDict, length: RunLength) -> Criterion:
-    """Return how checkpoints of a run are compared: epochs of the config become steps, rounded down, because the last
-    step of an epoch may end a little after it."""
+    """Return the criterion that compares the checkpoints of a run. Its epochs become steps, rounded down, because the
+    last step of an epoch may end a little after it."""
     epochs_per_step = length.epochs_per_batch * config.train.accumulate
     steps = math.floor(config.validation.then_from / epochs_per_step) if epochs_per_step else 0
     return Criterion(config.validation.metric, config.validation.then, steps)

@@ -38,11 +38,11 @@ class Objective(ABC, Generic[ModelT, BatchT]):
     """The loss of a batch as a function of parameters."""
 
     model: ModelT  # shapes and computation
-    mesh: Mesh
-    chunk_size: int = 0  # rows encoded at a time, a query with its passages; 0: all
-    reduce_dtype: Any = jnp.float32  # in which gradients are added up over devices
-    from_copies: bool = False  # whether parameters are those that `copies` returns
-    # parameters of a teacher, which the loss reads and no gradient is taken of; None: it reads none
+    mesh: Mesh  # the devices
+    chunk_size: int = 0  # rows (a query with its passages) that are encoded at the same time; 0: all
+    reduce_dtype: Any = jnp.float32  # type in which gradients are added up over devices
+    from_copies: bool = False  # whether `copies` made the parameters
+    # parameters of a teacher, which have no gradient; None: the loss reads no teacher
     teacher_params: Params | None = None
 
     @abstractmethod
@@ -52,29 +52,31 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         """Return the loss of a batch and its terms.
 
         Args:
-            batch: of all devices.
-            key: of dropout.
+            params: parameters of the model.
+            batch: the batch of all devices.
+            key: the key of dropout.
             step: number of the batch, for terms that change with the epoch; None: without annealing.
             train: whether there is dropout.
         """
 
     @abstractmethod
     def hidden_states(self, params: Params, batch: BatchT) -> Iterator[tuple[str, HiddenStates]]:
-        """Yield the name and the states of each encoder, to find the layer where one breaks."""
+        """Yield (name, hidden states) of each encoder, to find the first layer that is not finite."""
 
     def with_teacher(self: ObjectiveT, params: Params | None) -> ObjectiveT:
+        """Return the objective with other parameters of the teacher."""
         return replace(self, teacher_params=params)
 
     def chunks(self, rows: int) -> int:
-        """Return in how many passes `rows` are encoded."""
+        """Return the number of passes in which each device encodes its part of `rows`."""
         return count_chunks(rows, self.chunk_size, row_parts(self.mesh))
 
     def bins(self, rows: int) -> int:
-        """Return how many parts of a batch are encoded on their own: the chunks of all devices."""
+        """Return the number of separately encoded parts of a batch: the chunks of all devices."""
         return row_parts(self.mesh) * self.chunks(rows)
 
     def padding(self, batch: BatchT) -> Any:
-        """Return the tokens that encoders compute for each real one."""
+        """Return the number of tokens that encoders compute per real token."""
         bins = self.bins(batch.size)
         return sum(text.computed_tokens(bins) for text in batch.texts) / sum(jnp.sum(text.mask) for text in batch.texts)
 
@@ -86,14 +88,14 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         key: jax.Array,
         repeated: bool,
     ) -> Result:
-        """Return `compute(model, params, inputs, key)` of each device's rows, by row.
+        """Call `compute(model, params, inputs, key)` on each device with its rows, and return the results of all rows.
 
         Args:
-            compute: computation of one device.
-            params: all parameters, of which `ParameterGatherer` gathers the parts that other devices hold.
-            inputs: arrays by row.
-            key: of dropout, the same on all devices.
-            repeated: whether `compute` uses layers several times; they are then gathered once.
+            compute: the computation of one device.
+            params: all parameters; `ParameterGatherer` gathers the parts that other devices hold.
+            inputs: arrays whose first axis is rows.
+            key: the key of dropout, the same on all devices.
+            repeated: whether `compute` uses layers several times; the parameters are then gathered once.
         """
         gatherer = self.gatherer(at_once=repeated or self.from_copies)
         unrolled = is_one_cpu(self.mesh) and self.model.compute.recompute == "none"
@@ -101,17 +103,17 @@ class Objective(ABC, Generic[ModelT, BatchT]):
 
         def body(params: Params, inputs: InputsT, key: jax.Array) -> Result:
             if self.from_copies:
-                whole = map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[0], params)
+                gathered_params = map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[0], params)
             else:
-                whole = gatherer.gather_at_entry(params)
-            return compute(model, whole, inputs, key)
+                gathered_params = gatherer.gather_at_entry(params)
+            return compute(model, gathered_params, inputs, key)
 
         specs = self.copies_specs(params) if self.from_copies else self.specs(params)
         sharded_compute = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, P(ROW_AXES), P()), out_specs=P(ROW_AXES))
         return sharded_compute(params, inputs, key)
 
     def gatherer(self, at_once: bool) -> ParameterGatherer:
-        """Return how layers gather their parameters; at_once: all before the first layer, see ParameterGatherer."""
+        """Return the object that gathers the parameters of layers; `at_once` gathers all before the first layer."""
         compute = self.model.compute
         frozen = compute.adapters is not None
         return ParameterGatherer.of(self.mesh, compute.dtype, self.reduce_dtype, at_once=at_once, frozen=frozen)
@@ -121,7 +123,7 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         return jax.tree.map(lambda sharding: sharding.spec, shardings(self.mesh, params))
 
     def copies_specs(self, params: Params) -> Any:
-        """Return the partition specs of what `copies` returns, for shard_map."""
+        """Return the partition specs of the parameters that `copies` returns, for shard_map."""
         gatherer, axes = self.gatherer(at_once=True), split_axes(self.mesh)
 
         def spec(name: str, _: Any) -> P:
@@ -132,25 +134,25 @@ class Objective(ABC, Generic[ModelT, BatchT]):
         return map_with_names(spec, params)
 
     def copies(self, params: Params) -> Params:
-        """Return every parameter whole, [devices, ...]: a copy for each device. Those that layers gather anyway stay
-        split.
+        """Return a complete copy of each parameter for every device, [devices, ...]. Parameters that layers gather in a
+        scan stay split.
 
-        Differentiated, the gradients of the copies are added up. An objective with `from_copies` can so be called
-        several times while parameters and gradients travel once.
+        The gradient of this function adds up the gradients of the copies. An objective with `from_copies` can therefore
+        be called several times, while parameters and gradients are sent once.
         """
         gatherer = self.gatherer(at_once=True)
 
         def copy(params: Params) -> Params:
-            whole = gatherer.gather_at_entry(params)
-            return map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[None], whole)
+            gathered_params = gatherer.gather_at_entry(params)
+            return map_with_names(lambda name, x: x if gatherer.in_scan(name) else x[None], gathered_params)
 
-        specs, of_copies = self.specs(params), self.copies_specs(params)
-        return jax.shard_map(copy, mesh=self.mesh, in_specs=(specs,), out_specs=of_copies)(params)
+        specs, copies_specs = self.specs(params), self.copies_specs(params)
+        return jax.shard_map(copy, mesh=self.mesh, in_specs=(specs,), out_specs=copies_specs)(params)
 
 
 def number_rows(tokens: Tokens) -> Tokens:
-    """Return the texts of a device, inside `on_devices`, with their rows in the whole batch: dropout's masks follow
-    these."""
+    """Return the texts of a device, inside `on_devices`, with their row numbers in the batch of all devices. Dropout
+    masks depend on these numbers."""
     if tokens.rows is not None:
         return tokens
     count = len(tokens.ids)

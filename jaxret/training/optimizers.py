@@ -27,13 +27,14 @@ DECAYS: dict[str, Callable[[float, int], optax.Schedule]] = {
 
 
 def make_schedule(decay: str, peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Return the learning rate by update: from 0 at the first to `peak` after the warm-up, and then a decay to 0 at
-    `total_steps`, or none. Raises ValueError for an unknown decay.
+    """Return the learning rate by update. It rises from 0 to `peak` in the warm-up; then it decays to 0 at
+    `total_steps` or stays. Raises ValueError for an unknown decay.
 
     Args:
         decay: a key of DECAYS.
         peak: the largest rate.
-        warmup_steps: over which the rate rises linearly.
+        warmup_steps: number of steps in which the rate rises linearly.
+        total_steps: number of steps of the training, warm-up included.
     """
     if decay not in DECAYS:
         raise ValueError(f"optimizer.decay is {decay!r}; it must be one of {', '.join(DECAYS)}")
@@ -44,7 +45,8 @@ def make_schedule(decay: str, peak: float, warmup_steps: int, total_steps: int) 
 
 
 def decay_mask(params: Any) -> Any:
-    """Return True for kernels, adapters and embedding tables; biases, norms and mixing weights are never decayed."""
+    """Return a tree with True for kernels, adapters and embedding tables. Biases, norms and mixing weights have False:
+    they have no weight decay."""
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
         return path_name(path).endswith(("kernel", "embedding", "lora_a", "lora_b"))
@@ -53,15 +55,15 @@ def decay_mask(params: Any) -> Any:
 
 
 def per_layer_norm(path: str, leaf: jax.Array) -> jax.Array:
-    """Return the norm of a parameter; of a stack of layers, the norm of each layer, in a shape that broadcasts.
-    Reference implementations have a tensor for each layer."""
+    """Return the norm of a parameter. A stack of layers has the norm of each layer, in a shape that broadcasts, because
+    reference implementations have a tensor per layer."""
     axes = tuple(range(1, leaf.ndim)) if "layers/" in path else None
     return jnp.sqrt(jnp.sum(leaf**2, axis=axes, keepdims=True))
 
 
 def scale_by_trust_ratio(largest_norm: float = math.inf) -> optax.GradientTransformation:
-    """Return LAMB's layer-wise scaling: update * min(|w|, largest_norm) / |update|, and * 1 where either norm is 0 (You
-    et al. 2020, algorithm 2)."""
+    """Return LAMB's layer-wise scaling: update * min(|w|, largest_norm) / |update|. The factor is 1 if one of the norms
+    is 0 (You et al. 2020, algorithm 2)."""
 
     def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
         def scaled(path: tuple[Any, ...], direction: jax.Array, weights: jax.Array) -> jax.Array:
@@ -76,7 +78,7 @@ def scale_by_trust_ratio(largest_norm: float = math.inf) -> optax.GradientTransf
 
 
 def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Return the update m / (sqrt(v) + eps), without bias correction, as in the LAMB that I3 was trained with
+    """Return Adam's update m / (sqrt(v) + eps) without bias correction. I3 was trained with a LAMB of this kind
     (torch_optimizer)."""
 
     def init(params: Any) -> optax.ScaleByAdamState:
@@ -93,13 +95,13 @@ def scale_by_biased_adam(b1: float, b2: float, eps: float) -> optax.GradientTran
 
 
 def matching_parameters(regex: re.Pattern[str], params: Any) -> Any:
-    """Return True for parameters whose path matches a pattern."""
+    """Return a tree with True for parameters whose path matches a pattern."""
     return jax.tree_util.tree_map_with_path(lambda path, _: bool(regex.search(path_name(path))), params)
 
 
 def require_some(key: str, pattern: str, params: Any) -> None:
-    """Raise ValueError if the pattern of a config key matches none of a model's parameters, or all, or if it is no
-    regular expression."""
+    """Raise ValueError if the pattern of a config key matches none or all of a model's parameters, or is not a regular
+    expression."""
     matches = jax.tree.leaves(matching_parameters(compile_pattern(key, pattern), params))
     if not any(matches) or all(matches):
         quantity = "all" if all(matches) else "none"
@@ -115,8 +117,8 @@ def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
 
 
 def check_optimizer(config: ConfigDict) -> None:
-    """Raise ValueError for an unknown optimizer or decay, a pattern that is none, and for a learning rate that is not
-    positive."""
+    """Raise ValueError for an unknown optimizer or decay, a pattern that is not a regular expression, or a learning
+    rate that is not positive."""
     make_optimizer(config, 1)
     compile_pattern("frozen", config.frozen)
     if config.learning_rate <= 0:
@@ -124,7 +126,8 @@ def check_optimizer(config: ConfigDict) -> None:
 
 
 def check_parameters(config: ConfigDict, model: Model) -> None:
-    """Raise ValueError for a pattern of `config.optimizer` that matches none of a model's parameters, or all."""
+    """Raise ValueError for a pattern of `config.optimizer` that matches none or all of a model's parameters, and for an
+    optimizer that cannot train adapters."""
     optimizer, _ = make_optimizer(config.optimizer, max(config.train.steps, 1))
     params = parameter_shapes(model)
     if config.optimizer.frozen:
@@ -134,8 +137,8 @@ def check_parameters(config: ConfigDict, model: Model) -> None:
     trainable_params, _ = divide_parameters(params, frozen_pattern(config))
     if config.lora.rank and config.optimizer.name != "adamw":
         raise ValueError(
-            f"optimizer.name is {config.optimizer.name!r} and lora.rank {config.lora.rank}: LAMB scales an update by "
-            "the norm of what it changes, which is 0 for new adapters: they hardly move. Set optimizer.name='adamw'"
+            f"optimizer.name is {config.optimizer.name!r} and lora.rank {config.lora.rank}: LAMB scales the update of "
+            "a parameter by its norm, which is 0 for new adapters, so they hardly change. Set optimizer.name='adamw'"
         )
     if not trainable_params:
         raise ValueError(f"optimizer.frozen is {config.optimizer.frozen!r}, which leaves no parameter to train")

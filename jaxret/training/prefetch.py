@@ -1,4 +1,4 @@
-"""Prefetching: batches are made, and put on the devices, before the step takes them."""
+"""Make batches and put them on the devices before the steps need them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BATCHES_AHEAD = 2  # batches ahead of the step that the devices compute
 class Prefetcher(Generic[BatchT]):
     """Calls `make(step)` for the steps from `start` to `stop` in a thread, in order, up to BATCHES_AHEAD steps ahead.
 
-    A batch depends on its step alone, so the thread changes no result. An error is raised, unchanged, where its batch
-    is taken. Leaving the block ends the thread after the batch that it is making. `make` must not wait for other
-    processes: they may be at another step.
+    A batch depends only on its step, so the thread changes no result. `take` raises the error that occurred when its
+    batch was made. Leaving the block ends the thread after its current batch. `make` must not wait for other processes,
+    because they may be at another step.
     """
 
     def __init__(self, make: Callable[[int], BatchT], start: int, stop: int) -> None:
@@ -44,12 +44,10 @@ class Prefetcher(Generic[BatchT]):
         self._thread.join()
 
     def take(self, step: int, device_arrays: Any = None) -> BatchT:
-        """Return the batch of a step; steps are taken in order, once.
+        """Return the batch of a step. Each step is taken once, in order.
 
-        Args:
-            step: the number of the batch.
-            device_arrays: arrays that the devices compute. If the batch is not ready, the devices idle from the moment
-                when these are; `waited` counts that time.
+        If the batch is not ready when the devices have computed `device_arrays`, they are idle until it is; `waited`
+        counts this time.
         """
         if not self._ready:
             jax.block_until_ready(device_arrays)
@@ -62,14 +60,14 @@ class Prefetcher(Generic[BatchT]):
         if error is not None:
             raise error
         if batch is None or number != step:
-            raise AssertionError(f"the batch of step {step} was requested, and that of step {number} is next")
+            raise AssertionError(f"the batch of step {step} was requested, but the next batch belongs to step {number}")
         return batch
 
     def waited(self) -> float:
         """Return the share of the time since the last call, 0 to 1, that the devices waited for a batch."""
-        now = time.perf_counter()
-        share = self._wait_seconds / max(now - self._since, 1e-9)
-        self._since, self._wait_seconds = now, 0.0
+        current_time = time.perf_counter()
+        share = self._wait_seconds / max(current_time - self._since, 1e-9)
+        self._since, self._wait_seconds = current_time, 0.0
         return min(share, 1.0)
 
     def _run(self) -> None:
@@ -81,7 +79,7 @@ class Prefetcher(Generic[BatchT]):
             batch, problem = None, None
             try:
                 batch = self._make(step)
-            except BaseException as error:  # of any kind: the step that needs the batch raises it
+            except BaseException as error:  # `take` raises any error in the main thread
                 problem = error
             with self._change:
                 self._ready.append((step, batch, problem))

@@ -1,4 +1,4 @@
-"""A trace of some steps, for XProf and Perfetto (train.profile)."""
+"""Trace the steps of train.profile, for XProf and Perfetto."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import jax
 
 
 def check_profile(steps: Sequence[int]) -> None:
-    """Raise ValueError unless train.profile is empty or two steps in order."""
+    """Raise ValueError unless train.profile is empty or has two ascending steps."""
     if steps and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         raise ValueError(f"train.profile is {tuple(steps)}; it must be (), or the first and the last step to trace")
 
 
 class Profiler:
-    """Traces the steps of a window, in every process, into a folder. A run that resumes inside the window traces the
-    rest of it."""
+    """Traces the steps of a range into a folder, in every process. A run that resumes inside the range traces its
+    remaining steps."""
 
     def __init__(self, folder: Path, steps: Sequence[int]) -> None:
-        """Trace nothing yet. folder: to write to. steps: the first and the last one; empty: none."""
+        """Prepare to trace into `folder`. `steps` has the first and the last step, or is empty to trace nothing."""
         self._folder = folder
         self._steps = range(steps[0], steps[1] + 1) if steps else range(0)
         self._runs = False
@@ -35,14 +35,14 @@ class Profiler:
         self._stop()
 
     def begin(self, step: int, state: Any) -> None:
-        """Start the trace if it is due before a step. state: that the devices compute; they finish it first."""
+        """Start the trace before a step of the range, after the devices have computed `state`."""
         if step in self._steps and not self._runs:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self._folder))
             self._runs = True
 
     def end(self, step: int, state: Any) -> None:
-        """Stop the trace after the last step of the window. state: that the devices compute; they finish it first."""
+        """Stop the trace after the last step of the range, when the devices have computed `state`."""
         if self._runs and step + 1 not in self._steps:
             jax.block_until_ready(state)
             self._stop()

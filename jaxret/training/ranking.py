@@ -1,7 +1,7 @@
 """Retrieve the best passages of every query on the mesh.
 
-Passages are encoded and scored a batch at a time; each device merges the scores of its queries into their best so far.
-No passage vector comes to the host, and none stays on a device.
+Passages are encoded and scored batch by batch. Each device merges the scores of its queries into the best passages so
+far. Passage vectors are not sent to the host, and are not kept on a device.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from jaxret.parallel.progress import Progress
 from jaxret.runs.embedder import Embedder, plan_batches
 from jaxret.types import Array, Ragged, TextVectors, Tokens
 
-NO_PASSAGE = np.iinfo(np.int32).max  # the row of an empty rank
+NO_PASSAGE = np.iinfo(np.int32).max  # row number of an empty rank
 
 
 @struct.dataclass
 class BestPassages:
-    """The best passages of each query, best first; of equal scores the lower row first. Empty ranks score -inf."""
+    """The best passages of each query, best first. If scores are equal, the lower row is first. Empty ranks have the
+    score -inf."""
 
     scores: Float[Array, "Q k"]
     rows: Int[Array, "Q k"]
@@ -50,18 +51,20 @@ class Ranker:
     def __call__(
         self, params: Any, queries: Ragged, passages: Ragged, progress: bool = False
     ) -> dict[str, list[tuple[str, float]]]:
-        """Return the best passages, best first: number of the query -> [(row of the passage, score)], numbers as text.
+        """Return number of a query -> [(row of a passage, score)], best first, with numbers and rows as text.
 
         Args:
-            queries: tokens.
-            passages: tokens.
+            params: parameters of the model.
+            queries: tokens of the queries.
+            passages: tokens of the passages.
+            progress: whether progress is printed.
         """
         mesh, limit = self.embedder.mesh, self.embedder.max_lengths["passage"]
         placed_queries = self._place(self.embedder.with_params(params)(queries, "query", progress))
         best = shard_whole_batch(mesh, self._empty_ranks(placed_queries[0].shape[0]))
         with Progress("rank passages", len(passages), shown=progress) as bar:
             for rows, size, length in plan_batches(passages.lengths, self.embedder.tokens_per_batch, row_parts(mesh)):
-                # Ascending, so that of equal scores the first is the lower row.
+                # Rows ascend, so that the lower row is first if scores are equal.
                 rows = np.concatenate([np.sort(rows), np.full(size - len(rows), -1)]).astype(np.int32)
                 tokens = Tokens(*passages.padded(rows, min(length, limit), self.embedder.pad_id))
                 best = self._merge(params, shard_whole_batch(mesh, tokens), rows, *placed_queries, best)
@@ -75,7 +78,8 @@ class Ranker:
         }
 
     def _place(self, vectors: TextVectors) -> tuple[jax.Array, jax.Array]:
-        """Return queries [Q,U,D] and the mask of their vectors [Q,U], split over devices, padded with empty queries."""
+        """Return the vectors of queries [Q,U,D] and their mask [Q,U], padded with empty queries and split over
+        devices."""
         devices = row_parts(self.embedder.mesh)
         rows = np.concatenate([np.arange(len(vectors)), np.full(-len(vectors) % devices, -1)])
         return shard_whole_batch(self.embedder.mesh, vectors.padded(rows, int(vectors.lengths.max())))
@@ -86,8 +90,8 @@ class Ranker:
 
     @cached_property
     def _merge(self) -> Program:
-        """The program (params, tokens, their rows, queries, query mask, best) -> best; compiled once per shape."""
-        late, mesh = self.embedder.retriever.late_interaction, self.embedder.mesh
+        """The program (params, tokens, rows of the passages, queries, query mask, best) -> best, one per shape."""
+        is_late_interaction, mesh = self.embedder.retriever.late_interaction, self.embedder.mesh
         encode = self.embedder.sharded_encode("passage")
 
         def merge(
@@ -97,18 +101,21 @@ class Ranker:
             vectors, mask = jax.lax.with_sharding_constraint(
                 (passages.vectors, passages.mask), replicated_sharding(mesh)
             )
-            if late:
+            if is_late_interaction:
                 scores = late_interaction(queries, exist, vectors, mask)
             else:
                 scores = jnp.max(similarities(queries[:, 0], vectors, mask), axis=-1)
-            scores = jax.lax.with_sharding_constraint(scores, row_sharding(mesh))  # each device its own queries
+            scores = jax.lax.with_sharding_constraint(scores, row_sharding(mesh))  # each device has its own queries
             scores = jnp.where(rows >= 0, scores, -jnp.inf)
             top, columns = jax.lax.top_k(scores, min(self.depth, scores.shape[1]))
             top_rows = jnp.where(top > -jnp.inf, rows[columns], NO_PASSAGE)
-            both = -jnp.concatenate([best.scores, top], axis=1), jnp.concatenate([best.rows, top_rows], axis=1)
-            negative_scores, merged_rows = jax.lax.sort(both, dimension=1, num_keys=2)
+            columns_by_rank = (
+                -jnp.concatenate([best.scores, top], axis=1),
+                jnp.concatenate([best.rows, top_rows], axis=1),
+            )
+            negative_scores, merged_rows = jax.lax.sort(columns_by_rank, dimension=1, num_keys=2)
             return BestPassages(-negative_scores[:, : self.depth], merged_rows[:, : self.depth])
 
-        rows, whole = row_sharding(mesh), replicated_sharding(mesh)
-        in_shardings = (shardings(mesh, self.embedder.params), rows, whole, rows, rows, rows)
+        rows, all_devices = row_sharding(mesh), replicated_sharding(mesh)
+        in_shardings = (shardings(mesh, self.embedder.params), rows, all_devices, rows, rows, rows)
         return Program(merge, in_shardings=in_shardings, out_shardings=rows, donate_argnums=5)

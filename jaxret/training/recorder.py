@@ -1,4 +1,4 @@
-"""Between two steps: detect a broken loss, validate, and save a checkpoint."""
+"""The work between two steps: detect a loss that is not finite, validate, and save a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ class NotFiniteError(ArithmeticError):
 
 
 def require_finite_parameters(state: TrainState, name: str) -> None:
-    """Raise NotFiniteError if a parameter of the state, which the message calls `name`, holds a NaN or an infinity."""
+    """Raise NotFiniteError if a parameter of a state contains a NaN or an infinity. `name` is the state in the
+    error."""
     if bad := not_finite(join_parameters(state.params, state.frozen)):
-        raise NotFiniteError(f"{name}: parameter {bad[0]} ({len(bad)} in all) holds a NaN or an infinity")
+        raise NotFiniteError(f"{name}: parameter {bad[0]} ({len(bad)} in all) contains a NaN or an infinity")
 
 
 @dataclass
 class Inspector:
-    """Detects a loss that is not finite, and finds where it broke."""
+    """Detects a loss that is not finite, and finds the first value that is not."""
 
-    objective: Objective[Any, Any]  # computed anew for the batch that broke it
-    plan: TrainingPlan[Any, Any]  # makes that batch
-    data: Examples | None  # examples that are trained on
-    dropout_key: jax.Array  # of the run
-    checkpoints: Checkpoints  # of the run, for the message
+    objective: Objective[Any, Any]  # computed again for the batches of the failed update
+    plan: TrainingPlan[Any, Any]  # makes these batches again
+    data: Examples | None  # training examples; None if there are no steps
+    dropout_key: jax.Array  # key of the run's dropout
+    checkpoints: Checkpoints  # checkpoints of the run, which the error names
     rule: UpdateRule  # how updates are made
 
     def require_healthy(self, state: TrainState) -> None:
-        """Raise NotFiniteError with step, queries and cause if an update failed; the state is that before it."""
+        """Raise NotFiniteError with step, queries and cause if an update failed. `state` is the state before it."""
         if bool(state.healthy):
             return
-        assert self.data is not None  # there was a step
+        assert self.data is not None  # a step was made
         step, count = int(state.step), self.rule.accumulate
-        for number in range(step * count, (step + 1) * count):  # until the first batch that breaks
+        for number in range(step * count, (step + 1) * count):  # ends at the first batch that is not finite
             batch = shard_whole_batch(self.objective.mesh, self.plan.training_batch(self.data, number))
             key = jax.random.fold_in(self.dropout_key, number)
             params = join_parameters(state.params, state.frozen)
             cause = diagnose(self.objective.with_teacher(state.teacher), params, batch, key, number)
             if cause != SOUND:
                 break
-        self.checkpoints.wait()  # one that is being saved is good, too
+        self.checkpoints.wait()  # a checkpoint that is still being saved is good and counts as the last
         last = self.checkpoints.last()
         good = "There is no checkpoint yet" if last is None else f"The last checkpoint, of step {last}, is good"
         raise NotFiniteError(
@@ -64,41 +65,42 @@ class Inspector:
 
     def _skipping(self, state: TrainState) -> str:
         if state.skip_count is None or not self.rule.skip_nonfinite:
-            return ", and train.skip_nonfinite=N goes on without up to N such steps"
-        return f"; {int(state.skip_count)} step(s) were skipped before, as many as train.skip_nonfinite allows"
+            return ", and train.skip_nonfinite=N skips up to N such steps"
+        return f"; {int(state.skip_count)} step(s) were already skipped, as many as train.skip_nonfinite allows"
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric that checkpoints are compared by: `metric`, and from step `then_from` on `then`, if it is set.
+    """The metric that compares checkpoints: `metric`, and from step `then_from` on `then_metric`, if it is set.
 
-    MLR's and DPR's runs compare by NLL, and late by average rank. DPR and this class then discard the best so far;
-    MLR's code continues to compare an average rank with an NLL (docs/training.md).
+    MLR's and DPR's runs compare by NLL and, late in training, by average rank. At the change, DPR and this class
+    discard the best checkpoint so far; MLR's code compares an average rank with an NLL (docs/training.md).
     """
 
     metric: str
-    then: str = ""
-    then_from: int = 0
+    then_metric: str = ""
+    then_from: int = 0  # number of a step
 
     def at(self, step: int) -> str:
-        return self.then if self.then and step >= self.then_from else self.metric
+        """Return the name of the metric at a step."""
+        return self.then_metric if self.then_metric and step >= self.then_from else self.metric
 
 
 @dataclass
 class Recorder:
-    """Validates and saves."""
+    """Validates a state, and saves a checkpoint of it."""
 
-    checkpoints: Checkpoints
-    metrics_log: MetricsLog  # of the run
-    inspector: Inspector  # refuses to save a broken state
+    checkpoints: Checkpoints  # checkpoints of the run
+    metrics_log: MetricsLog  # logs of the run
+    inspector: Inspector  # raises for a state that is not finite
     validator: Validator | None  # parameters -> metrics; None without a dev set
-    log: Log
+    log: Log  # prints a line
     criterion: Criterion  # compares checkpoints
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last validation
 
     def save(self, state: TrainState, step: int, validate: bool) -> None:
-        """Save a checkpoint of a state, with its metrics if `validate` is set and there is a dev set. Raises
-        NotFiniteError for a broken state."""
+        """Save a checkpoint of a state, with metrics if `validate` is set and there is a dev set. Raises NotFiniteError
+        for a state that is not finite."""
         self.inspector.require_healthy(state)
         require_finite_parameters(state, f"step {step}")
         metrics, criterion, measured_on = None, None, ""

@@ -1,4 +1,4 @@
-"""SIGTERM finishes and saves the step under way."""
+"""On SIGTERM, training finishes the current step and saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets, so that the step under way can be saved. A second signal ends the process."""
+    """Yield an event that SIGTERM sets, so that the current step can be saved. A second signal ends the process."""
     stop = threading.Event()
 
     def handle(*_: object) -> None:
@@ -18,11 +18,11 @@ def stop_on_sigterm() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     try:
-        before = signal.signal(signal.SIGTERM, handle)
-    except ValueError:  # not in the main thread: the owner of the process decides
+        previous_handler = signal.signal(signal.SIGTERM, handle)
+    except ValueError:  # outside of the main thread, signals belong to the program that calls this
         yield stop
         return
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -1,4 +1,4 @@
-"""The weights that a new run begins with: those of a pre-trained encoder, or of another run."""
+"""Make the first state of a run, from the weights of a pre-trained encoder or of another run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ _SAME_MODEL = "train.start_from must name a run with the same encoder, head, poo
 def first_state(
     job: AnyJob, data: AnyData, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, dict[str, dict[str, Any]]]:
-    """Return a new run's state and the record of its weights: {"start": digest of the file, or step and digest of the
-    checkpoint}, for data.json. Weights are read here, and nowhere before.
+    """Return the first state of a run and the record of its weights for data.json: {"start": digest of the file, or
+    step and digest of the checkpoint}. No earlier function of a training reads weights.
 
     Raises:
-        ContractError: the run to start from is another model; or, in a run that has begun, the weights are not those
-            that it began with.
-        ValueError: the weights do not fit.
+        ContractError: the run to start from has another model; or a run that has begun did so with other weights.
+        ValueError: the weights do not fit the model.
     """
     config, source = job.config, job.config.train.start_from
     if config.train.round > 1:
@@ -56,28 +55,29 @@ def first_state(
         require_same_weights(job, start, f"{directory}/model.safetensors")
         weights = load_encoder_weights(job, directory)
         return init_state(config, job.mesh, job.model, weights, optimizer, head), {"start": start}
-    other = open_model(source, job.task.name, job.task.build)
-    require_same_model(other.contract, data.contract, f"{source}/contract.json")
-    start = {**other.checkpoint, **adapters_digest(config)}
+    start_run = open_model(source, job.task.name, job.task.build)
+    require_same_model(start_run.contract, data.contract, f"{source}/contract.json")
+    start = {**start_run.checkpoint, **adapters_digest(config)}
     require_same_weights(job, start, f"the best checkpoint of {source}")
     adapters = first_adapters(config, job.mesh, job.model) if config.lora.rank else {}
-    params, rule = join_parameters(jax.device_get(other.params), adapters), make_update_rule(config)
+    params, rule = join_parameters(jax.device_get(start_run.params), adapters), make_update_rule(config)
     state = place_state(job.mesh, params, optimizer, rule)
     return state, {"start": start}
 
 
 def require_start(job: AnyJob, contract: Mapping[str, Any]) -> None:
-    """Raise the errors of `first_state` that need no weights in memory: tokenizing the data may take hours before it.
+    """Raise the errors of `first_state` that need no weights in memory. It is called before the data are tokenized,
+    which may take hours.
 
     Args:
-        job: whose run has not begun.
-        contract: of its model and tokenizer.
+        job: a job whose run has not begun.
+        contract: the contract of its model and tokenizer.
 
     Raises:
-        FileNotFoundError: train.start_from is no run, or lora.adapters no directory of adapters.
+        FileNotFoundError: train.start_from is not a run, or lora.adapters not a directory of adapters.
         CheckpointError: train.start_from has no checkpoint.
-        ContractError: train.start_from is another model.
-        ValueError: the encoder's weights are not those of encoder.sha256, or the adapters have another base.
+        ContractError: train.start_from has another model.
+        ValueError: the encoder's weights do not have the digest encoder.sha256, or the adapters have another base.
     """
     config, source = job.config, job.config.train.start_from
     if source:
@@ -92,11 +92,10 @@ def require_start(job: AnyJob, contract: Mapping[str, Any]) -> None:
 
 
 def adapters_digest(config: ConfigDict, base: str = "") -> dict[str, str]:
-    """Return {"adapters": digest of the file in lora.adapters}, for the record of a run's weights; {} without them.
+    """Return {"adapters": digest of the file in lora.adapters} for the record of a run's weights; {} without adapters.
 
-    base: digest of the encoder's weights; "": the adapters are of a run's checkpoint.
-
-    Raises FileNotFoundError, and ValueError for adapters of another base.
+    `base` is the digest of the encoder's weights; "" if the adapters change a run's checkpoint. Raises
+    FileNotFoundError if the file is missing, and ValueError for adapters of another base.
     """
     if not config.lora.adapters:
         return {}
@@ -105,7 +104,7 @@ def adapters_digest(config: ConfigDict, base: str = "") -> dict[str, str]:
 
 
 def first_step(job: AnyJob) -> int:
-    """Return the number of steps before the first one of a run: those of the rounds before it."""
+    """Return the number of steps of the earlier rounds, after which a run begins."""
     if job.config.train.round == 1:
         return 0
     if job.has_begun:
@@ -118,8 +117,8 @@ def first_step(job: AnyJob) -> int:
 def continued_state(
     job: AnyJob, data: AnyData, optimizer: optax.GradientTransformation
 ) -> tuple[TrainState, dict[str, dict[str, Any]]]:
-    """Return the state of the last checkpoint of the round before, and its record, as `first_state` does: parameters,
-    optimizer, moving average and step."""
+    """Return the state (parameters, optimizer, moving average, step) of the last checkpoint of the previous round, and
+    the record of its weights."""
     folder = Workdir(job.config.train.start_from)
     config = config_of_task(folder, job.task.name)
     require_same_model(read_json(folder.contract), data.contract, str(folder.contract))
@@ -131,20 +130,23 @@ def continued_state(
     return state, {"start": start}
 
 
-def require_same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> None:
-    """Raise ContractError unless two contracts have the same parameters and tokens: training uses whole vectors.
+def require_same_model(start_contract: Mapping[str, Any], run_contract: Mapping[str, Any], name: str) -> None:
+    """Raise ContractError unless two contracts have the same parameters and tokens. The size of search vectors does not
+    matter, because training uses vectors of full size.
 
     Args:
-        theirs: contract of the run to start from.
-        ours: that of the run that starts.
-        name: of their contract, for the error.
+        start_contract: contract of the run to start from.
+        run_contract: contract of the new run.
+        name: path of `start_contract`, for the error.
     """
-    require_same_contract(of_whole_vectors(theirs), of_whole_vectors(ours), name, "this run", _SAME_MODEL)
+    require_same_contract(
+        of_whole_vectors(start_contract), of_whole_vectors(run_contract), name, "this run", _SAME_MODEL
+    )
 
 
 def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> None:
-    """Raise ContractError unless a run that has begun, but has no checkpoint yet, began with the weights `start`, which
-    come from `name`."""
+    """Raise ContractError if a run that has begun did so with other weights than `start`. Such a run has no checkpoint
+    yet. The error calls the weights `name`."""
     stored_record = job.data_record.get("start") if job.has_begun else None
     if stored_record:
         remedy = "Restore the weights that the run began with, or choose another --workdir."
@@ -152,14 +154,14 @@ def require_same_weights(job: AnyJob, start: Mapping[str, Any], name: str) -> No
 
 
 def load_encoder_weights(job: AnyJob, directory: Path) -> Params:
-    """Return the pre-trained weights, in the shapes of the run's encoder; log if an MLM head has to be drawn. Raises
-    ValueError if that would not be trained."""
+    """Return the pre-trained weights in the shapes of the run's encoder. A missing MLM head is drawn, which is logged;
+    raises ValueError if this head would not be trained."""
     config, encoder = job.config, job.model.module.config
     if getattr(encoder, "mlm_head", False) and not stores_mlm_head(directory):
         if config.lora.rank:
             raise ValueError(
-                f"{directory} has no MLM head, and with lora.rank {config.lora.rank} a new one would stay as it is "
-                "drawn: choose an encoder that has one, or set lora.rank=0"
+                f"{directory} has no MLM head, and with lora.rank {config.lora.rank} a new, random head would not be "
+                "trained: choose an encoder with an MLM head, or set lora.rank=0"
             )
         job.log(f"{directory} has no MLM head: a new one is drawn, whose output matrix is the pre-trained word table")
     return load_pretrained(directory, config.encoder.ignore, encoder, config.seed.init)[1]
@@ -173,13 +175,14 @@ def init_state(
     optimizer: optax.GradientTransformation,
     head: Params | None = None,
 ) -> TrainState:
-    """Return a new run's state. No device ever holds an unsharded copy.
+    """Return the state of a new run. No device ever has a complete copy of parameters that are split.
 
     Args:
-        config: of the run; `seed.init` draws the parameters that are not pre-trained.
-        model: whose parameters these are.
+        config: config of the run; `seed.init` draws the parameters that are not pre-trained.
+        mesh: the devices.
+        model: the model of the run.
         pretrained_params: parameters of each encoder.
-        optimizer: whose state is made.
+        optimizer: the optimizer whose state is made.
         head: stored parameters of heads; None: they are drawn, or begin as values of the encoder.
     """
     shapes, _ = divide_parameters(parameter_shapes(model), ADAPTER)
@@ -193,11 +196,7 @@ def init_state(
 
 
 def first_adapters(config: ConfigDict, mesh: Mesh, model: Model) -> Params:
-    """Return the adapters that a run begins with: new ones, or those of lora.adapters for each encoder.
-
-    Args:
-        model: with adapters.
-    """
+    """Return the adapters that a run begins with: new ones, or the adapters of lora.adapters for each encoder."""
     adapters = draw_parameters(config, mesh, model, ADAPTER)
     if not config.lora.adapters:
         return adapters
@@ -206,12 +205,13 @@ def first_adapters(config: ConfigDict, mesh: Mesh, model: Model) -> Params:
 
 
 def draw_parameters(config: ConfigDict, mesh: Mesh, model: Model, pattern: str) -> Params:
-    """Return random parameters, on the mesh, whose paths match a pattern.
+    """Return random parameters on the mesh.
 
     Args:
-        config: of the run; `seed.init` draws them.
-        model: whose parameters these are.
-        pattern: of their paths.
+        config: config of the run; `seed.init` is the seed.
+        mesh: the devices.
+        model: the model of the run.
+        pattern: regular expression of the paths of the parameters to draw.
     """
 
     def draw(key: jax.Array) -> Params:

@@ -27,19 +27,20 @@ def loss_and_gradients(
     count: int,
     frozen_params: Params | None = None,
 ) -> tuple[LossTerms, Params]:
-    """Return the loss of an update and its gradients: means over `count` batches.
+    """Return the loss of an update and its gradients, which are means over `count` batches.
 
-    Each batch has in-batch negatives of its own, while the chunks of gradient caching share theirs. Dropout's masks and
-    terms that change with the epoch follow the number of the batch in the run, step * count + i. Activations of one
-    batch are held at a time.
+    Each batch has its own in-batch negatives, while the chunks of gradient caching share them. Dropout masks, and terms
+    that change with the epoch, depend on the number of the batch in the run, step * count + i. Memory holds the
+    activations of one batch.
 
     Args:
-        params: that gradients are taken of.
+        objective: the loss.
+        params: parameters that are trained.
         batch: one batch, or several, stacked [count, ...].
-        dropout_key: of the run.
-        step: of the update, from 0.
-        count: batches of an update.
-        frozen_params: the model's other parameters; None: there are none.
+        dropout_key: the key of the run's dropout.
+        step: number of the update, from 0.
+        count: number of batches of an update.
+        frozen_params: the other parameters of the model; None: all are trained.
     """
 
     def loss(
@@ -55,11 +56,11 @@ def loss_and_gradients(
         (_, terms), gradients = gradient(params, frozen_params or {}, batch, step, objective)
         return terms, gradients
     copies, add_up = jax.vjp(objective.copies, params)
-    others = objective.copies(frozen_params) if frozen_params else {}
+    frozen_copies = objective.copies(frozen_params) if frozen_params else {}
     on_copies = replace(objective, from_copies=True)
 
     def add(total: Params, inputs: tuple[BatchT, jax.Array]) -> tuple[Params, LossTerms]:
-        (_, terms), gradients = gradient(copies, others, *inputs, on_copies)
+        (_, terms), gradients = gradient(copies, frozen_copies, *inputs, on_copies)
         return jax.tree.map(jnp.add, total, gradients), terms
 
     places = jax.tree.map(lambda spec: NamedSharding(objective.mesh, spec), objective.copies_specs(params))
@@ -76,14 +77,15 @@ def make_train_step(
     dropout_key: jax.Array,
     rule: UpdateRule = PLAIN_RULE,
 ) -> Program:
-    """Return the program (state, batch) -> (state, metrics), compiled once per batch shape. It reuses the memory of the
-    state that it is called with.
+    """Return the program (state, batch) -> (state, metrics), compiled once per batch shape. It reuses the memory of its
+    argument `state`.
 
     Args:
+        objective: the loss.
         optimizer: gradients -> updates.
-        state: concrete or abstract, for its shardings.
-        dropout_key: of the run.
-        rule: how an update is made; batches are stacked [accumulate, ...] if it accumulates.
+        state: concrete or abstract state, for its shardings.
+        dropout_key: the key of the run's dropout.
+        rule: how an update is made; if it accumulates, batches are stacked [accumulate, ...].
     """
 
     def train_step(state: TrainState, batch: BatchT) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -97,7 +99,7 @@ def make_train_step(
         ema = jax.tree.map(lambda e, w: e + (1 - rule.ema) * (w - e), state.ema, params) if rule.ema else None
         next_state = replace(state, params=params, opt_state=opt_state, step=state.step + 1, ema=ema)
         new = jax.tree.map(
-            lambda after, before: jnp.where(state.healthy & finite, after, before),
+            lambda next_leaf, old_leaf: jnp.where(state.healthy & finite, next_leaf, old_leaf),
             next_state,
             unchanged_state(state, rule),
         )
@@ -120,7 +122,8 @@ def make_train_step(
 
 
 def unchanged_state(state: TrainState, rule: UpdateRule) -> TrainState:
-    """Return the state after an update that is not made: skipped and counted; or, if none may be skipped, unhealthy."""
+    """Return the state after an update that was not finite. The update is counted as skipped or, if no more may be
+    skipped, the state is marked as not healthy."""
     if state.skip_count is None:
         return replace(state, healthy=jnp.array(False))
     skips = state.healthy & (state.skip_count < rule.skip_nonfinite)

@@ -1,4 +1,4 @@
-"""Tasks: the values and functions by which the loop trains a retriever, a reranker or an encoder alike."""
+"""Tasks: the functions and values by which one loop trains retrievers, rerankers and encoders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Validator(Protocol):
         ...
 
     def measured_on(self, metric: str) -> str:
-        """Return a digest of what a metric is measured on that may change on resuming; "" if nothing may."""
+        """Return a digest of the data and settings of a metric that may change on resuming; "" if none may change."""
         ...
 
 
@@ -51,16 +51,16 @@ class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
 
     @property
     def padded_size(self) -> int:
-        """Rows of a batch with the empty ones: a multiple of the devices."""
+        """Number of rows of a batch, empty rows included; a multiple of the number of devices."""
         ...
 
     @property
     def packer(self) -> Any:
-        """How texts of training batches are packed; None: not at all."""
+        """The packing of training batches; None: no packing."""
         ...
 
     def describe_batch(self, data: ReadExamplesT, number: int) -> str:
-        """Return the beginning of a batch, for an error: "queries q1, q2"."""
+        """Return the first queries of a batch for an error: "queries q1, q2"."""
         ...
 
     def training_batch(self, data: ReadExamplesT, step: int, part: tuple[int, int] = (0, 1)) -> MadeBatchT:
@@ -72,22 +72,22 @@ class TrainingPlan(Protocol[ReadExamplesT, MadeBatchT]):
 class Task(Generic[ModelT, ExamplesT, BatchT]):
     """A kind of model to train. The loop calls the functions in this order."""
 
-    name: str  # as in `config.task`
-    # model directory -> keys of the config that the directory decides
+    name: str  # value of `config.task`
+    # model directory -> config keys and the values that the directory gives them
     encoder_settings: Callable[[Path], dict[str, Any]]
     build: Callable[[ConfigDict, EncoderConfig], ModelT]  # (config, shapes of the encoder) -> model
-    # raises ValueError for settings that this model, or this task, cannot have
+    # (config, model); raises ValueError for settings that the model or the task does not allow
     check: Callable[[ConfigDict, ModelT], None]
     # job -> tokenizer, contract and examples
     read_data: Callable[[TrainingJob[ModelT, ExamplesT, BatchT]], TrainingData[ExamplesT]]
-    # (config, model, mesh, epochs of a batch) -> loss of a batch
+    # (config, model, mesh, batch size / number of examples) -> objective
     make_objective: Callable[[ConfigDict, ModelT, Mesh, float], Objective[ModelT, BatchT]]
-    # how its batches are made
+    # (job, data, objective) -> how examples become batches
     make_plan: Callable[
         [TrainingJob[ModelT, ExamplesT, BatchT], TrainingData[ExamplesT], Objective[ModelT, BatchT]],
         TrainingPlan[ExamplesT, BatchT],
     ]
-    # (job, data, objective, parameters to take shapes from) -> metrics; None without a dev set
+    # (job, data, objective, parameters for their shapes) -> validator; None without a dev set
     make_validator: Callable[
         [TrainingJob[ModelT, ExamplesT, BatchT], TrainingData[ExamplesT], Objective[ModelT, BatchT], Params],
         Validator | None,
@@ -96,28 +96,28 @@ class Task(Generic[ModelT, ExamplesT, BatchT]):
 
 @dataclass(frozen=True)
 class TrainingJob(Generic[ModelT, ExamplesT, BatchT]):
-    """A run to begin or to resume, whose config is sound and fits the encoder and the folder."""
+    """A run to begin or to resume, with a checked config that fits the encoder and the folder."""
 
-    config: ConfigDict  # with the keys that the encoder's directory decides
+    config: ConfigDict  # the config, with the values that the encoder's directory gives
     workdir: Workdir  # the run's folder
-    mesh: Mesh
-    model: ModelT  # built, without parameters
-    encoder: Path  # folder of the encoder's config and tokenizer: the run's own copy, once it has begun
-    has_begun: bool  # whether the folder holds the run already
-    progress: bool
-    log: Log
-    encoder_settings: dict[str, Any]  # keys of the config that the encoder's directory decides
+    mesh: Mesh  # the devices
+    model: ModelT  # the model without parameters
+    encoder: Path  # folder of the encoder's config and tokenizer; once the run has begun, its own copy
+    has_begun: bool  # whether the folder contains the run already
+    progress: bool  # whether progress is printed
+    log: Log  # prints a line
+    encoder_settings: dict[str, Any]  # config keys and the values that the encoder's directory gives them
     task: Task[ModelT, ExamplesT, BatchT]  # the kind of model
-    changes: Changes = field(default_factory=dict)  # of the config, since the run began
+    changes: Changes = field(default_factory=dict)  # changes of the config since the run began
 
     @property
     def data_record(self) -> dict[str, Any]:
-        """Contents of data.json, {} where there is none yet. Raises ContractError if the file is damaged."""
+        """Contents of data.json; {} before it is written. Raises ContractError if the file is damaged."""
         if not self.workdir.data.exists():
             return {}
         record = read_json(self.workdir.data)
         if not isinstance(record, dict):
-            raise ContractError(f"{self.workdir.data} is damaged: it holds no record of the data; restore it")
+            raise ContractError(f"{self.workdir.data} is damaged: it has no record of the data; restore it")
         return record
 
 
@@ -126,14 +126,14 @@ AnyJob = TrainingJob[Any, Any, Any]
 
 @dataclass(frozen=True)
 class TrainingData(Generic[ExamplesT]):
-    """Everything that a job reads."""
+    """The data that a job reads."""
 
     tokenizer: TextTokenizer
-    contract: dict[str, Any]  # of model and tokenizer
-    train: ExamplesT | None  # examples to train on; None if the config names none
-    dev: TrainingSet | None  # examples to validate with; None if the config names none
-    corpus: DevCollection | None  # collection to validate with, if it is a file's
-    warnings: tuple[RunWarning, ...] = ()  # of the task, beside those of the examples
+    contract: dict[str, Any]  # contract of model and tokenizer
+    train: ExamplesT | None  # training examples; None if the config names none
+    dev: TrainingSet | None  # dev examples; None if the config names none
+    corpus: DevCollection | None  # collection of validation.corpus; None unless this key names a file
+    warnings: tuple[RunWarning, ...] = ()  # warnings of the task about its settings
 
     @property
     def record(self) -> dict[str, Any]:

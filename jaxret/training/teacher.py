@@ -23,11 +23,11 @@ _REMEDY = "train.teacher must name a retriever with the same tokenizer, markers 
 
 
 def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel | None:
-    """Return the model of train.teacher, without parameters and with plain attention; None if there is none.
+    """Return the model of train.teacher, without parameters and with plain attention; None without a teacher.
 
     Raises:
-        FileNotFoundError: it is not a run.
-        ValueError: it is not a retriever, or it cannot read the texts as they are packed for the student.
+        FileNotFoundError: the teacher is not a run.
+        ValueError: the teacher is not a retriever, or cannot read the packed rows of the student.
     """
     if not config.train.teacher:
         return None
@@ -38,7 +38,7 @@ def teacher_model(config: ConfigDict, student: RetrieverModel) -> RetrieverModel
     slots = [[head.prefix_length(side) for side in ("query", "passage")] for head in heads]
     if config.tokens.packing and (model.module.head.unattended() or slots[0] != slots[1]):
         raise ValueError(
-            f"tokens.packing is True, but the head of train.teacher={folder} puts other tokens around a text than that "
+            f"tokens.packing is True, but the head of train.teacher={folder} adds other tokens to a text than the head "
             "of this run: set tokens.packing=False"
         )
     return model
@@ -51,8 +51,8 @@ def require_teacher(config: ConfigDict, student: RetrieverModel, contract: Mappi
 
 
 def require_run(workdir: str, contract: Mapping[str, Any]) -> None:
-    """Raise FileNotFoundError, ValueError or ContractError unless `workdir` holds a retriever with a checkpoint that
-    reads the tokens of a run with this contract."""
+    """Raise FileNotFoundError, ValueError or ContractError unless `workdir` has a retriever with a checkpoint, which
+    reads the same tokens as a run with this contract."""
     folder = Workdir(workdir)
     with open_checkpoints(folder, config_of_task(folder, "retrieval")) as checkpoints:
         choose_checkpoint(checkpoints, "best", folder)
@@ -60,29 +60,31 @@ def require_run(workdir: str, contract: Mapping[str, Any]) -> None:
 
 
 def require_same_tokens(teacher: Mapping[str, Any], student: Mapping[str, Any], name: str) -> None:
-    """Raise ContractError unless two contracts give a text the same tokens, but for its length.
+    """Raise ContractError unless two contracts give a text the same tokens. Their lengths may differ.
 
     Args:
         teacher: contract of the teacher.
         student: contract of the run that learns from it.
-        name: of the teacher's contract, for the error.
+        name: path of the teacher's contract, for the error.
     """
     left_out = (*_VECTORS, *LENGTHS)
-    theirs, ours = ({key: value for key, value in one.items() if key not in left_out} for one in (teacher, student))
-    require_equal(theirs, ours, name, "this run", _REMEDY)
+    teacher_tokens, student_tokens = (
+        {key: value for key, value in contract.items() if key not in left_out} for contract in (teacher, student)
+    )
+    require_equal(teacher_tokens, student_tokens, name, "this run", _REMEDY)
 
 
 def load_teacher(job: AnyJob, contract: Mapping[str, Any]) -> tuple[Params | None, dict[str, Any]]:
     """Return the parameters of train.teacher on the mesh, and {"teacher": step and digest of its checkpoint} for
-    data.json; None and {} if there is none.
+    data.json; None and {} without a teacher.
 
     Args:
-        job: the run that learns from it.
-        contract: of that run.
+        job: the job of the student.
+        contract: contract of the student.
 
     Raises:
-        ContractError: its texts have other tokens; or, in a run that has begun, its checkpoint is another one.
-        ValueError: its encoder has too few positions for the run's texts.
+        ContractError: the teacher gives texts other tokens; or a run that has begun did so with another checkpoint.
+        ValueError: the teacher's encoder has too few positions for the student's texts.
     """
     source, tokens = job.config.train.teacher, job.config.tokens
     if not source:

@@ -1,4 +1,4 @@
-"""Throughput: steps, tokens and model FLOPs per second, as each line of a run's log has them."""
+"""Measure steps, tokens and model FLOPs per second for the lines of a run's log."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jaxret.training.objective import Objective
 from jaxret.training.step import make_train_step
 from jaxret.types import TrainingBatch
 
-# Measurements by the clock, in a log.
+# Names of the measurements in a log that depend on the clock.
 TIMED = ("seconds_per_step", "tokens_per_second", "padded_tokens_per_second", "mfu")
 
 
 class ThroughputMeter:
-    """Measures the steps since the last reading; the first reading includes compilation.
+    """Measures the steps since the last reading. The first reading includes compilation.
 
-    Tokens are those of queries and passages on all devices; padded ones are all that the encoders compute. MFU is the
-    part of the time that the model's products, forward and backward, take at the chips' full rate (Chowdhery et al.
-    2022, appendix B); recomputation does not count.
+    Tokens are counted over queries and passages on all devices; padded tokens are all tokens that encoders compute. MFU
+    is the time that the model's products, forward and backward, take at the chips' full rate, as a fraction of the
+    measured time (Chowdhery et al. 2022, appendix B). Recomputation does not count.
     """
 
     def __init__(self, ideal: Callable[[TrainingBatch], float] | None = None, bins: int = 1) -> None:
@@ -33,7 +33,7 @@ class ThroughputMeter:
 
         Args:
             ideal: batch -> seconds that the products of its step take at the chips' full rate; None: unknown chips.
-            bins: in how many parts the encoders compute a batch.
+            bins: number of separately encoded parts of a batch.
         """
         self._ideal, self._bins = ideal, bins
         self.restart()
@@ -41,7 +41,7 @@ class ThroughputMeter:
     def restart(self) -> None:
         """Forget the steps so far."""
         self._start, self._steps, self._padded_tokens, self._best = time.perf_counter(), 0, 0, 0.0
-        self._real: list[jax.Array] = []  # still on the device: reading them would wait for the step
+        self._real: list[jax.Array] = []  # kept on the device, because reading a value would wait for its step
 
     def add(self, batch: TrainingBatch, real_tokens: jax.Array) -> None:
         """Count a step that was started."""
@@ -52,7 +52,8 @@ class ThroughputMeter:
             self._best += self._ideal(batch)
 
     def read(self) -> dict[str, float]:
-        """Return TIMED, without mfu on unknown chips; waits for the steps, and restarts."""
+        """Return the measurements named in TIMED since the last reading (without mfu on unknown chips). Wait for the
+        steps, and restart."""
         real = sum(float(tokens) for tokens in self._real)
         seconds = time.perf_counter() - self._start
         values = seconds / max(self._steps, 1), real / seconds, self._padded_tokens / seconds, self._best / seconds
@@ -61,22 +62,22 @@ class ThroughputMeter:
 
 
 def countable_step(step: Program, objective: Objective[Any, Any], *step_arguments: Any) -> Program:
-    """Return the step of `make_train_step(objective, *step_arguments)` with plain attention, whose products can be
-    counted: a kernel computes some of them twice, and cuDNN's shows none."""
+    """Return the step of `make_train_step(objective, *step_arguments)` with plain attention, for counting its products.
+    A kernel computes some products twice, and cuDNN's kernel shows none."""
     if objective.model.compute.attention == "plain":
         return step
     return make_train_step(replace(objective, model=objective.model.plain), *step_arguments)
 
 
 def ideal_seconds(program: Program, state: Any, devices: int, kind: str) -> Callable[[TrainingBatch], float] | None:
-    """Return the function batch -> seconds that the products of its step take at the chips' full rate. They are counted
-    once for each shape of a batch, in the program's trace.
+    """Return a function: batch -> seconds that the products of its step take at the chips' full rate. The products are
+    counted in the program's trace, once for each shape of a batch. Return None for an unknown chip.
 
     Args:
         program: the training step.
-        state: concrete or abstract.
-        devices: chips that share a step.
-        kind: of chip, as JAX names it; for an unknown one None is returned.
+        state: concrete or abstract state.
+        devices: number of chips that share a step.
+        kind: JAX's name of the chip.
     """
     chip = find_chip(kind)
     if chip is None:

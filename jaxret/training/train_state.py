@@ -1,4 +1,4 @@
-"""The state of a run: parameters, optimizer and counters; how it is placed on a mesh, saved and restored."""
+"""The state of a run (parameters, optimizer, counters), and functions that place, save and restore it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from jaxret.types import Params
 
 @struct.dataclass
 class TrainState:
-    """Everything that a training step changes, and the parameters that it only reads: frozen ones, and a teacher's.
+    """The values that a training step changes, and the parameters that it only reads: frozen ones, and a teacher's.
 
-    Once a loss or gradient is not finite, and may not be skipped, `healthy` is False and nothing changes any more:
-    params and step stay those before the bad step, so that it can be examined.
+    If a loss or gradient is not finite and may not be skipped, `healthy` becomes False and no later step changes the
+    state. It stays as it was before the failed step, so that this step can be examined.
     """
 
-    params: Any  # that gradients are taken of, and moments kept
-    opt_state: optax.OptState  # of the optimizer
-    step: jax.Array  # int32 [], updates made or skipped
-    healthy: jax.Array  # bool []
-    ema: Params | None = None  # the moving average of params; None: there is none
-    skip_count: jax.Array | None = None  # int32 [], updates skipped; None: none may be, and none was
-    teacher: Params | None = None  # parameters of another run, in no checkpoint of this one; None: the loss reads none
-    frozen: Params = struct.field(default_factory=dict)  # the model's other parameters
+    params: Any  # parameters that are trained
+    opt_state: optax.OptState  # state of the optimizer
+    step: jax.Array  # int32 [], number of updates, skipped ones included
+    healthy: jax.Array  # bool [], False after a failed step
+    ema: Params | None = None  # the moving average of params; None: no average is kept
+    skip_count: jax.Array | None = None  # int32 [], number of skipped updates; None: no update may be or was skipped
+    teacher: Params | None = None  # parameters of a teacher, which checkpoints do not contain; None: no teacher
+    frozen: Params = struct.field(default_factory=dict)  # parameters that are not trained
 
     @property
     def weights(self) -> Params:
@@ -45,24 +45,24 @@ class TrainState:
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How an update is made, beside the optimizer.
+    """The settings of an update that are not the optimizer's.
 
-    The moving average is ema * average + (1 - ema) * params after every update. It begins with the first weights, which
-    are pre-trained: there is no zero whose bias would have to be corrected (as timm's ModelEma, and torch's
-    AveragedModel with get_ema_avg_fn).
+    The moving average is ema * average + (1 - ema) * params after every update. It begins with the first weights, not
+    with 0, so it has no bias to correct (as in timm's ModelEma, and in torch's AveragedModel with get_ema_avg_fn).
     """
 
-    accumulate: int = 1  # batches whose mean gradient an update takes
-    ema: float = 0.0  # decay of the moving average of parameters; 0: none
-    skip_nonfinite: int = 0  # how many updates of a run may be skipped for not being finite
-    frozen_pattern: str = ""  # pattern of the paths of parameters that are not trained; "": all are
-    # pattern of the frozen ones that checkpoints do not hold, because they are those of encoder.checkpoint; "":
-    # checkpoints hold all
+    accumulate: int = 1  # number of batches of an update, which uses their mean gradient
+    ema: float = 0.0  # decay of the moving average of parameters; 0: no average
+    skip_nonfinite: int = 0  # number of updates of a run that may be skipped because they are not finite
+    frozen_pattern: str = ""  # pattern of the paths of parameters that are not trained; "": all are trained
+    # pattern of the frozen parameters that checkpoints do not contain, because encoder.checkpoint has them; "":
+    # checkpoints contain all
     base: str = ""
-    base_dtype: str = "float32"  # of the kernels and tables among these
+    base_dtype: str = "float32"  # type of the kernels and tables of the base
 
     def divide(self, params: Params) -> tuple[Params, Params]:
-        """Return the parameters that are trained, and the frozen ones in the types in which they are kept."""
+        """Return the parameters that are trained, and the frozen parameters in the types that they have in the
+        state."""
         trainable_params, frozen_params = divide_parameters(params, self.frozen_pattern)
         return trainable_params, cast_base(frozen_params, self.base_dtype) if self.base else frozen_params
 
@@ -71,6 +71,7 @@ PLAIN_RULE = UpdateRule()
 
 
 def make_update_rule(config: ConfigDict) -> UpdateRule:
+    """Return the update rule of a config."""
     base = {"base": BASE, "base_dtype": config.lora.base_dtype} if config.lora.rank else {}
     numbers = config.train.accumulate, config.optimizer.ema, config.train.skip_nonfinite
     return UpdateRule(*numbers, frozen_pattern(config), **base)
@@ -93,28 +94,31 @@ def new_state(params: Params, optimizer: optax.GradientTransformation, rule: Upd
 def place_state(
     mesh: Mesh, params: Params, optimizer: optax.GradientTransformation, rule: UpdateRule = PLAIN_RULE
 ) -> TrainState:
-    """Return a new run's state on a mesh.
+    """Return the state of a new run on a mesh.
 
     Args:
+        mesh: the devices.
         params: all parameters, on any device or on the host.
-        optimizer: whose state is made.
-        rule: whether there are frozen parameters, a moving average, and a counter of skipped updates.
+        optimizer: the optimizer whose state is made.
+        rule: settings that say whether there are frozen parameters, a moving average, and a counter of skipped updates.
     """
-    trainable_params, others = (jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params))
+    trainable_params, frozen_params = (
+        jax.tree.map(place_leaf, part, shardings(mesh, part)) for part in rule.divide(params)
+    )
 
     def without_params(params: Params) -> TrainState:
         return replace(new_state(params, optimizer, rule), params=None)
 
     state_shardings = shardings(mesh, jax.eval_shape(without_params, trainable_params))
     fresh_state = jax.jit(without_params, out_shardings=state_shardings)(trainable_params)
-    return replace(fresh_state, params=trainable_params, frozen=others)
+    return replace(fresh_state, params=trainable_params, frozen=frozen_params)
 
 
 def checkpoint_trees(state: TrainState, rule: UpdateRule = PLAIN_RULE) -> tuple[Params, dict[str, Any]]:
-    """Return the two trees of a checkpoint: the weights to use from then on, and everything else.
+    """Return the two trees of a checkpoint: the weights to encode with, and the rest of the state.
 
-    The weights lack the base of adapters, which stays as it is. With a moving average its parameters are the weights,
-    and those that training resumes from are saved as `trained`.
+    The weights do not contain the base of adapters, which never changes. With a moving average, the weights are the
+    average, and the parameters from which training resumes are saved as `trained`.
     """
     progress = {"opt_state": state.opt_state, "step": state.step, "healthy": state.healthy}
     if state.ema is not None:
@@ -136,12 +140,14 @@ def restore_state(
     """Return the state of a checkpoint, placed on a mesh.
 
     Args:
-        mesh: the devices, which need not be those that saved it.
-        model: whose parameters they are.
-        optimizer: whose state is restored.
-        rule: of the updates to come. Whether updates may be skipped can have changed since; skipped ones stay counted,
-            because the schedule does not count them.
-        base: parameters that checkpoints do not hold; None: there are none.
+        checkpoints: the checkpoints of the run.
+        step: step of the checkpoint to restore.
+        mesh: the devices; other devices may have saved the checkpoint.
+        model: the model of the run.
+        optimizer: the optimizer whose state is restored.
+        rule: settings of the next updates. If they no longer allow skipped updates, the earlier ones stay counted,
+            because they did not advance the schedule.
+        base: parameters that checkpoints do not contain; None: checkpoints contain all.
     """
     counted = checkpoints.holds(step, "progress/skipped")
 

@@ -1,4 +1,4 @@
-"""Validation of a retriever: in-batch loss on the dev set, and retrieval from a small pool or a whole corpus."""
+"""Validate a retriever: in-batch loss on the dev set, and retrieval from a small pool or from a corpus."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ POOL_MEASURES = ("RR@10", "Success@5", "Success@20")
 CORPUS_MEASURES = (*POOL_MEASURES, "nDCG@10", "R@100")
 METRICS = (*LESS_IS_BETTER, *CORPUS_MEASURES)
 BEST_CHECKPOINTS = ("metric", "last")  # values of validation.best
-_LEAST_BLOCK = 1024  # passages that are drawn at a time
+_LEAST_BLOCK = 1024  # least number of passages that are hashed at the same time
 
 
 def check_validation(config: ConfigDict) -> None:
-    """Raise ValueError for metrics that are unknown or need a corpus, and for a corpus, rankings or a split
+    """Raise ValueError for a metric that is unknown or needs a missing corpus, and for a corpus, rankings or a split
     without data.dev."""
     for key, metric, optional in (("metric", config.validation.metric, ()), ("then", config.validation.then, ("",))):
         if metric not in (*METRICS, *optional):
@@ -55,46 +55,45 @@ def check_validation(config: ConfigDict) -> None:
 class DevCollection:
     """Queries, passages to retrieve from, and judgements."""
 
-    queries: Ragged  # tokens
-    passages: Ragged  # tokens
-    # of passage row by query number; an id that is not a row is of a passage outside the collection
+    queries: Ragged  # tokens of the queries
+    passages: Ragged  # tokens of the passages
+    # ids are numbers of queries and rows of passages; any other passage id is a passage outside the collection
     judgements: tuple[Judgement, ...]
-    measures: tuple[str, ...]  # of retrieval, by name
-    record: dict[str, str] = field(default_factory=dict)  # digests of its files, for data.json; {}: of the dev set
+    measures: tuple[str, ...]  # names of the measures of retrieval
+    record: dict[str, str] = field(default_factory=dict)  # digests of the collection's files; {} for the dev set
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of passages and judgements, by which values of two collections are told apart."""
+        """SHA-256 of passages and judgements, which distinguishes values on different collections."""
         passages = hashlib.sha256(np.ascontiguousarray(self.passages.flat).data)
         passages.update(np.ascontiguousarray(self.passages.offsets).data)
-        judgements = [[one.query_id, one.passage_id, one.relevance] for one in self.judgements]
+        judgements = [[judgement.query_id, judgement.passage_id, judgement.relevance] for judgement in self.judgements]
         return sha256_json([passages.hexdigest(), judgements])
 
     @property
     def depth(self) -> int:
-        """How many passages of each query the measures read."""
+        """The number of passages of each query that the measures read."""
         return max(parse_measure(name).cutoff or 0 for name in self.measures)
 
 
 @dataclass
 class RetrievalValidation:
-    """Measures parameters on a dev set and a collection. Nothing is drawn at random, so two validations differ by the
-    parameters alone.
-    """
+    """Measures parameters on a dev set and a collection. Nothing is random, so the results of two validations differ
+    only if their parameters do."""
 
     dev: TrainingSet  # examples for the in-batch loss
-    collection: DevCollection  # to retrieve from
+    collection: DevCollection  # collection to retrieve from
     plan: BatchPlan  # how dev examples become batches
     eval_step: Program  # (parameters, batch) -> LossTerms
-    ranker: Ranker  # retrieves
-    progress: bool = False
+    ranker: Ranker  # retrieves the best passages
+    progress: bool = False  # whether progress is printed
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Return {"nll", "average_rank", "in_batch_accuracy", "RR@10", ...}; average_rank is within a batch, from 0."""
         return {**self._in_batch(params), **self._retrieve(params)}
 
     def measured_on(self, metric: str) -> str:
-        """Return a digest of the collection; of the batch size, for a metric inside a batch."""
+        """Return a digest of the collection or, for a metric inside a batch, of the batch size."""
         if metric in CORPUS_MEASURES:
             return self.collection.digest[:16]
         return sha256_json({"batch_size": self.plan.batch_size})[:16]
@@ -122,16 +121,16 @@ class RetrievalValidation:
 
 
 def make_collection(dev: TrainingSet, train: TrainingSet | None, size: int | None, seed: int) -> DevCollection:
-    """Return every dev example with a pool of passages.
+    """Return all dev examples with a pool of passages.
 
     Args:
         dev: examples whose queries are searched for.
-        train: examples whose passages fill the pool; None: the config names none.
-        size: passages of the pool; None: all, measured like a corpus.
-        seed: draws training passages.
+        train: examples whose passages fill the pool; None if the config names none.
+        size: number of passages in the pool; None: all, with the measures of a corpus.
+        seed: seed that draws training passages.
     """
-    whole = len(dev.passages) + (len(train.passages) if train else 0)
-    pool, rows = make_passage_pool(dev, train, whole if size is None else size, seed)
+    passage_count = len(dev.passages) + (len(train.passages) if train else 0)
+    pool, rows = make_passage_pool(dev, train, passage_count if size is None else size, seed)
     judgements = tuple(
         Judgement(str(number), str(row), 1)
         for number, positives in enumerate(dev.known_positives)
@@ -141,20 +140,20 @@ def make_collection(dev: TrainingSet, train: TrainingSet | None, size: int | Non
 
 
 def make_passage_pool(dev: TrainingSet, train: TrainingSet | None, size: int, seed: int) -> tuple[Ragged, np.ndarray]:
-    """Return a pool of passages, and the row of each dev passage in it (-1: none).
+    """Return a pool of passages, and the row of each dev passage in the pool (-1 if it is not there).
 
-    The pool has all relevant dev passages; then, up to `size`, the other dev passages (hard negatives) and a sample of
-    the training passages whose tokens differ from theirs.
+    The pool has all relevant dev passages. It is filled up to `size` with the other dev passages (hard negatives), and
+    then with a sample of the training passages that have other tokens.
 
     Args:
-        dev: examples.
+        dev: dev examples.
         train: examples to draw more passages from, or None.
-        size: of the pool, at least.
-        seed: of the draw.
+        size: number of passages in the pool; all relevant passages are kept even if there are more.
+        seed: seed of the draw.
     """
     relevant = dev.known_positives.passages
-    others = np.setdiff1d(np.arange(len(dev.passages)), relevant)
-    pool_rows = np.concatenate([relevant, others[: max(size - len(relevant), 0)]])
+    other_rows = np.setdiff1d(np.arange(len(dev.passages)), relevant)
+    pool_rows = np.concatenate([relevant, other_rows[: max(size - len(relevant), 0)]])
     dev_rows = np.full(len(dev.passages), -1)
     dev_rows[pool_rows] = np.arange(len(pool_rows))
     pool = dev.passages.take(pool_rows)
@@ -165,17 +164,17 @@ def make_passage_pool(dev: TrainingSet, train: TrainingSet | None, size: int, se
 
 
 def draw_passages(passages: Ragged, count: int, other_hashes: np.ndarray, seed: int) -> np.ndarray:
-    """Return the rows of randomly drawn passages, no two with the same tokens.
+    """Return the rows of randomly drawn passages, no two of which have the same tokens.
 
     Args:
-        passages: tokens to draw from.
-        count: at most so many are drawn.
-        other_hashes: of tokens that are not drawn (`row_hashes`).
-        seed: of the draw.
+        passages: tokens of the passages to draw from.
+        count: largest number of passages.
+        other_hashes: hashes (`row_hashes`) of passages that are not drawn.
+        seed: seed of the draw.
     """
     order, parts = np.random.default_rng(seed).permutation(len(passages)), [np.zeros(0, np.int64)]
     block_rows = max(count, _LEAST_BLOCK)
-    for start in range(0, len(order), block_rows):  # not all are hashed where few are needed
+    for start in range(0, len(order), block_rows):  # in blocks, because few of many passages may be needed
         rows = order[start : start + block_rows]
         hashes = row_hashes(passages.take(rows))
         fresh = np.flatnonzero(np.isin(hashes, other_hashes, invert=True))

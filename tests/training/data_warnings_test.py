@@ -40,7 +40,7 @@ def test_equal_rows_have_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(hashes.tolist())) == 6
     assert hashes[0] == hashes[2]
     assert hashes[3] == hashes[7]
-    monkeypatch.setattr(module, "_ROWS", 3)
+    monkeypatch.setattr(module, "_BLOCK_ROWS", 3)
     np.testing.assert_array_equal(row_hashes(rows), hashes)
 
 
@@ -51,7 +51,9 @@ def test_copies_and_leaks() -> None:
     assert kinds == [("duplicates", "train: 2 of 4 passages have the tokens of another one")]
     leaking = examples([[2, 9, 3], [2, 6, 3], [2, 6, 3]], [[7]])
     leak = [one.text for one in data_warnings(examples([[2, 6, 3]], [[7]]), leaking)]
-    assert leak == ["dev: 1 of 2 queries are trained on, too, as 'q1': validation is better than the model"]
+    assert leak == [
+        "dev: 1 of 2 queries are also trained on, such as 'q1': validation overstates the quality of the model"
+    ]
     assert list(data_warnings(None, leaking)) == []
 
 

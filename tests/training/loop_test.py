@@ -389,7 +389,7 @@ def test_too_many_skipped_steps_stop_the_run(skips: tuple[Path, int], odd: Path,
     shutil.copytree(skips[0], tmp_path / "run")
     longer = config_of(odd, train__steps=12, **SKIPS)
     message = (
-        r"step (7|8|9|10|11|12): the embedding layer of .*; 1 step\(s\) were skipped before, as many as train.skip"
+        r"step (7|8|9|10|11|12): the embedding layer of .*; 1 step\(s\) were already skipped, as many as train.skip"
     )
     with pytest.raises(NotFiniteError, match=message):
         train(longer, tmp_path / "run", progress=False)
@@ -668,7 +668,7 @@ def test_two_jobs_do_not_train_in_one_folder(root: Path, tmp_path: Path, monkeyp
         return job
 
     monkeypatch.setattr("jaxret.training.loop.prepare_job", begun_meanwhile)
-    with pytest.raises(LockedError, match=r"another .*began .*just"):
+    with pytest.raises(LockedError, match=r"another .*just begun"):
         train(config_of(root), tmp_path / "run", progress=False)
 
 
@@ -722,7 +722,7 @@ def test_a_lengthened_run_does_not_need_the_original_encoder(
     assert done.returncode == 0, done.stderr
     assert "train.steps was 6 and is 8 from here on" in done.stdout
     assert "train.log_every was 1 and is 2 from here on" in done.stdout
-    assert "the learning rate is planned again over 8 steps: it continues at 0.00025" in done.stdout
+    assert "the learning rate has a new schedule over 8 steps: it continues at 0.00025" in done.stdout
     assert [line["step"] for line in lines(tmp_path / "run") if "loss" in line] == [1, 2, 3, 4, 5, 6, 8]
     assert read_json(tmp_path / "run" / "config.json")["train"]["steps"] == 8
     assert open_run(tmp_path / "run", "last").checkpoint["step"] == 8

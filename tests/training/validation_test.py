@@ -168,7 +168,7 @@ def test_the_pool_is_filled_with_passages_in_the_order_of_the_draw(size: int) ->
 
 def test_a_pool_of_all_passages_is_made_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """About twice its tokens, and no Python object for each."""
-    monkeypatch.setattr(data_warnings, "_ROWS", 500)  # else what is hashed at a time is all of it
+    monkeypatch.setattr(data_warnings, "_BLOCK_ROWS", 500)  # several blocks
     rows, length = 20_000, 60
     tokens = np.random.default_rng(0).integers(5, 30_000, (rows, length), np.int32)
     dev = passages_only([7])

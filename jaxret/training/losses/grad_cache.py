@@ -1,7 +1,7 @@
-"""Gradient caching (Gao et al. 2021): any batch size at the activation memory of one chunk.
+"""Gradient caching (Gao et al. 2021): any batch size with the activation memory of one chunk.
 
-The representations of all chunks stay in memory, their activations do not: `jax.checkpoint` recomputes the forward
-pass of a chunk when its gradient is needed. Loss and gradients are those of the plain step.
+The representations of all chunks stay in memory. Their activations do not: `jax.checkpoint` computes the forward pass
+of a chunk again for its gradient. Loss and gradients equal those without chunks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ TreeT = TypeVar("TreeT")
 
 
 def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
-    """Return in how many passes queries are encoded.
+    """Return the number of passes in which queries are encoded.
 
-    All passes are equally long, and each device has a part of each: passes may be longer than `chunk_size` queries. One
-    query on each of 8 devices makes 8 at a time.
+    All passes have the same number of queries, of which each device has the same part. A pass may therefore have more
+    than `chunk_size` queries: on 8 devices it has at least 8.
 
     Args:
-        queries: of a batch, over all devices.
-        chunk_size: queries to encode at a time; 0: all.
-        devices: that share a pass.
+        queries: number of queries of a batch, over all devices.
+        chunk_size: requested number of queries of a pass; 0: all.
+        devices: number of devices that share a pass.
     """
     size = min(chunk_size or queries, queries)
     divisors = (n for n in range(size, queries) if queries % n == 0 and n % devices == 0)
@@ -31,13 +31,13 @@ def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
 
 
 def describe_rounding(queries: int, chunk_size: int, devices: int) -> str:
-    """Return a notice that more queries are encoded at a time than `chunk_size`; "" if there are not more."""
+    """Return a notice if a pass has more queries than `chunk_size`, else ""."""
     size = queries // count_chunks(queries, chunk_size, devices)
     if not 0 < chunk_size < size:
         return ""
-    shares = f" and gives each of {devices} devices as many" if devices > 1 else ""
-    fact = f"{size} of {queries} queries are encoded at a time"
-    return f"train.chunk_size is {chunk_size}; {fact}, the next number that divides them{shares}"
+    shares = f" and is a multiple of {devices} devices" if devices > 1 else ""
+    fact = f"{size} of {queries} queries are encoded at the same time"
+    return f"train.chunk_size is {chunk_size}; {fact}, the next number that divides {queries}{shares}"
 
 
 def split_chunks(tree: TreeT, chunks: int) -> TreeT:
@@ -46,12 +46,12 @@ def split_chunks(tree: TreeT, chunks: int) -> TreeT:
 
 
 def join_chunks(tree: TreeT) -> TreeT:
-    """Undo `split`."""
+    """Reshape [chunks, B/chunks, ...] to [B,...], the inverse of `split_chunks`."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def encode_in_chunks(encode: Callable[..., TreeT], texts: tuple[Any, ...], chunks: int) -> TreeT:
-    """Return `encode(*texts)` of all texts (trees of arrays by row), in `chunks` passes of B/chunks texts.
+    """Return `encode(*texts)`, computed in `chunks` passes of B/chunks texts. `texts` are trees of arrays [B,...].
 
     Raises ValueError if `chunks` does not divide the number of texts.
     """

@@ -1,4 +1,4 @@
-"""Losses of a query and a group of passages, most often its own: distillation of a teacher's scores, and yes or no."""
+"""Losses of a query and a group of passages: distillation of a teacher's scores, and binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from jaxret.training.losses.sparsity import SparsitySettings
 from jaxret.types import Scalar
 
 Group = Float[jax.Array, "B G"]  # scores of each query with the passages of its group, its own positive first
-GroupMask = Bool[jax.Array, "B G"]  # masked passages count for nothing
+GroupMask = Bool[jax.Array, "B G"]  # False for passages that are ignored
 
 
 @dataclass(frozen=True)
 class KlSettings:
     """KL(teacher || student) over the passages of each query that a teacher scored (Hinton et al. 2015, 2)."""
 
-    weight: float = 0.0  # of the term; 0: off
+    weight: float = 0.0  # weight of the term; 0: off
     temperature: float = 1.0  # divides the student's scores before the softmax
     teacher_temperature: float = 1.0  # divides the teacher's scores
-    # whether the loss is multiplied by temperature^2, which keeps the size of gradients whatever it is
+    # whether the loss is multiplied by temperature^2, so that the size of gradients does not depend on it
     scaled: bool = False
 
 
@@ -39,20 +39,20 @@ class MarginMseSettings:
 
 @dataclass(frozen=True)
 class BinarySettings:
-    """Cross-entropy of sigmoid(score) with 1 for the positive and 0 for every other passage of its query; the positive
-    counts `positive_weight` times."""
+    """Cross-entropy of sigmoid(score) with 1 for the positive and 0 for every other passage of its query. The loss of
+    the positive is multiplied by `positive_weight`."""
 
     weight: float = 0.0
     positive_weight: float = 1.0
 
 
 def kl_divergence(student: Group, teacher: Group, mask: GroupMask, settings: KlSettings) -> Scalar:
-    """Return mean_i sum_j p_ij (log p_ij - log q_ij), p the teacher's softmax and q the student's.
+    """Return mean_i sum_j p_ij (log p_ij - log q_ij), where p is the teacher's softmax and q the student's.
 
     Args:
-        student: scores.
-        teacher: scores.
-        mask: False for passages that count for nothing; so do queries without any.
+        student: scores of the student.
+        teacher: scores of the teacher.
+        mask: False for passages that are ignored. Queries that have only such passages are ignored, too.
         settings: temperatures.
     """
     log_q = jax.nn.log_softmax(jnp.where(mask, student / settings.temperature, MASKED_SCORE), axis=1)
@@ -69,8 +69,8 @@ def margin_mse(student: Group, teacher: Group, mask: GroupMask) -> Scalar:
 
 
 def binary_cross_entropy(scores: Group, mask: GroupMask, settings: BinarySettings) -> Scalar:
-    """Return the mean over the unmasked pairs of -w log sigmoid(s) for a positive, -log sigmoid(-s) for a negative
-    (torch's BCEWithLogitsLoss, w its pos_weight)."""
+    """Return the mean over the unmasked pairs of -w log sigmoid(s) for a positive, and -log sigmoid(-s) for a negative
+    (torch's BCEWithLogitsLoss with pos_weight w)."""
     positive = jnp.arange(scores.shape[1]) == 0
     losses = jax.nn.softplus(jnp.where(mask, jnp.where(positive, -scores, scores), 0.0))
     weights = jnp.where(positive, settings.positive_weight, 1.0)
@@ -79,13 +79,14 @@ def binary_cross_entropy(scores: Group, mask: GroupMask, settings: BinarySetting
 
 @dataclass(frozen=True)
 class FalseNegativeSettings:
-    """Negatives that score above the positive by more than `margin` compete with it only if they are not `masked`."""
+    """Treatment of negatives whose score is above the positive's by more than `margin`: if `masked`, they are left out
+    of the softmax."""
 
     masked: bool = False
     margin: float = 0.1
 
 
-# Groups of keys in config.loss.
+# Name of a group of keys in config.loss -> its dataclass.
 GROUPS = {
     "false_negatives": FalseNegativeSettings,
     "kl": KlSettings,
@@ -110,17 +111,17 @@ def loss_fields(config: ConfigDict) -> dict[str, Any]:
 
 
 def _group(name: str, keys: ConfigDict) -> Any:
-    """Return a group of keys as its dataclass. Lists, of a config that was read from JSON, become tuples."""
+    """Return the dataclass of a group of keys. Lists become tuples, because a config from JSON has lists."""
     return GROUPS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
 
 
 def distillation_keys(config: ConfigDict) -> list[str]:
-    """Return the keys of a config that turn on losses of a teacher's scores in the training data."""
+    """Return the keys that turn on losses which read a teacher's scores from the training data."""
     return [f"loss.{name}.weight" for name in ("kl", "margin_mse") if config.loss[name].weight]
 
 
 def check_losses(config: ConfigDict) -> None:
-    """Raise ValueError for losses that have nothing to learn from, and for data that no loss reads."""
+    """Raise ValueError for losses without data to learn from, and for data that no loss reads."""
     distillation, binary = distillation_keys(config), config.loss.binary.weight
     in_batch = config.loss.in_batch_kl.weight
     contrastive_only = not distillation and not binary and not in_batch
@@ -137,7 +138,9 @@ def check_losses(config: ConfigDict) -> None:
     if config.train.teacher and not in_batch:
         raise ValueError("train.teacher is set, but loss.in_batch_kl.weight is 0: no loss reads its scores")
     if config.loss.false_negatives.masked and config.loss.contrastive_weight == 0:
-        raise ValueError("loss.false_negatives.masked is True, but loss.contrastive_weight is 0, so no softmax has any")
+        raise ValueError(
+            "loss.false_negatives.masked is True, but loss.contrastive_weight is 0, so there is no softmax to mask"
+        )
     if config.loss.local_weight and config.loss.contrastive_weight == 0:
         raise ValueError(
             f"loss.local_weight is {config.loss.local_weight}, but loss.contrastive_weight, which multiplies the local "
@@ -149,7 +152,7 @@ def check_losses(config: ConfigDict) -> None:
         )
     for key in [*distillation, *(["loss.binary.weight"] if binary else [])]:
         if config.data.negatives == 0:
-            raise ValueError(f"{key} is set, but data.negatives is 0: it compares a query's own passages")
+            raise ValueError(f"{key} is set, but data.negatives is 0: the loss compares a query's own passages")
     if config.loss.contrastive_weight == 0 and config.data.dev and contrastive_only:
         raise ValueError(
             "loss.contrastive_weight is 0, so validation by retrieval is meaningless; leave data.dev empty"

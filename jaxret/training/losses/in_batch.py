@@ -1,4 +1,4 @@
-"""In-batch losses: the terms of a step's loss, which stand in the table TERMS, and their weighted sum."""
+"""In-batch losses: the terms of a step's loss (table TERMS) and their weighted sum."""
 
 from __future__ import annotations
 
@@ -32,40 +32,41 @@ from jaxret.types import Batch, Scalar
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of the loss: the keys of `config.loss`, and those that the head and the pooling bring along."""
+    """Settings of the loss: the keys of `config.loss`, and the `loss_settings` of the head and the pooling."""
 
-    # whether the positive passage scores by its best vector or by its first (the last layer)
+    # score of the positive passage: by its best vector, or by its first (the last layer)
     positive: Literal["max", "first"] = "max"
     # the vector of the positive that its local softmax should choose
     local_target: Literal["none", "first", "argmax"] = "none"
     temperature: float = 1.0  # divides scores before the softmax over passages
     local_temperature: float = 1.0  # divides scores before the softmax over the positive's own vectors
-    local_weight: float = 0.0  # of the local term, beside the contrastive one
-    annealing_rate: float = 0.0  # of both temperatures, per epoch; 0: none
+    local_weight: float = 0.0  # weight of the local term, relative to the contrastive term
+    annealing_rate: float = 0.0  # rate at which both temperatures fall, per epoch; 0: they stay
     annealing_floor: float = 0.3  # the least factor of annealing
-    contrastive_weight: float = 1.0  # of the contrastive and the local term
-    # whether a query competes for the passages of other queries too, or for its own alone
+    contrastive_weight: float = 1.0  # weight of the contrastive and the local term
+    # whether the passages of other queries of the batch are negatives, too
     in_batch_negatives: bool = True
-    # negatives that are left out of the softmax by their scores
+    # negatives whose scores leave them out of the softmax
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
     # (start, stop) of the parts of a vector that have a contrastive loss of their own
     parts: tuple[tuple[int, int], ...] = ()
-    parts_weight: float = 0.5  # of the sum of these losses
-    auxiliary_weight: float = 1.0  # of the loss that a head computes from a text alone
-    auxiliary_decay: float = 1.0  # factor of that weight, per epoch
+    parts_weight: float = 0.5  # weight of the sum of these losses
+    auxiliary_weight: float = 1.0  # weight of the loss that a head computes from single texts
+    auxiliary_decay: float = 1.0  # factor of auxiliary_weight, per epoch
     epochs_per_step: float = 0.0  # batch size / number of examples
     kl: KlSettings = field(default_factory=KlSettings)  # distillation by Kullback-Leibler divergence
-    in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same, of the scores of all passages of the batch
+    in_batch_kl: KlSettings = field(default_factory=KlSettings)  # the same for the scores of all passages of the batch
     margin_mse: MarginMseSettings = field(default_factory=MarginMseSettings)  # distillation of margins
-    binary: BinarySettings = field(default_factory=BinarySettings)  # cross-entropy of yes and no
-    # sizes of vectors that the loss is summed over
+    binary: BinarySettings = field(default_factory=BinarySettings)  # binary cross-entropy
+    # sizes of vectors over which the loss is summed
     matryoshka: MatryoshkaSettings = field(default_factory=MatryoshkaSettings)
-    # penalties on the weights of words; its steps are counted in batches
+    # penalties on the weights of words; `steps` counts batches
     sparsity: SparsitySettings = field(default_factory=SparsitySettings)
-    count_words: bool = False  # whether vectors are weights of words, to be counted
+    count_words: bool = False  # whether vectors are weights of words, which are counted
 
     def epoch(self, step: Int[jax.Array, ""] | int) -> Scalar:
-        """Return the epoch, from 0, of the middle of a step's batch: a batch may begin in one and end in the next."""
+        """Return the epoch, from 0, of the middle of a step's batch, because a batch may begin in one epoch and end in
+        the next."""
         return jnp.floor((step + 0.5) * jnp.float32(self.epochs_per_step))
 
     def annealing(self, step: Int[jax.Array, ""] | int) -> Scalar | float:
@@ -98,42 +99,44 @@ def loss_settings(config: ConfigDict, retriever: RetrieverModel, epochs_per_step
 
 
 def competing_passages(batch: Batch, in_batch_negatives: bool = True) -> Bool[jax.Array, "B N"]:
-    """Return which passages the softmax of each query runs over: its positive, and every passage of the batch that
-    exists and is not a known positive of it (another copy of its positive, another judged positive). Without
-    `in_batch_negatives` its positive and its own hard negatives alone (I3 eq. 9), the N / B passages from its positive
-    on."""
+    """Return a mask of the passages in the softmax of each query.
+
+    These are its positive, and all passages of the batch that exist and are not known positives of the query (another
+    copy of its positive, another judged positive). Without `in_batch_negatives` they are only its positive and its own
+    hard negatives (I3 eq. 9): the N / B passages that begin with its positive.
+    """
     relevant = jnp.any(batch.passage_ids[None, :, None] == batch.known_positives[:, None, :], axis=-1)
     exists = batch.passage_ids >= 0
     positive = jnp.arange(batch.passage_ids.shape[0])[None] == batch.positives[:, None]
     mask = positive | (exists[None] & ~relevant)
     if in_batch_negatives:
         return mask
-    place = jnp.arange(batch.passage_ids.shape[0])[None] - batch.positives[:, None]
-    return mask & (place >= 0) & (place < batch.passage_ids.shape[0] // batch.positives.shape[0])
+    offset = jnp.arange(batch.passage_ids.shape[0])[None] - batch.positives[:, None]
+    return mask & (offset >= 0) & (offset < batch.passage_ids.shape[0] // batch.positives.shape[0])
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Similarities of every query with every passage of a batch, and everything else that terms of the loss read."""
+    """Similarities of every query with every passage of a batch, and the other values that terms of the loss read."""
 
-    similarities: Float[jax.Array, "B N V"]  # S, in float32; MASKED_SCORE where a vector does not exist
-    # index into N of each query's positive; -1 marks an empty row, which counts for nothing
+    similarities: Float[jax.Array, "B N V"]  # S, in float32; MASKED_SCORE if a vector does not exist
+    # index into N of each query's positive; -1 marks an empty row, which is ignored
     positives: Int[jax.Array, " B"]
-    softmax_mask: Bool[jax.Array, "B N"]  # which passages the softmax of each query runs over
+    softmax_mask: Bool[jax.Array, "B N"]  # the passages in the softmax of each query
     settings: LossSettings
     annealing: Scalar | float = 1.0  # factor of both temperatures
-    epoch: Scalar | float = 0.0  # from 0
-    # (sum, count) of each passage, by its head; None: the head has no such loss
+    epoch: Scalar | float = 0.0  # number of the epoch, from 0
+    # (sum, count) of the head's loss for each passage; None: the head has no such loss
     auxiliary_loss: Float[jax.Array, "N 2"] | None = None
-    # of the passages of each query, the positive first; NaN where a teacher gave none
+    # a teacher's scores of the passages of each query, positive first; NaN without a score; None: no teacher
     teacher_scores: Float[jax.Array, "B G"] | None = None
-    parts: tuple[Float[jax.Array, "B N V"], ...] = ()  # S of each of `settings.parts` alone
-    group_size: int = 0  # passages of a query, which stand together; 0: N / B
-    sparsity: Sparsity | None = None  # of the batch's vectors; None: these are not weights of words
+    parts: tuple[Float[jax.Array, "B N V"], ...] = ()  # S computed from each of `settings.parts`
+    group_size: int = 0  # number of passages of a query, which are adjacent; 0: N / B
+    sparsity: Sparsity | None = None  # penalties on the batch's vectors; None: these are not weights of words
     passage_exists: Bool[jax.Array, " N"] | None = None  # False for empty slots
-    # a teacher's scores of every query with every passage; None: there is no such teacher
+    # a teacher's scores of every query with every passage; None: no such teacher
     in_batch_teacher: Float[jax.Array, "B N"] | None = None
-    # S of each smaller size of `settings.matryoshka`
+    # size -> S of vectors of this size, for the smaller sizes of `settings.matryoshka`
     smaller: Mapping[int, Float[jax.Array, "B N V"]] = field(default_factory=dict)
 
     @cached_property
@@ -157,8 +160,8 @@ class Scores:
     def of_passages(
         self, similarities: Float[jax.Array, "B N V"]
     ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
-        """Return the score of each query's positive, and the scores of all passages. A passage scores by its best
-        vector; the positive as `settings.positive` says."""
+        """Return the score of each query's positive, and the scores of all passages. The score of a passage is the
+        score of its best vector; `settings.positive` defines the score of the positive."""
         vectors = self.positive_vectors(similarities)
         positive = vectors[:, 0] if self.settings.positive == "first" else jnp.max(vectors, axis=-1)
         is_positive = jnp.arange(similarities.shape[1])[None] == self.positive_columns[:, None]
@@ -167,18 +170,18 @@ class Scores:
     def compete(
         self, similarities: Float[jax.Array, "B N V"]
     ) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
-        """Return `of_passages`, with MASKED_SCORE for passages that do not compete."""
+        """Return the results of `of_passages`, with MASKED_SCORE for passages outside of the softmax."""
         positive, scores = self.of_passages(similarities)
         return positive, jnp.where(self.softmax_mask, scores, MASKED_SCORE)
 
     @cached_property
-    def whole(self) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
-        """`compete` by whole vectors."""
+    def full_size(self) -> tuple[Float[jax.Array, " B"], Float[jax.Array, "B N"]]:
+        """The results of `compete` for vectors of full size."""
         return self.compete(self.similarities)
 
     def rank(self) -> Float[jax.Array, " B"]:
-        """Return the rank, from 0, of each positive; of equal scores the first passage comes first."""
-        positive, scores = self.whole[0][:, None], self.whole[1]
+        """Return the rank, from 0, of each positive. If scores are equal, the passage with the lower index is first."""
+        positive, scores = self.full_size[0][:, None], self.full_size[1]
         first = jnp.arange(scores.shape[1])[None] < self.positive_columns[:, None]
         return jnp.sum((scores > positive) | ((scores == positive) & first), axis=-1).astype(jnp.float32)
 
@@ -187,7 +190,7 @@ class Scores:
         size = self.group_size or self.softmax_mask.shape[1] // len(self.positives)
         columns = self.positive_columns[:, None] + jnp.arange(size)
         mask = jnp.take_along_axis(self.softmax_mask, columns, axis=1) & self.query_exists[:, None]
-        return jnp.take_along_axis(self.whole[1], columns, axis=1), mask
+        return jnp.take_along_axis(self.full_size[1], columns, axis=1), mask
 
     def teacher_group(self) -> tuple[Float[jax.Array, "B G"], Float[jax.Array, "B G"], Bool[jax.Array, "B G"]]:
         """Return student scores, teacher scores and a mask, each [B, G]. Queries without a scored positive and at least
@@ -199,8 +202,11 @@ class Scores:
         return jnp.where(mask, scores, 0.0), jnp.where(mask, self.teacher_scores, 0.0), mask
 
     def softmax_loss(self, positive: Float[jax.Array, " B"], scores: Float[jax.Array, "B N"]) -> Scalar:
-        """Return mean_i -log softmax_j(score[i,:] / tau)[i+], of what `compete` returns, without masked
-        negatives: those above score[i,i+] + margin (Qwen3-Embedding)."""
+        """Return mean_i -log softmax_j(score[i,:] / tau)[i+] of the results of `compete`.
+
+        With `settings.false_negatives.masked`, negatives with a score above score[i,i+] + margin are left out
+        (Qwen3-Embedding).
+        """
         if self.settings.false_negatives.masked:
             is_positive = jnp.arange(scores.shape[1])[None] == self.positive_columns[:, None]
             keep_mask = is_positive | (scores <= positive[:, None] + self.settings.false_negatives.margin)
@@ -217,13 +223,14 @@ class Term(NamedTuple):
 
 
 def contrastive_term(scores: Scores) -> Term:
-    """Return mean_i -log softmax_j(score[i,:] / tau)[i+], with score[i,j] = max_k S[i,j,k]; score[i,i+] is S[i,i+,0]
-    under positive="first" (MLR eq. 5)."""
-    return Term(scores.settings.contrastive_weight, scores.softmax_loss(*scores.whole))
+    """Return mean_i -log softmax_j(score[i,:] / tau)[i+], with score[i,j] = max_k S[i,j,k]. If `positive` is "first",
+    score[i,i+] is S[i,i+,0] (MLR eq. 5)."""
+    return Term(scores.settings.contrastive_weight, scores.softmax_loss(*scores.full_size))
 
 
 def local_term(scores: Scores) -> Term | None:
-    """Return mean_i -log softmax_k(S[i,i+,:] / tau_local)[target]: MLR eq. 6 with target 0, MVR eq. 7 with argmax."""
+    """Return mean_i -log softmax_k(S[i,i+,:] / tau_local)[target]. The target is 0 in MLR (eq. 6), argmax in MVR (eq.
+    7)."""
     settings = scores.settings
     if settings.local_target == "none":
         return None
@@ -236,7 +243,7 @@ def local_term(scores: Scores) -> Term | None:
 
 
 def parts_term(scores: Scores) -> Term | None:
-    """Return the sum of the contrastive losses of the parts of every vector alone (Aggretriever eq. 7)."""
+    """Return the sum of the contrastive losses of each part of the vectors (Aggretriever eq. 7)."""
     if not scores.parts:
         return None
     losses = (scores.softmax_loss(*scores.compete(similarities)) for similarities in scores.parts)
@@ -254,7 +261,7 @@ def reconstruction_term(scores: Scores) -> Term | None:
 
 
 def kl_term(scores: Scores) -> Term | None:
-    """Return the divergence of the teacher's scores; None for a batch without them, as of a dev set."""
+    """Return the divergence from the teacher's scores; None for a batch without them, such as a batch of a dev set."""
     settings = scores.settings.kl
     if not settings.weight or scores.teacher_scores is None:
         return None
@@ -262,10 +269,10 @@ def kl_term(scores: Scores) -> Term | None:
 
 
 def in_batch_kl_term(scores: Scores) -> Term | None:
-    """Return the divergence of a teacher's scores of every query with all passages of the batch (Lin et al. 2021,
-    section 3); None without a teacher, as in validation.
+    """Return the divergence from a teacher's scores of every query with all passages of the batch (Lin et al. 2021,
+    section 3); None without a teacher, and in validation.
 
-    Scores are labels here, so known positives and second copies of a positive count as the teacher scores them.
+    The teacher's scores are labels, so known positives and second copies of a positive are not left out.
     """
     settings = scores.settings.in_batch_kl
     if not settings.weight or scores.in_batch_teacher is None:
@@ -277,7 +284,7 @@ def in_batch_kl_term(scores: Scores) -> Term | None:
 
 
 def margin_mse_term(scores: Scores) -> Term | None:
-    """Return the error of the teacher's margins; None for a batch without its scores."""
+    """Return the error of the margins against the teacher's; None for a batch without a teacher's scores."""
     weight = scores.settings.margin_mse.weight
     if not weight or scores.teacher_scores is None:
         return None
@@ -285,7 +292,7 @@ def margin_mse_term(scores: Scores) -> Term | None:
 
 
 def binary_term(scores: Scores) -> Term | None:
-    """Return the cross-entropy of yes and no over each query's own passages."""
+    """Return the binary cross-entropy over each query's own passages."""
     settings = scores.settings.binary
     return Term(settings.weight, binary_cross_entropy(*scores.group(), settings)) if settings.weight else None
 
@@ -299,14 +306,14 @@ def query_sparsity_term(scores: Scores) -> Term | None:
 
 
 def passage_sparsity_term(scores: Scores) -> Term | None:
-    """Return the penalty on the weights of the passages' words, of positives and negatives alike."""
+    """Return the penalty on the weights of the passages' words, for positives and negatives."""
     settings = scores.settings.sparsity
     if scores.sparsity is None or not settings.passage:
         return None
     return Term(settings.passage * scores.sparsity.growth, scores.sparsity.passage)
 
 
-# A term is None where it is off.
+# Name of a term -> its function, which returns None if the term is off.
 TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "contrastive": contrastive_term,
     "local": local_term,
@@ -319,7 +326,7 @@ TERMS: dict[str, Callable[[Scores], Term | None]] = {
     "query_sparsity": query_sparsity_term,
     "passage_sparsity": passage_sparsity_term,
 }
-# Terms of texts alone, which a smaller size of vectors does not have again.
+# Terms that depend on single texts; they are not repeated for smaller sizes of vectors.
 TEXT_TERMS = ("reconstruction", "query_sparsity", "passage_sparsity")
 
 
@@ -328,25 +335,26 @@ class LossTerms:
     """Loss of a batch and its terms: scalars, means over the queries that exist."""
 
     loss: Scalar  # the weighted sum
-    terms: dict[str, Scalar]  # values of the terms that are on, unweighted
-    accuracy: Any = None  # how often the positive has the best score; None where nothing competes
-    rank: Any = None  # mean rank of the positives, from 0; None where nothing competes
-    # mean number of words of a query and of a passage, where vectors are weights of words
+    terms: dict[str, Scalar]  # values of the terms that are on, without their weights
+    accuracy: Any = None  # fraction of queries whose positive has the best score; None without a contrastive loss
+    rank: Any = None  # mean rank of the positives, from 0; None without a contrastive loss
+    # mean number of words of a query and of a passage; {} unless vectors are weights of words
     words: dict[str, Scalar] = struct.field(default_factory=dict)
 
 
 def make_terms(scores: Scores) -> dict[str, Term]:
-    """Return the terms that are on; those of a smaller size of vectors are called NAME_SIZE."""
-    whole = {name: term for name, make_term in TERMS.items() if (term := make_term(scores)) is not None}
+    """Return name -> term for the terms that are on. A term of a smaller size of vectors is called NAME_SIZE."""
+    full_terms = {name: term for name, make_term in TERMS.items() if (term := make_term(scores)) is not None}
     weight_of = scores.settings.matryoshka.weight_of
     if not weight_of:
-        return whole
+        return full_terms
     weight = scores.settings.matryoshka.whole_weight
     terms = {
-        name: Term(term.weight * (1.0 if name in TEXT_TERMS else weight), term.value) for name, term in whole.items()
+        name: Term(term.weight * (1.0 if name in TEXT_TERMS else weight), term.value)
+        for name, term in full_terms.items()
     }
     for size, similarities in scores.smaller.items():
-        of_size = make_terms(
+        size_terms = make_terms(
             replace(
                 scores,
                 similarities=similarities,
@@ -356,13 +364,15 @@ def make_terms(scores: Scores) -> dict[str, Term]:
                 smaller={},
             )
         )
-        terms |= {f"{name}_{size}": Term(term.weight * weight_of[size], term.value) for name, term in of_size.items()}
+        terms |= {
+            f"{name}_{size}": Term(term.weight * weight_of[size], term.value) for name, term in size_terms.items()
+        }
     return terms
 
 
 def total_loss(scores: Scores) -> LossTerms:
-    """Return the weighted sum of all terms that are on, over all sizes of vectors. Accuracy and rank are those of whole
-    vectors."""
+    """Return the weighted sum of all terms that are on, over all sizes of vectors. Accuracy and rank use vectors of
+    full size."""
     terms = make_terms(scores)
     loss = sum((term.weight * term.value for term in terms.values()), jnp.zeros(()))
     rank = scores.rank()

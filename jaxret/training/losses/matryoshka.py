@@ -1,4 +1,5 @@
-"""Matryoshka (Kusupati et al. 2022): the loss of several sizes of one vector, each its first numbers at length 1."""
+"""Matryoshka (Kusupati et al. 2022): the loss is summed over sizes of a vector. A smaller vector has the first
+dimensions of the full one, scaled to length 1."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from jaxret.types import Embeddings
 class MatryoshkaSettings:
     """Sizes of vectors that the loss is summed over, and the weight of each."""
 
-    sizes: tuple[int, ...] = ()  # the whole size is one of them; (): the loss is of whole vectors alone
-    weights: tuple[float, ...] = ()  # in the order of `sizes`; (): 1 for each
+    sizes: tuple[int, ...] = ()  # sizes, the full one included; (): the loss uses only vectors of full size
+    weights: tuple[float, ...] = ()  # weights of `sizes`, in their order; (): 1 for each
 
     @property
     def weight_of(self) -> dict[int, float]:
-        """Return the weight of each size, the largest size first."""
+        """Size -> weight, largest size first."""
         weights = self.weights or (1.0,) * len(self.sizes)
         return dict(sorted(zip(self.sizes, weights, strict=True), reverse=True))
 
@@ -28,36 +29,38 @@ class MatryoshkaSettings:
 
     @property
     def smaller_sizes(self) -> tuple[int, ...]:
-        """Return the sizes below the whole one, the largest first."""
+        """The sizes below the full size, largest first."""
         return tuple(self.weight_of)[1:]
 
 
 def cut_embeddings(embeddings: Embeddings, size: int) -> Embeddings:
-    """Return the first `size` numbers of every vector, scaled to length 1."""
+    """Return the first `size` dimensions of every vector, scaled to length 1."""
     return replace(embeddings, vectors=unit_length(embeddings.vectors[..., :size]))
 
 
 def check_matryoshka(settings: MatryoshkaSettings, retriever: RetrieverModel) -> None:
-    """Raise ValueError for sizes that the vectors of a model do not have, and for weights of other sizes."""
+    """Raise ValueError for sizes that the vectors of a model cannot have, and for weights that do not fit the sizes."""
     sizes, weights, key = settings.sizes, settings.weights, "loss.matryoshka.sizes"
     if not sizes:
         if weights:
             raise ValueError(f"loss.matryoshka.weights is {weights}, but {key} is (): give the sizes too")
         return
-    whole = retriever.uncut.dimension
+    full_size = retriever.uncut.dimension
     if problem := retriever.cut_problem():
         raise ValueError(f"{key} is {sizes}, but {problem}: set it to ()")
     if any(type(size) is not int or size < 1 for size in sizes) or len(set(sizes)) != len(sizes):
-        raise ValueError(f"{key} is {sizes}; sizes are different whole numbers from 1 on")
-    if max(sizes) != whole:
+        raise ValueError(f"{key} is {sizes}; it must have different whole numbers of at least 1")
+    if max(sizes) != full_size:
         raise ValueError(
-            f"{key} is {sizes}, but vectors have {whole} numbers: the largest size must be {whole}, or whole vectors "
-            "would not be trained"
+            f"{key} is {sizes}, but vectors have {full_size} dimensions: the largest size must be {full_size}, or "
+            "vectors of full size would not be trained"
         )
     if not retriever.module.normalize:
         raise ValueError(
-            f"{key} is {sizes}, whose vectors have length 1, but normalize is False: set it to True, so that search "
-            "compares the vectors that were trained"
+            f"{key} is {sizes}, which trains vectors of length 1, but normalize is False: set it to True, so that "
+            "search compares the same vectors"
         )
     if weights and (len(weights) != len(sizes) or min(weights) < 0):
-        raise ValueError(f"loss.matryoshka.weights is {weights}; it must have a number from 0 on for each of {sizes}")
+        raise ValueError(
+            f"loss.matryoshka.weights is {weights}; it must have a number of at least 0 for each of {sizes}"
+        )

@@ -1,4 +1,4 @@
-"""Regularization of sparse vectors: FLOPS and L1 over a whole batch, whose weights grow at the start of training."""
+"""Regularization of sparse vectors: FLOPS and L1 over a batch, with weights that grow at the start of training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SparsitySettings:
     passage: float = 0.0  # weight of the passages' penalty
     query_norm: str = "flops"  # "flops" or "l1"
     passage_norm: str = "flops"  # "flops" or "l1"
-    steps: int = 0  # steps in which both weights grow as the square of the step; 0: they are whole from the first one
+    steps: int = 0  # steps in which both weights grow with the square of the step; 0: they do not change
 
     def __post_init__(self) -> None:
         for key in ("query_norm", "passage_norm"):
@@ -33,20 +33,20 @@ class SparsitySettings:
                 raise ValueError(f"loss.sparsity.{key} is {value}; it must be at least 0")
 
     def growth(self, step: Int[jax.Array, ""] | int | None) -> Scalar | float:
-        """Return the factor of both weights at a step, from 0: min(1, ((step + 1) / steps)^2); 1 for None."""
+        """Return the factor of both weights at a step (from 0): min(1, ((step + 1) / steps)^2), or 1 for None."""
         if step is None or not self.steps:
             return 1.0
         return jnp.minimum(1.0, ((step + 1) / jnp.float32(self.steps)) ** 2)
 
 
 class Sparsity(NamedTuple):
-    """Penalties of a batch, and how many words its texts have."""
+    """Penalties of a batch, and the numbers of words of its texts."""
 
-    query: Scalar
-    passage: Scalar
-    query_words: Scalar
-    passage_words: Scalar
-    growth: Scalar | float
+    query: Scalar  # penalty of the queries
+    passage: Scalar  # penalty of the passages
+    query_words: Scalar  # mean number of words of a query
+    passage_words: Scalar  # mean number of words of a passage
+    growth: Scalar | float  # factor of the penalties' weights
 
 
 def penalty(norm: str, weights: Float[jax.Array, "B D"], exists: Bool[jax.Array, " B"]) -> Scalar:
@@ -54,8 +54,8 @@ def penalty(norm: str, weights: Float[jax.Array, "B D"], exists: Bool[jax.Array,
 
     Args:
         norm: one of SPARSITY_NORMS.
-        weights: of all texts of the batch, those of other devices too: FLOPS of parts do not add up to FLOPS of all.
-        exists: False for empty rows, which count for nothing.
+        weights: weights of all texts of the batch on all devices, because FLOPS is not the sum over parts of a batch.
+        exists: False for empty rows, which are ignored.
     """
     means = jnp.sum(jnp.where(exists[:, None], jnp.abs(weights), 0.0), axis=0) / jnp.maximum(jnp.sum(exists), 1)
     return jnp.sum(means**2) if norm == "flops" else jnp.sum(means)

@@ -618,7 +618,7 @@ def test_wins_of_the_last_layer_are_printed_beside_the_papers(tmp_path: Path) ->
 
 def test_a_key_that_a_row_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"number": "1", "caption": "", "rows": [{"name": "a", "stages": 1}]}
-    monkeypatch.setattr(papers, "_read", lambda name: {"tables": [table]})
+    monkeypatch.setattr(papers, "_read_toml", lambda name: {"tables": [table]})
     with pytest.raises(ValueError, match=r"mlr/1/a: 'stages' .*field"):
         list(papers._read_rows("mlr"))
 

@@ -148,9 +148,9 @@ def test_chunks_are_rounded_up_to_a_multiple_of_the_devices(
 
 
 def test_a_rounded_chunk_size_is_printed() -> None:
-    message = "train.chunk_size is 3; 4 of 16 queries are encoded at a time, the next number that divides them"
+    message = "train.chunk_size is 3; 4 of 16 queries are encoded at the same time, the next number that divides 16"
     assert describe_rounding(16, 3, 1) == message
-    assert describe_rounding(16, 1, 4) == message.replace("is 3", "is 1") + " and gives each of 4 devices as many"
+    assert describe_rounding(16, 1, 4) == message.replace("is 3", "is 1") + " and is a multiple of 4 devices"
     assert "; 127 of 127 queries" in describe_rounding(127, 8, 1), "a prime has no chunks"
     assert not any(describe_rounding(16, size, 4) for size in (0, 4, 8, 16, 32)), (
         "control: as asked, or all of a smaller batch"
