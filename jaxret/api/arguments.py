@@ -20,8 +20,8 @@ def require_kind(name: str, value: Any, kind: Any, expected: str) -> None:
     """Raise ValueError for a value of another type.
 
     Args:
-        name: of the argument.
-        value: of the argument.
+        name: name of the argument.
+        value: value of the argument.
         kind: type, or union of types.
         expected: what the value must be, for the error.
     """
@@ -39,8 +39,8 @@ def require_path(name: str, value: Any, expected: str = "a path", empty: bool = 
     """Raise ValueError unless a value is a text or a path in UTF-8.
 
     Args:
-        name: of the argument.
-        value: of the argument.
+        name: name of the argument.
+        value: value of the argument.
         expected: what the value must be, for the error.
         empty: an empty text is allowed.
     """

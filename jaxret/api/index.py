@@ -44,13 +44,13 @@ class Hit:
     """A passage of a ranking.
 
     Attributes:
-        id: of the passage.
+        id: id of the passage.
         score: float32, the highest inner product of a vector of the passage with the query's; under late interaction
             the sum of these maxima.
-        title: of the passage; "" without one.
-        text: of the passage.
-        vectors: for each vector of the query (nearly always one), the number from 0 of the passage's vector with the
-            highest product.
+        title: title of the passage; "" without one.
+        text: text of the passage.
+        vectors: numbers, from 0, of the passage's vectors with the highest products: one for each vector of the query
+            (nearly always one).
     """
 
     id: str
@@ -121,7 +121,7 @@ class Index:
 
         Args:
             source: a retriever, or the folder of a run.
-            corpus: its name, or the folder or file that was encoded; needed if there are several.
+            corpus: name of the encoded corpus, or the folder or file that was encoded; needed if there are several.
             options: how candidates are found, as `jaxret search` has its flags: SearchOptions(backend="xla",
                 precision="bfloat16") takes half the memory, and the results are the same; SearchOptions(index="NAME")
                 takes an index that `jaxret index` built, and SearchOptions(candidates="mean:1000") scores the passages
@@ -154,7 +154,7 @@ class Index:
             retriever: encodes the passages.
             corpus: a folder or file of any format, or passages; texts alone get their number from 0 as their id, and
                 all are kept beside the vectors.
-            name: of the encoded corpus; default that of the folder or file, or "passages".
+            name: name of the encoded corpus; default: the name of the folder or file, or "passages".
             encoding: how it is encoded, as EncodeOptions(on_error="skip", dtype="float16").
             options: how it is searched, as of `open`.
             progress: show progress.
@@ -357,7 +357,7 @@ def _require_search_options(options: Any) -> None:
 def _written(folder: Path, passages: Iterable[Passage]) -> Iterator[Path]:
     """Write the passages into a folder as a file in the format of BEIR's corpora, and yield it. Its name is a digest of
     its content: vectors that exist are never replaced. After an error before a file was made from it, it is removed."""
-    records = ({"_id": one.id, "title": one.title, "text": one.text} for one in passages)
+    records = ({"_id": passage.id, "title": passage.title, "text": passage.text} for passage in passages)
     data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
     if not data:
         raise ValueError("there is no passage to encode; give a list with some")

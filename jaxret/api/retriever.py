@@ -94,8 +94,8 @@ class Retriever:
                 cache.
             workdir: folder of the run, where it is found again; default: a temporary folder, which is removed with
                 everything that was encoded.
-            token: of an encoder alone: its vector, "cls" or "mean".
-            normalize: of an encoder alone: vectors have length 1, for cosines.
+            token: vector of an encoder without a head: "cls" or "mean".
+            normalize: whether the vectors of an encoder without a head have length 1, for cosines.
             download: fetch a hub name that is not in the cache.
             title_separator: between title and text of a passage, or "[SEP]"; "auto": a space for a
                 sentence-transformers or PyLate directory, else "[SEP]".
@@ -145,8 +145,8 @@ class Retriever:
             changes: keys and their values, as {"data.train": "FOLDER_OR_FILE", "train.steps": 1000}; configs/base.py
                 explains all.
             progress: show progress.
-            callback: is called with the step and the metrics of each line of the run's metrics.jsonl, when it is
-                written; an error in it ends the training, and the same call goes on from the last checkpoint.
+            callback: function that is called with the step and the metrics of each line of the run's metrics.jsonl when
+                it is written. An error in it ends the training, and the same call goes on from the last checkpoint.
 
         Raises:
             ValueError: a config that makes no sense.
@@ -197,8 +197,8 @@ class Retriever:
         return _reopen, (workdir, step, tokenizer.query_length, tokenizer.passage_length)
 
     def __repr__(self) -> str:
-        folder, here = str(self.run.workdir), f"{Path.cwd()}{os.sep}"
-        return f"Retriever({folder.removeprefix(here)!r}, step {self.run.checkpoint['step']})"
+        folder, working_directory = str(self.run.workdir), f"{Path.cwd()}{os.sep}"
+        return f"Retriever({folder.removeprefix(working_directory)!r}, step {self.run.checkpoint['step']})"
 
 
 def _reopen(workdir: str, checkpoint: str, query_length: int, passage_length: int) -> Retriever:

@@ -149,9 +149,9 @@ def write_data(folder: Path, max_passages: int | None = None) -> DemoData:
     questions, judgements = load_questions()
     if max_passages:
         judged_ids = {judgement.passage_id for judgement in judgements}
-        others = [passage for passage in passages if passage.id not in judged_ids]
-        rest = {passage.id for passage in others[max(max_passages - len(judged_ids), 0) :]}
-        passages = [passage for passage in passages if passage.id not in rest]
+        distractors = [passage for passage in passages if passage.id not in judged_ids]
+        left_out = {passage.id for passage in distractors[max(max_passages - len(judged_ids), 0) :]}
+        passages = [passage for passage in passages if passage.id not in left_out]
     sides: dict[str, list[SummaryPair]] = {side: [pair for pair in pairs if pair.split == side] for side in DEMO_SPLITS}
     if max_passages:
         sides = {"train": sides["train"][:max_passages], "dev": sides["dev"][: max_passages // 4]}
@@ -226,7 +226,7 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
     Args:
         workdir: the demo's folder; results.md is written there.
         table: title of a row -> its evaluation.
-        changes: of each row but the first, its difference from the row above.
+        changes: description of the difference from the row above, for each row but the first.
     """
     with atomic_write(workdir / "results.md") as file:
         file.write(f"{evaluation_markdown(table)}\n\n{change_table(table, changes, markdown_table)}\n")

@@ -63,7 +63,7 @@ class SystemComparison:
     resamples: int  # most sign vectors drawn by the randomization test
 
     def score(self, system: str, measure: str) -> Score:
-        return next(one for one in self.scores if (one.system, one.measure) == (system, measure))
+        return next(score for score in self.scores if (score.system, score.measure) == (system, measure))
 
     def to_text(self) -> str:
         return "\n\n".join(self._parts(aligned_table))
@@ -80,23 +80,23 @@ class SystemComparison:
             "baseline": self.systems[0],
             "systems": {
                 name: {
-                    measure: {"mean": one.mean, "deviation": one.deviation, "runs": list(one.runs)}
+                    measure: {"mean": score.mean, "deviation": score.deviation, "runs": list(score.runs)}
                     for measure in self.measures
-                    for one in [self.score(name, measure)]
+                    for score in [self.score(name, measure)]
                 }
                 for name in self.systems
             },
             "tests": [
                 {
-                    "system": one.system,
-                    "measure": one.measure,
-                    **asdict(one.comparison),
-                    "ties": one.comparison.ties,
-                    "holm_t": one.holm_t,
-                    "holm_permutation": one.holm_permutation,
-                    "p_runs": one.p_runs,
+                    "system": test.system,
+                    "measure": test.measure,
+                    **asdict(test.comparison),
+                    "ties": test.comparison.ties,
+                    "holm_t": test.holm_t,
+                    "holm_permutation": test.holm_permutation,
+                    "p_runs": test.p_runs,
                 }
-                for one in self.tests
+                for test in self.tests
             ],
             "queries": dict(self.queries),
             "resamples": self.resamples,
@@ -112,7 +112,7 @@ class SystemComparison:
             for name in self.systems
         ]
         parts = [table(["system", "runs", *self.measures], rows, 1), f"Means over {self.describe_queries()}."]
-        if any(len(one.runs) > 1 for one in self.scores):
+        if any(len(score.runs) > 1 for score in self.scores):
             parts.append("±: standard deviation over runs.")
         if len(self.systems) == 1:
             return [*parts, "One system: there is nothing to compare it with."]
@@ -121,14 +121,14 @@ class SystemComparison:
         header = ["system", "measure", "difference", "95 %", "wins", "ties", "losses"]
         header += ["t-test", "Holm", "randomization", "Holm", "over runs"]
         parts.append(f"Minus {self.systems[0]}, query by query:")
-        parts.append(table(header, [_cells(one) for one in self.tests], 2))
+        parts.append(table(header, [_cells(test) for test in self.tests], 2))
         parts.append(
             f"p-values are two-sided. t-test and randomization ({self.resamples:,} sign vectors at most) test whether "
             "the difference holds on other queries, for these runs; over runs (Welch's t-test between the means of "
             "seeds) tests whether it holds for other seeds. Holm corrects the column on its left for all "
-            f"{sum(not one.comparison.equal for one in self.tests)} tests of this table; over runs is not corrected."
+            f"{sum(not test.comparison.equal for test in self.tests)} tests of this table; over runs is not corrected."
         )
-        if any(one.comparison.p_t is None for one in self.tests):
+        if any(test.comparison.p_t is None for test in self.tests):
             parts.append("There is no t-test where all differences are equal, and no test where they are zero.")
         return parts
 
@@ -144,13 +144,13 @@ def _count_queries(count: int) -> str:
     return f"{count:,} {'query' if count == 1 else 'queries'}"
 
 
-def _cells(one: SystemTest) -> list[str]:
-    comparison = one.comparison
+def _cells(test: SystemTest) -> list[str]:
+    comparison = test.comparison
     numbers = [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
     counts = [str(comparison.wins), str(comparison.ties), str(comparison.losses)]
     permutation = None if comparison.equal else comparison.p_permutation
-    tests = (comparison.p_t, one.holm_t, permutation, one.holm_permutation, one.p_runs)
-    return [one.system, one.measure, *numbers, *counts, *map(format_p_value, tests)]
+    tests = (comparison.p_t, test.holm_t, permutation, test.holm_permutation, test.p_runs)
+    return [test.system, test.measure, *numbers, *counts, *map(format_p_value, tests)]
 
 
 def format_p_value(value: float | None) -> str:
@@ -178,7 +178,7 @@ def compare_systems(
         require_same_queries(systems, measure)
     queries = {measure: len(systems[names[0]][0][measure]) for measure in measures}
     scores = score_systems(systems, measures)
-    runs = {(one.system, one.measure): one.runs for one in scores}
+    runs = {(score.system, score.measure): score.runs for score in scores}
     comparisons = [
         (name, measure, compare_over_queries(systems[names[0]], systems[name], measure, seed, resamples))
         for name in names[1:]
@@ -197,21 +197,24 @@ def compare_systems(
 def with_holm(tests: Sequence[SystemTest]) -> list[SystemTest]:
     """Return the tests with p-values that are corrected for their number. Where all values are equal there is nothing
     to test, and such a pair is not counted."""
-    unequal_tests = [one for one in tests if not one.comparison.equal]
+    unequal_tests = [test for test in tests if not test.comparison.equal]
     # An undefined t-test counts as a test with p = 1, so that the correction is the same for both columns.
-    holm_t = holm([1.0 if one.comparison.p_t is None else one.comparison.p_t for one in unequal_tests])
-    holm_permutation = holm([one.comparison.p_permutation for one in unequal_tests])
+    holm_t = holm([1.0 if test.comparison.p_t is None else test.comparison.p_t for test in unequal_tests])
+    holm_permutation = holm([test.comparison.p_permutation for test in unequal_tests])
     replacements = {
-        id(one): replace(one, holm_t=None if one.comparison.p_t is None else p_t, holm_permutation=permutation)
-        for one, p_t, permutation in zip(unequal_tests, holm_t, holm_permutation, strict=True)
+        id(test): replace(test, holm_t=None if test.comparison.p_t is None else p_t, holm_permutation=permutation)
+        for test, p_t, permutation in zip(unequal_tests, holm_t, holm_permutation, strict=True)
     }
-    return [replacements.get(id(one), one) for one in tests]
+    return [replacements.get(id(test), test) for test in tests]
 
 
 def correct_together(sets: Mapping[str, SystemComparison]) -> dict[str, SystemComparison]:
     """Return comparisons on several data sets with p-values that are corrected for the tests of all sets."""
-    all_tests = iter(with_holm([test for one in sets.values() for test in one.tests]))
-    return {name: replace(one, tests=tuple(islice(all_tests, len(one.tests)))) for name, one in sets.items()}
+    all_tests = iter(with_holm([test for comparison in sets.values() for test in comparison.tests]))
+    return {
+        name: replace(comparison, tests=tuple(islice(all_tests, len(comparison.tests))))
+        for name, comparison in sets.items()
+    }
 
 
 def score_systems(systems: Mapping[str, Sequence[MeasureValues]], measures: Sequence[str]) -> list[Score]:
@@ -225,9 +228,11 @@ def score_systems(systems: Mapping[str, Sequence[MeasureValues]], measures: Sequ
 
 def require_same_queries(systems: Mapping[str, Sequence[MeasureValues]], measure: str) -> None:
     """Raise ValueError unless all runs have values for the same queries."""
-    every = {f"run {n} of {name}": run[measure] for name, runs in systems.items() for n, run in enumerate(runs, 1)}
-    (first, baseline_values), *others = every.items()
-    for name, values in others:
+    values_by_run = {
+        f"run {n} of {name}": run[measure] for name, runs in systems.items() for n, run in enumerate(runs, 1)
+    }
+    (first, baseline_values), *run_values = values_by_run.items()
+    for name, values in run_values:
         if other_queries := baseline_values.keys() ^ values.keys():
             query = min(other_queries)
             present_in, missing_in = (first, name) if query in baseline_values else (name, first)
@@ -247,8 +252,8 @@ def compare_over_queries(
         seed, resamples: see `paired_comparison`.
     """
     require_same_queries({"the baseline": baseline, "the system": system}, measure)
-    before, after = (
+    baseline_means, system_means = (
         {query: float(np.mean([run[measure][query] for run in runs])) for query in runs[0][measure]}
         for runs in (baseline, system)
     )
-    return paired_comparison(before, after, seed, resamples)
+    return paired_comparison(baseline_means, system_means, seed, resamples)

@@ -36,11 +36,11 @@ def sets_table(sets: Sets, table: Callable[[Row, Sequence[Row], int], str]) -> s
     for measure in first.measures:
         rows = [[system, *(str(score) for _, score in _scores(sets, system, measure))] for system in first.systems]
         parts.append(table([measure, *sets, MEAN], rows, 1))
-    counts = ", ".join(f"{name}: {one.describe_queries()}" for name, one in sets.items())
+    counts = ", ".join(f"{name}: {comparison.describe_queries()}" for name, comparison in sets.items())
     parts.append(f"{MEAN}: over {len(sets)} data sets, each with the same weight ({counts}).")
-    if any(len(one.runs) > 1 for one in first.scores):
+    if any(len(score.runs) > 1 for score in first.scores):
         parts.append("±: standard deviation over runs.")
-    tests = [(name, test) for name, one in sets.items() for test in one.tests]
+    tests = [(name, test) for name, comparison in sets.items() for test in comparison.tests]
     if tests:
         header = ["data", "system", "measure", "difference", "95 %", "t-test", "Holm", "randomization", "Holm"]
         parts.append(f"Minus {first.systems[0]}, query by query:")
@@ -51,16 +51,16 @@ def sets_table(sets: Sets, table: Callable[[Row, Sequence[Row], int], str]) -> s
 
 
 def _test_cells(data: str, test: SystemTest) -> list[str]:
-    one = test.comparison
-    numbers = [f"{one.difference:+.4f}", f"{one.low:+.4f} to {one.high:+.4f}"]
-    permutation = None if one.equal else one.p_permutation
-    tests = (one.p_t, test.holm_t, permutation, test.holm_permutation)
+    comparison = test.comparison
+    numbers = [f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}"]
+    permutation = None if comparison.equal else comparison.p_permutation
+    tests = (comparison.p_t, test.holm_t, permutation, test.holm_permutation)
     return [data, test.system, test.measure, *numbers, *map(format_p_value, tests)]
 
 
 def _scores(sets: Sets, system: str, measure: str) -> Iterator[tuple[str, Score]]:
     """Yield the score on each set, then the mean over sets, whose deviation is that of the runs' means."""
-    scores = [one.score(system, measure) for one in sets.values()]
+    scores = [comparison.score(system, measure) for comparison in sets.values()]
     yield from zip(sets, scores)
     yield MEAN, mean_score(scores)
 
@@ -95,7 +95,7 @@ def latex_table(sets: Sets) -> str:
     of systems and data sets with their mean. The best of a column is bold."""
     comparisons = list(sets.values())
     first, several = comparisons[0], len(sets) > 1
-    test_count = sum(not test.comparison.equal for one in comparisons for test in one.tests)
+    test_count = sum(not test.comparison.equal for comparison in comparisons for test in comparison.tests)
     mark = f"% bold: the best. dagger: not {first.systems[0]}'s, p < {LEVEL} (randomization, Holm, {test_count} tests)"
     if not several:
         (name,) = sets
@@ -108,8 +108,8 @@ def latex_table(sets: Sets) -> str:
         columns = {name: [scores[name] for scores in by_system] for name in (*sets, MEAN)}
         daggers = {
             (name, test.system)
-            for name, one in sets.items()
-            for test in one.tests
+            for name, comparison in sets.items()
+            for test in comparison.tests
             if test.measure == measure and _is_marked(test)
         }
         parts += [f"% {measure}", _tabular(first.systems, columns, daggers)]

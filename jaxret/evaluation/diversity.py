@@ -43,10 +43,10 @@ def normalized_scores(
     """
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}; it must be one of {', '.join(NORMS)}")
-    wide, others = queries.astype(np.float64), vectors.astype(np.float64)
-    scores = np.einsum("pd,pvd->pv", wide, others)
+    wide_queries, wide_vectors = queries.astype(np.float64), vectors.astype(np.float64)
+    scores = np.einsum("pd,pvd->pv", wide_queries, wide_vectors)
     if norm == "cosine":
-        lengths = np.linalg.norm(wide, axis=-1)[:, None] * np.linalg.norm(others, axis=-1)
+        lengths = np.linalg.norm(wide_queries, axis=-1)[:, None] * np.linalg.norm(wide_vectors, axis=-1)
         return scores / np.maximum(lengths, 1e-30)
     if norm == "softmax":
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))

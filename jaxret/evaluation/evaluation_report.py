@@ -57,7 +57,10 @@ def _cells(systems: Systems, mark: tuple[str, str]) -> tuple[list[str], list[lis
     """
     _check(systems)
     measures = list(next(iter(systems.values())).mean)
-    text = {name: [f"{one.mean[measure]:.{MEAN_DECIMALS}f}" for measure in measures] for name, one in systems.items()}
+    text = {
+        name: [f"{evaluation.mean[measure]:.{MEAN_DECIMALS}f}" for measure in measures]
+        for name, evaluation in systems.items()
+    }
     best = [max(column, key=float) for column in zip(*text.values())] if len(systems) > 1 else [""] * len(measures)
     rows = [
         [name, *(f"{mark[0]}{cell}{mark[1]}" if cell == top else cell for cell, top in zip(cells, best))]
@@ -70,16 +73,16 @@ def _check(systems: Systems) -> None:
     if not systems:
         raise ValueError("there is no system to report; give at least one evaluation")
     first_name, first = next(iter(systems.items()))
-    for name, one in systems.items():
-        if one.mean.keys() != first.mean.keys():
+    for name, evaluation in systems.items():
+        if evaluation.mean.keys() != first.mean.keys():
             raise ValueError(
-                f"{first_name!r} has the measures {list(first.mean)} and {name!r} has {list(one.mean)}; "
+                f"{first_name!r} has the measures {list(first.mean)} and {name!r} has {list(evaluation.mean)}; "
                 "evaluate both with the same measures"
             )
-        if one.queries_expected != first.queries_expected:
+        if evaluation.queries_expected != first.queries_expected:
             raise ValueError(
                 f"{first_name!r} was evaluated on {first.queries_expected} queries and {name!r} on "
-                f"{one.queries_expected}; evaluate both with the same judgements"
+                f"{evaluation.queries_expected}; evaluate both with the same judgements"
             )
 
 
@@ -99,9 +102,9 @@ def write_evaluation(
         answers: accuracy of the same run by answer strings.
         cost: JSON value: bytes per passage and time per query.
     """
-    more: dict[str, Any] = {"answers": answers.to_json()} if answers else {}
-    more |= {"cost": dict(cost)} if cost else {}
-    write_json(path, evaluation.to_json() | more | {"provenance": dict(provenance)})
+    optional_parts: dict[str, Any] = {"answers": answers.to_json()} if answers else {}
+    optional_parts |= {"cost": dict(cost)} if cost else {}
+    write_json(path, evaluation.to_json() | optional_parts | {"provenance": dict(provenance)})
 
 
 def emit_evaluation(
@@ -125,14 +128,14 @@ def emit_evaluation(
         run=run,
         results=results if evaluation else None,
         queries=evaluation.queries_expected if evaluation else None,
-        measures={name: value for one in (evaluation, answers) if one for name, value in _rounded(one).items()},
+        measures={name: value for part in (evaluation, answers) if part for name, value in _rounded(part).items()},
         cost=cost or {},
     )
 
 
 def emit_table(systems: Systems, path: str | os.PathLike[str] | None = None) -> None:
     """Emit the event of a table of systems. path: the file that it was written to, if any."""
-    emit("table", systems={name: _rounded(one) for name, one in systems.items()}, path=path)
+    emit("table", systems={name: _rounded(evaluation) for name, evaluation in systems.items()}, path=path)
 
 
 def _rounded(evaluation: Evaluation) -> dict[str, float]:

@@ -64,7 +64,7 @@ def fuse(runs: Sequence[Rankings], method: str, weights: Sequence[float] | None 
     Args:
         runs: the rankings of each system.
         method: a name of FUSION_METHODS: "rrf" (reciprocal ranks), "min_max" or "z_score".
-        weights: of the runs; 1 each by default.
+        weights: weights of the runs; 1 each by default.
         k: passages of a query that are kept.
 
     Raises:
@@ -114,7 +114,7 @@ def tune_weights(
 
     Args:
         runs: rankings of queries that are not those of the evaluation.
-        judgements: of the same queries.
+        judgements: judgements of the same queries.
         measure: a name such as "nDCG@10".
         method: a name of FUSION_METHODS.
     """

@@ -200,8 +200,8 @@ def _judged_ranks(query_id: str, ranking: Ranking, relevance: Mapping[str, int])
         _raise_bad_scores(query_id, ranking)
     passages = [passage_id for passage_id, _ in ranking]
     if len(set(passages)) < len(passages):
-        twice = next(passage_id for i, passage_id in enumerate(passages) if passage_id in passages[:i])
-        raise ValueError(f"query {query_id!r} retrieves passage {twice!r} twice; remove the lower one from the run")
+        duplicate = next(passage_id for i, passage_id in enumerate(passages) if passage_id in passages[:i])
+        raise ValueError(f"query {query_id!r} retrieves passage {duplicate!r} twice; remove the lower one from the run")
     return [(rank, relevance[passage_id]) for rank, passage_id in enumerate(passages, 1) if passage_id in relevance]
 
 

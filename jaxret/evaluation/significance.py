@@ -64,8 +64,9 @@ def paired_comparison(
             "judgements"
         )
     order = sorted(baseline)
-    before, after = (np.array([values[query_id] for query_id in order]) for values in (baseline, system))  # [Q]
-    differences = after - before
+    baseline_values = np.array([baseline[query_id] for query_id in order])  # [Q]
+    system_values = np.array([system[query_id] for query_id in order])  # [Q]
+    differences = system_values - baseline_values
     if len(differences) < 2:
         raise ValueError(f"a paired test needs two queries or more, and there are {len(differences)}")
     if not np.isfinite(differences).all():
@@ -155,6 +156,6 @@ def welch_p_value(baseline: Sequence[float], system: Sequence[float]) -> float |
         return None
     # Of moments: scipy warns about the runs of one system that are equal, of which Welch's test is defined.
     moments = ((np.mean(runs), np.std(runs, ddof=1), len(runs)) for runs in (system, baseline))
-    (mean, deviation, count), (other_mean, other_deviation, others) = moments
-    test = stats.ttest_ind_from_stats(mean, deviation, count, other_mean, other_deviation, others, equal_var=False)
+    (mean, deviation, count), (other_mean, other_deviation, other_count) = moments
+    test = stats.ttest_ind_from_stats(mean, deviation, count, other_mean, other_deviation, other_count, equal_var=False)
     return float(test.pvalue)
