@@ -1,4 +1,4 @@
-"""Compare a run's vectors with those of the library that a model was made with, if that library is installed."""
+"""Compares a run's vectors with those of the library that the model is from, if this library is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SOURCES = (random, statistics, textwrap, inspect)
 
 
 def sample_texts() -> list[str]:
-    """Return 64 English texts of a line to a page: docstrings of Python's standard library."""
+    """Return 64 English texts, from a line to a page long: docstrings of Python's standard library."""
     docstrings = [
         inspect.getdoc(value) or ""
         for module in _SOURCES
@@ -34,9 +34,9 @@ def sample_texts() -> list[str]:
 
 
 def compare_with_original(run: Run, directory: Path) -> str:
-    """Return a sentence on the largest difference between a run's vectors and those of the model in `directory`.
+    """Return a sentence on the largest difference between a run's vectors and the vectors of the model in `directory`.
 
-    Raises ValueError if a number differs by more than rounding, or if the number of vectors differs.
+    Raises ValueError if numbers differ by more than rounding, or if the number of vectors differs.
     """
     library = original_library(directory)
     if not library:
@@ -47,19 +47,23 @@ def compare_with_original(run: Run, directory: Path) -> str:
         "query": run.tokenizer.queries(texts),
         "passage": run.tokenizer.passages([Passage(str(i), text) for i, text in enumerate(texts)]),
     }
-    embed = run.with_dimension(0).embedder()  # both libraries cut whole vectors; ours scales them again
+    embed = run.with_dimension(0).embedder()  # full size, because only jaxret scales cut vectors to length 1 again
     sides: tuple[Side, ...] = ("query", "passage")
     for side in sides:
-        ours = embed(tokens[side], side).flat
+        run_vectors = embed(tokens[side], side).flat
         try:
-            theirs = original_vectors(run, directory, library, texts, side)
-        except Exception as error:  # the libraries raise many types
+            library_vectors = original_vectors(run, directory, library, texts, side)
+        except Exception as error:  # libraries raise errors of many types
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            raise ValueError(f"{directory}: {library} cannot encode with it, to compare vectors ({reason})") from error
-        if ours.shape != theirs.shape:
-            raise ValueError(f"{side} texts have {len(ours)} vectors here, {len(theirs)} in {library}: another model")
-        largest = max(largest, float(np.abs(ours - theirs).max()))
-        size = max(size, float(np.abs(theirs).max()))
+            raise ValueError(
+                f"{directory}: {library} cannot encode with this model, so vectors cannot be compared ({reason})"
+            ) from error
+        if run_vectors.shape != library_vectors.shape:
+            raise ValueError(
+                f"{side} texts have {len(run_vectors)} vectors, {len(library_vectors)} in {library}: another model"
+            )
+        largest = max(largest, float(np.abs(run_vectors - library_vectors).max()))
+        size = max(size, float(np.abs(library_vectors).max()))
     sentence = f"{len(texts)} texts as queries and as passages: the largest difference from {library} is {largest:.1e}"
     if not largest <= 1e-4 * max(size, 1.0):
         cause = _different_tokens(run, directory, texts) if library == "transformers" else ""
@@ -68,16 +72,18 @@ def compare_with_original(run: Run, directory: Path) -> str:
 
 
 def _different_tokens(run: Run, directory: Path, texts: list[str]) -> str:
-    """Return the first text that the tokenizer of transformers reads otherwise; "" if there is none."""
+    """Return a sentence on the first text that transformers' tokenizer reads differently; "": none."""
     tokenizer, _ = _transformers(encoder_folder(directory))
     length, prompt = run.config.tokens.query_length, run.tokenizer.prompt("query")
     for text, row in zip(texts, run.tokenizer.queries(texts), strict=True):
-        ours, theirs = (
+        ids, library_ids = (
             np.where(row < 0, ~row, row).tolist(),
             tokenizer(prompt + text, truncation=True, max_length=length)["input_ids"],
         )
-        if ours != theirs:
-            difference = f"their tokenizer makes {_shortened(theirs)} of {text[:40]!r}..., and ours {_shortened(ours)}"
+        if ids != library_ids:
+            difference = (
+                f"their tokenizer makes {_shortened(library_ids)} of {text[:40]!r}..., and ours {_shortened(ids)}"
+            )
             return f"{difference}; see post_processor in tokenizer.json, and tokens.end_token"
     return ""
 
@@ -87,24 +93,25 @@ def _shortened(ids: list[int]) -> str:
 
 
 def original_library(directory: Path) -> str:
-    """Return the library that computes the vectors of a directory; "" if it is not installed."""
+    """Return the name of the library that computes the vectors of a directory; "" if it is not installed."""
     names = ["transformers"]
     if is_pylate(directory):
         names = ["pylate"]
     elif (directory / MODULES).is_file():
         names = ["sentence_transformers", "transformers"]
-    here = [name for name in names if importlib.util.find_spec(name)]
-    return here[0].replace("_", "-") if here and importlib.util.find_spec("torch") else ""
+    importable = [name for name in names if importlib.util.find_spec(name)]
+    return importable[0].replace("_", "-") if importable and importlib.util.find_spec("torch") else ""
 
 
 def original_vectors(run: Run, directory: Path, library: str, texts: list[str], side: Side) -> np.ndarray:
     """Return the vectors [vectors,D] float32 that a library computes.
 
     Args:
-        run: the run, whose prompts, lengths and normalization apply.
-        directory: the model.
-        library: a name that `original_library` returns.
-        texts: texts without prompt.
+        run: the run, whose prompts, lengths and normalization are used.
+        directory: folder of the model.
+        library: name of the library, from `original_library`.
+        texts: texts without prompts.
+        side: side of the texts.
     """
     prompt = run.tokenizer.prompt(side)
     if library == "pylate":
@@ -120,11 +127,11 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
     tokenizer, model = _transformers(encoder_folder(directory))
     length, token = run.config.tokens[f"{side}_length"], run.config.head.token
     vectors = []
-    for text in texts:  # one at a time: nothing is padded
+    for text in texts:  # one by one, without padding
         tokens = tokenizer(prompt + text, truncation=True, max_length=length, return_tensors="pt")
         states = model(**tokens).last_hidden_state[0].numpy()
         read = run.tokenizer.queries([text]) if side == "query" else run.tokenizer.passages([Passage("0", text)])
-        prompt_tokens = int((read.flat < 0).sum())  # tokens of a prompt that does not count
+        prompt_tokens = int((read.flat < 0).sum())  # tokens of a prompt that is left out of means
         vectors.append(states[prompt_tokens:].mean(0) if prompt_tokens else _pooled(states, token))
     result = np.stack(vectors)
     for matrix in read_dense_modules(directory):
@@ -133,14 +140,14 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
 
 
 def _pooled(states: np.ndarray, token: str) -> np.ndarray:
-    """Return the vector of a text's states [T,H]."""
+    """Return the vector of a text from its states [T,H]."""
     if token in ("cls", "last"):
         return states[0 if token == "cls" else -1]
     return states[1 if token == "mean_without_first" and len(states) > 1 else 0 :].mean(0)
 
 
 def pylate_vectors(directory: Path, texts: list[str], side: Side) -> list[np.ndarray]:
-    """Return PyLate's vectors [V,D] of each text."""
+    """Return an array of PyLate's vectors [V,D] for each text."""
     from pylate import models
 
     model = models.ColBERT(str(directory), device="cpu", local_files_only=True)
@@ -148,7 +155,7 @@ def pylate_vectors(directory: Path, texts: list[str], side: Side) -> list[np.nda
 
 
 def _transformers(directory: Path) -> tuple[Any, Any]:
-    """Return the tokenizer and the encoder in PyTorch, in float32 and without gradients."""
+    """Return the tokenizer and the encoder of transformers, in float32 and without gradients."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Export a run to the files of another library, read them back, and compare (`jaxret export`)."""
+"""Exports a run to the files of another library, reads them back, and compares them (`jaxret export`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from jaxret.runs.run import Run, open_run, stored_config
 from jaxret.runs.workdir import Workdir
 from jaxret.storage.transaction import new_folder
 
-# Library -> function that writes its files into an empty folder, reads them back, and returns sentences on their
-# difference from the run and on what they lack. It raises ValueError if they differ, or if the run has no such form.
+# Library -> function that writes the library's files into an empty folder, reads them back, and returns sentences on
+# how they differ from the run. It raises ValueError if vectors differ, or if the library does not support the run.
 MODEL_WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "hf": write_hf,
     "sentence-transformers": write_sentence_transformers,
@@ -32,7 +32,7 @@ MODEL_WRITERS: dict[str, Callable[[Run, Path], list[str]]] = {
     "pylate": write_pylate,
     "peft": write_peft,
 }
-OF_CORPORA = ("pyserini", "anserini", *STORES)  # they hold an encoded corpus
+OF_CORPORA = ("pyserini", "anserini", *STORES)  # exports of an encoded corpus
 EXPORT_KINDS = (*MODEL_WRITERS, "orbax", *OF_CORPORA)
 
 
@@ -45,38 +45,40 @@ def export(
     queries: QuerySource | None = None,
     options: StoreOptions = StoreOptions(),
 ) -> str:
-    """Export a checkpoint; return sentences on its difference from the run and on what the files lack.
+    """Export a checkpoint. Return sentences on how the files differ from the run.
 
-    The files are read back, and their vectors (hidden states of a plain encoder, scores of an index) of 64 texts are
-    compared with the run's. After an error or a kill, `out` does not exist; but the same call continues an export to a
-    store.
+    The files are read back, and their vectors of 64 texts (hidden states of a plain encoder, scores of an index) are
+    compared with the run's. After an error or a kill, `out` does not exist, except for an export to a store, which the
+    same call continues.
 
     Args:
+        workdir: folder of the run.
         kind: one of EXPORT_KINDS.
         out: new folder to write.
         checkpoint: "best", "last", or a step.
-        encoded_name: for OF_CORPORA: the encoded corpus, if there are several.
-        queries: for "anserini": to export, too; for STORES: to compare.
-        options: for STORES.
+        encoded_name: name of the encoded corpus for OF_CORPORA, required if there are several.
+        queries: queries that "anserini" exports, too, and that STORES use for the comparison.
+        options: options for STORES.
+
     Raises:
         FileExistsError: `out` exists.
-        ValueError: the run has no such form, or the vectors differ.
+        ValueError: the library does not support the run, or the vectors differ.
 
-    Raises what `export_to_store` raises, too.
+    It also raises the errors of `export_to_store`.
     """
     if kind not in EXPORT_KINDS:
         raise ValueError(f"--to={kind}: it must be one of {', '.join(EXPORT_KINDS)}")
     if encoded_name and kind not in OF_CORPORA:
         raise ValueError(
-            f"--corpus={encoded_name} is for --to={' and '.join(OF_CORPORA)}; --to={kind} holds no passages"
+            f"--corpus={encoded_name} is for --to={' and '.join(OF_CORPORA)}; --to={kind} cannot store passages"
         )
     if queries and kind != "anserini" and kind not in STORES:
-        raise ValueError(f"--queries={queries} is for --to=anserini and stores; --to={kind} holds no queries")
+        raise ValueError(f"--queries={queries} is for --to=anserini and stores; --to={kind} cannot store queries")
     if options != StoreOptions() and kind not in STORES:
         raise ValueError(f"--url, --table, --texts, --k and --sample are for --to={', '.join(STORES)}, not --to={kind}")
     out = Path(out)
     if kind in STORES and stored_config(Workdir(workdir)).task != "reranking":
-        import_client(kind, "pyarrow")  # an extra
+        import_client(kind, "pyarrow")  # pyarrow is in an extra
         from jaxret.export.stores.fill_store import export_to_store
 
         return export_to_store(
@@ -89,10 +91,10 @@ def export(
     if stored_config(Workdir(workdir)).task == "reranking":
         if kind != "hf":
             raise ValueError(
-                f"--to={kind}: a cross-encoder is exported by --to=hf only; other libraries read that, too"
+                f"--to={kind}: a cross-encoder is exported only by --to=hf, which other libraries read, too"
             )
         return export_cross_encoder(Path(workdir), out, checkpoint)
-    run = open_run(workdir, checkpoint, attention="plain")  # its states can be compared on any machine
+    run = open_run(workdir, checkpoint, attention="plain")  # plain attention runs on every machine
     with new_folder(out) as folder:
         if kind == "pyserini":
             notes = write_pyserini(run, folder, encoded_name)
@@ -111,8 +113,8 @@ def limits_of_export(run: Run) -> list[str]:
     notes = [f"The files do not join title and text of a passage: join them by {quote} before encoding."]
     if run.model.cut:
         notes.append(
-            f"The run keeps the first {run.model.cut} numbers of a vector. The files give whole ones, which "
-            "truncate_dim of sentence-transformers cuts: where they have length 1, scale what is cut to it again."
+            f"The run keeps the first {run.model.cut} dimensions of a vector. The files give full vectors, which "
+            "truncate_dim of sentence-transformers cuts. If they had length 1, scale the cut vectors to it again."
         )
     if (dtype := run.config.encoder.dtype) != "float32":
         notes.append(f"The run computes in {dtype}; the files are float32 and are compared in float32.")

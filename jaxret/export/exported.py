@@ -1,4 +1,4 @@
-"""Read an exported retriever: encoder files, `head.safetensors` (parameters of head and pooling), and jaxret.json
+"""Reads an exported retriever: encoder files, `head.safetensors` (parameters of head and pooling), and jaxret.json
 (the config keys that determine vectors)."""
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _VECTOR_KEYS = ("task", "encoder", "head", "pooling", "normalize", "tokens", "en
 
 
 def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
-    """Write head and config beside the encoder's files; return the names of the parameters in `head.safetensors`.
+    """Write head and config into the folder of the encoder's files. Return the parameter names in `head.safetensors`.
 
-    With `base`, the encoder is that of the run's config with the adapters in these files, and the config names both,
-    with the digest of the base's weights.
+    With `base`, the files have adapters, and the config names the base in the run's config, with the digest of its
+    weights.
     """
-    own = {name: part for name, part in run.params.items() if not name.endswith("encoder")}
-    flat = traverse_util.flatten_dict(jax.device_get(own), sep="/")
+    head = {name: part for name, part in run.params.items() if not name.endswith("encoder")}
+    flat = traverse_util.flatten_dict(jax.device_get(head), sep="/")
     with atomic_write(out / HEAD, "wb") as file:
         file.write(save({name: np.ascontiguousarray(value) for name, value in flat.items()}))
     keys = (*_VECTOR_KEYS, "lora") if base else _VECTOR_KEYS
@@ -47,7 +47,11 @@ def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
     if base:
         config["encoder"]["sha256"] = read_json(run.workdir.data)["start"].get("weights", "")
     else:
-        config["encoder"] |= {"layers": 0, "checkpoint": "", "sha256": ""}  # the encoder here has the run's layers only
+        config["encoder"] |= {
+            "layers": 0,
+            "checkpoint": "",
+            "sha256": "",
+        }  # the exported encoder has only the layers of the run
     write_json(out / CONFIG, config)
     return sorted(flat)
 
@@ -61,11 +65,11 @@ class Exported:
     embedder: Embedder = field(repr=False)
 
     def queries(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the vectors [V,D] float32 of each query."""
+        """Return an array of vectors [V,D] float32 for each query."""
         return list(self.embedder(self.tokenizer.queries(texts), "query"))
 
     def passages(self, texts: Sequence[str], titles: Sequence[str] = ()) -> list[np.ndarray]:
-        """Return the vectors [V,D] float32 of each passage."""
+        """Return an array of vectors [V,D] float32 for each passage."""
         pairs = zip(texts, titles or [""] * len(texts), strict=True)
         passages = [Passage(str(number), text, title) for number, (text, title) in enumerate(pairs)]
         return list(self.embedder(self.tokenizer.passages(passages), "passage"))
@@ -74,8 +78,8 @@ class Exported:
 def read_export(folder: str | Path) -> Exported:
     """Open an export of `jaxret export --to=hf`.
 
-    Raises FileNotFoundError for a folder without jaxret.json, which other exports lack, and ValueError for files that
-    do not fit together.
+    Raises FileNotFoundError for a folder without jaxret.json, as other exports, and ValueError for files that do not
+    fit together.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
@@ -83,8 +87,8 @@ def read_export(folder: str | Path) -> Exported:
     config = ConfigDict(complete_config(read_settings(folder / CONFIG)))
     if "lora" in config:
         raise ValueError(
-            f"{folder} is an export of --to=peft, adapters without their base: jaxret train reads them as "
-            "lora.adapters, and --to=hf exports the merged encoder"
+            f"{folder} is an export of --to=peft, adapters without their base. jaxret train reads them as "
+            "lora.adapters; --to=hf exports the merged encoder"
         )
     sides: tuple[Side, ...] = ("query", "passage")
     folders = {"encoder": folder} if config.encoder.tied else {f"{side}_encoder": folder / side for side in sides}

@@ -1,4 +1,4 @@
-"""Make a run of a pre-trained model, to encode and search with, or to start training from (`jaxret open`)."""
+"""Makes a run of a pre-trained model, for encoding and search, or to start training from it (`jaxret open`)."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ _EXAMPLE = Passage("", "TEXT", "TITLE")
 def import_model(
     model: str, workdir: str | Path, options: ImportOptions = ImportOptions(), corpus: Corpus | None = None
 ) -> str:
-    """Make a run; return sentences on how it reads a passage and on the difference of its vectors from the model's.
-    After an error, a new folder does not exist.
+    """Make a run of a model. Return sentences on how it reads a passage, and on the difference of its vectors from the
+    model's. After an error, a new folder does not exist.
 
     Args:
-        model: a directory, or a name; see `encoder.checkpoint`.
+        model: directory or name of the model, as in `encoder.checkpoint`.
         workdir: folder of the run.
-        options: how the model becomes a run.
-        corpus: its first passage is shown as the model reads it; None: an example is.
+        options: options of the import.
+        corpus: corpus whose first passage is shown as the model reads it; None: an example is shown.
+
     Raises:
         ValueError: the vectors differ, or the corpus has no passage.
-        FileExistsError: the folder has other files than a run's.
+        FileExistsError: the folder has files that do not belong to a run.
     """
     passage = _first_passage(corpus) if corpus else _EXAMPLE
     if Workdir(workdir).config.exists():
         directory = make_run(model, workdir, options)
-        return _describe(open_run(workdir), directory, passage)
+        return _describe_run(open_run(workdir), directory, passage)
     with new_folder(Path(workdir)) as folder, without_events():
         directory = make_run(model, folder, options)
-        return _describe(open_run(folder), directory, passage)
+        return _describe_run(open_run(folder), directory, passage)
 
 
 def _first_passage(corpus: Corpus) -> Passage:
-    """Return the first passage of a corpus, long parts cut. Raises ValueError if there is none."""
+    """Return the first passage of a corpus, with long parts cut. Raises ValueError for an empty corpus."""
     for passage in corpus.read():
         return cut_for_display(passage)
     raise ValueError(f"{corpus} has no passage")
 
 
-def _describe(run: Run, directory: Path, passage: Passage) -> str:
+def _describe_run(run: Run, directory: Path, passage: Passage) -> str:
     read = run.tokenizer.passage_as_read(passage)
     subject = "a passage with a title" if passage is _EXAMPLE else f"the first passage, {passage.id!r},"
     key = f"tokens.title_separator={run.tokenizer.title_separator!r}"
@@ -70,13 +71,14 @@ def _describe(run: Run, directory: Path, passage: Passage) -> str:
 
 
 def make_run(model: str, workdir: str | Path, options: ImportOptions = ImportOptions(), progress: bool = True) -> Path:
-    """Make a run of zero steps with the model's own vectors; return the directory of the model.
+    """Make a run of zero steps with the vectors of a model. Return the directory of the model.
 
     Args:
-        model: a directory, or a name; see `encoder.checkpoint`.
+        model: directory or name of the model, as in `encoder.checkpoint`.
         workdir: folder of the run.
-        options: how the model becomes a run.
-        progress: show progress.
+        options: options of the import.
+        progress: whether to show progress.
+
     Raises:
         FileNotFoundError: the model is not on this machine.
         ValueError: the model is not supported.
@@ -95,13 +97,15 @@ def make_run(model: str, workdir: str | Path, options: ImportOptions = ImportOpt
     stated_settings = read_model_keys(directory)
     config.head.name = settings_family(stated_settings) or config.head.name
     ends, token = None, options.token
-    if not stated_settings:  # a plain encoder states only its largest length
+    if not stated_settings:  # a plain encoder has no settings but its largest length
         shapes = read_config(resolve_encoder(model, options.download))
         for key in LENGTH_KEYS.values():
             config.update_from_flattened_dict({key: min(UNSET[key], shapes.longest)})
         ends = False if is_language_model(shapes) else None
         if not token and "cls" in shapes.lacks:
-            token = "last" if "leading_tokens" in shapes.lacks else "mean"  # of texts read from left to right, the last
+            token = (
+                "last" if "leading_tokens" in shapes.lacks else "mean"
+            )  # if tokens see only earlier tokens, the last token
     values = {"head.token": token or None, "normalize": options.normalize, END_TOKEN: ends}
     values[TITLE_SEPARATOR] = options.title_separator
     keys = {key: value for key, value in values.items() if value is not None}

@@ -9,8 +9,9 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How a model becomes a run. The modules of a sentence-transformers or PyLate directory determine the vector and
-    its length; `token` and `normalize` are of a plain encoder. Raises ValueError for other values."""
+    """Options of the import of a model. `token` and `normalize` are for plain encoders, because the modules of a
+    sentence-transformers or PyLate directory determine the vector and its length. Raises ValueError for invalid
+    values."""
 
     token: str = option(
         "",

@@ -1,4 +1,4 @@
-"""Write the README.md of an exported model: use, texts, training data, measures, commands."""
+"""The README.md of an exported model: use, texts, training data, measures, commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxret.models.heads import pylate
 from jaxret.runs.run import Run
 from jaxret.storage.atomic import atomic_write, read_json
 
-_HEADER = {  # library_name, pipeline_tag, tags
+_HEADER = {  # library -> (library_name, pipeline_tag, tags)
     "hf": ("transformers", "feature-extraction", ("feature-extraction", "sentence-similarity", "dense")),
     "sentence-transformers": (
         "sentence-transformers",
@@ -62,7 +62,7 @@ model = PeftModel.from_pretrained(base, "FOLDER")""",
 }
 
 
-_ROUNDING = {  # of kernels and tables, as the run keeps them
+_ROUNDING = {  # lora.base_dtype -> code that rounds kernels and tables to it
     "bfloat16": """for parameter in base.parameters():
     if parameter.ndim > 1:
         parameter.data = parameter.data.bfloat16().float()
@@ -74,10 +74,11 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
     """Write README.md of an export.
 
     Args:
+        run: the run.
         kind: the library, one of `export.EXPORT_KINDS`.
         name: name of the exported model.
         out: folder of the export.
-        notes: sentences on the difference of the files from the run and on what they lack.
+        notes: sentences on how the files differ from the run.
     """
     config, tokens, measures = run.config, run.config.tokens, _measures(run)
     lengths = f"| tokens at most | {tokens.query_length} | {tokens.passage_length} |\n"
@@ -90,11 +91,11 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
         f"```python\n{_use(run, kind, name)}\n```\n",
         "## Texts\n",
         f"| | query | passage |\n|:--|:--|:--|\n{lengths}{prompts}",
-        f"{_vector(run)}\n",
+        f"{_vector_sentence(run)}\n",
         "".join(f"- {note}\n" for note in notes),
         f"## Data\n\nTrained on {config.data.train or 'nothing further'}, {run.checkpoint['step']} steps.\n",
         "## Measures\n\n"
-        + ("".join(f"- {set}: {_measures_line(mean)}\n" for set, mean in measures) or "None were taken.\n"),
+        + ("".join(f"- {set}: {_measures_line(mean)}\n" for set, mean in measures) or "No evaluation.\n"),
         f"## Commands\n\n```\n{export}\n```\n",
     ]
     with atomic_write(out / "README.md") as file:
@@ -109,18 +110,18 @@ _TOKENS = {
 }
 
 
-def _vector(run: Run) -> str:
+def _vector_sentence(run: Run) -> str:
     """Return a sentence on the vectors of a text and on the score of a passage."""
     config, head, length = run.config, run.model.module.head, ", of length 1" if run.config.normalize else ""
     if run.model.late_interaction:
-        each = f"Every token has a vector{length}"
-        return f"{each}; the score of a passage is the sum over a query's vectors of the largest dot product."
+        tokens = f"Every token has a vector{length}"
+        return f"{tokens}; the score of a passage is the sum over a query's vectors of the largest dot product."
     if run.model.vectors_per_passage != 1:
         return f"A passage has several vectors{length}; its score is the largest dot product with the query's."
     if not head.layers_of("passage"):
-        return f"The vector of a text{length} is what head `{config.head.name}` computes; scores are dot products."
+        return f"Head `{config.head.name}` computes the vector of a text{length}; scores are dot products."
     token = _TOKENS[head.token_of("passage", config.pooling)]
-    return f"The vector of a text is of its {token}{length}; the score of a passage is the dot product."
+    return f"The vector of a text is the state of its {token}{length}; the score of a passage is the dot product."
 
 
 def _use(run: Run, kind: str, name: str) -> str:
@@ -137,7 +138,7 @@ def _use(run: Run, kind: str, name: str) -> str:
 
 
 def _header(run: Run, kind: str, name: str, measures: list[tuple[str, dict[str, float]]]) -> str:
-    """Return the metadata of the card in YAML; values are JSON, a subset of YAML."""
+    """Return the metadata of the card in YAML. Values are JSON, which is a subset of YAML."""
     library, task, tags = _HEADER[kind]
     values: dict[str, Any] = {"library_name": library, "pipeline_tag": task, "tags": [*tags, "jaxret"]}
     if measures:
@@ -160,8 +161,8 @@ def _measures_line(mean: dict[str, float]) -> str:
 
 
 def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:
-    """Return (data set, mean measures) of each evaluation of this checkpoint by an exact search with whole vectors for
-    all passages."""
+    """Return (data set, mean measures) of each evaluation of this checkpoint by an exact search for all passages with
+    vectors of full size."""
     results = [(path.stem, read_json(path)) for path in run.workdir.evaluations]
     return [
         (name, values["mean"])
@@ -171,5 +172,5 @@ def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:
 
 
 def _is_of_model(search: Mapping[str, Any]) -> bool:
-    """Return whether a search measures the model: an index, a part of the corpus, or of the vectors, would, too."""
+    """Return whether the measures of a search depend on the model alone, not on an index, a filter or a dimension."""
     return bool(search.get("exact")) and not any(search.get(key) for key in ("filter", "max_passage", "dimension"))

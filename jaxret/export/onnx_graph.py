@@ -1,8 +1,8 @@
-"""Build an encoder as an ONNX graph, node by node from its weights: no PyTorch, no tracing, dynamic axes.
+"""Builds an encoder as an ONNX graph with dynamic axes, node by node from its weights, without PyTorch or tracing.
 
-Opset 17 (LayerNormalization, Erf) and IR 8, which every onnxruntime since 1.14 reads. Positions are the first rows of
-their table by Slice: Range and Gather pass onnx's checker and fail in onnxruntime. The numbers are those of
-`models/encoders/bert.py`, in float32, without dropout.
+It uses opset 17 (LayerNormalization, Erf) and IR 8, which every onnxruntime since 1.14 reads. Slice takes the first
+rows of the table of positions, because Range and Gather pass onnx's checker but fail in onnxruntime. The computation is
+that of `models/encoders/bert.py`, in float32, without dropout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.models.encoders.protocol import EncoderConfig
 
 OPSET, IR_VERSION = 17, 8
-IN_ONE_FILE = 2**31 - 2**20  # a protobuf holds less than 2 GiB: above it weights lie beside, in NAME.data
+IN_ONE_FILE = (
+    2**31 - 2**20
+)  # largest size of weights inside the file, as a protobuf has less than 2 GiB; larger weights are in NAME.data
 INSTALL = "pip install onnx onnxruntime (or jaxret[export])"
 
 
@@ -33,7 +35,7 @@ def require_onnx() -> Any:
 
 
 class Graph:
-    """Nodes and weights of a graph under construction. Values are referred to by name."""
+    """Nodes and weights of a graph. Values have names."""
 
     def __init__(self) -> None:
         self.onnx = require_onnx()
@@ -47,7 +49,7 @@ class Graph:
         return name
 
     def weight(self, name: str, value: Any) -> str:
-        """Add a constant, float32 or int64, and return its name."""
+        """Add a constant as float32 or int64, and return its name."""
         array = np.asarray(value)
         self.weights[name] = np.asarray(array, np.int64 if array.dtype.kind in "iu" else np.float32, order="C")
         return name
@@ -55,7 +57,7 @@ class Graph:
     def number(self, value: float) -> str:
         return self.weight(repr(float(value)), np.float32(value))
 
-    def whole(self, *values: int) -> str:
+    def integers(self, *values: int) -> str:
         return self.weight("_".join(map(str, ("int", *values))), np.array(values, np.int64))
 
     def dense(self, x: str, name: str, layer: Mapping[str, Any]) -> str:
@@ -67,10 +69,8 @@ class Graph:
         return self("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
     def save(self, path: Path, outputs: Mapping[str, Sequence[int | str]]) -> None:
-        """Write and check the model. Its inputs are `input_ids` and `attention_mask` [batch,sequence].
-
-        outputs: name -> axes.
-        """
+        """Write and check the model. Its inputs are `input_ids` and `attention_mask` [batch,sequence]; `outputs` is
+        {name: axes}."""
         helper, kinds = self.onnx.helper, self.onnx.TensorProto
         axes = ["batch", "sequence"]
         graph = helper.make_graph(
@@ -90,51 +90,53 @@ class Graph:
         }
         model = helper.make_model(graph, **model_fields)
         large = sum(array.nbytes for array in self.weights.values()) > IN_ONE_FILE
-        beside = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
-        self.onnx.save_model(model, str(path), **beside)
+        options = {"save_as_external_data": True, "location": f"{path.name}.data"} if large else {}
+        self.onnx.save_model(model, str(path), **options)
         self.onnx.checker.check_model(str(path), full_check=True)
 
 
 def require_bert(config: EncoderConfig) -> BertConfig:
-    """Return the config if it is a BERT's. Raises ValueError for other encoders."""
+    """Return the config if it is the config of a BERT. Raises ValueError for other encoders."""
     if isinstance(config, BertConfig):
         return config
     raise ValueError(
-        f"--to=onnx writes BERT, DistilBERT, RoBERTa and XLM-RoBERTa; the graph of {config.model_type} is not written "
-        "(its positions are computed inside attention): use --to=hf, and optimum exports that"
+        f"--to=onnx writes BERT, DistilBERT, RoBERTa and XLM-RoBERTa; a graph of {config.model_type} cannot be written "
+        "here: use --to=hf, and export the result with optimum"
     )
 
 
 def hidden_states(graph: Graph, config: BertConfig, params: Mapping[str, Any]) -> list[str]:
-    """Add the encoder, and return the names of its states [batch,sequence,H], embeddings first."""
-    states, mask = [_embeddings(graph, config, params["embeddings"])], _seen(graph)
+    """Add the nodes of the encoder. Return the names of its states [batch,sequence,H], from the embeddings on."""
+    states, mask = [_embeddings(graph, config, params["embeddings"])], _key_mask(graph)
     layers = params["layers"]
     for index in range(config.num_layers):
-        states.append(_layer(graph, config, f"layers.{index}", _row(layers, index), states[-1], mask))
+        states.append(_layer(graph, config, f"layers.{index}", _layer_params(layers, index), states[-1], mask))
     return states
 
 
-def _row(tree: Any, index: int) -> Any:
-    return {name: _row(part, index) if isinstance(part, Mapping) else part[index] for name, part in tree.items()}
+def _layer_params(tree: Any, index: int) -> Any:
+    return {
+        name: _layer_params(part, index) if isinstance(part, Mapping) else part[index] for name, part in tree.items()
+    }
 
 
-def _seen(graph: Graph) -> str:
-    """Add the mask of real keys [batch,1,1,sequence]."""
+def _key_mask(graph: Graph) -> str:
+    """Add the mask of real keys [batch,1,1,sequence], and return its name."""
     real = graph("Greater", "attention_mask", graph.weight("int_0d", np.int64(0)))
-    return graph("Unsqueeze", real, graph.whole(1, 2))
+    return graph("Unsqueeze", real, graph.integers(1, 2))
 
 
 def _embeddings(graph: Graph, config: BertConfig, params: Mapping[str, Any]) -> str:
     word = graph("Gather", graph.weight("embeddings.word", params["word"]["embedding"]), "input_ids")
     table = graph.weight("embeddings.position", params["position"]["embedding"])
-    if config.first_position:  # RoBERTa's count what is not padding, and begin after the id of padding
+    if config.first_position:  # RoBERTa counts tokens that are not padding, from the id of padding + 1 on
         padding = graph.weight("padding", np.int64(config.first_position - 1))
         real = graph("Cast", graph("Not", graph("Equal", "input_ids", padding)), to=graph.onnx.TensorProto.INT64)
         ordinals = graph("Mul", graph("CumSum", real, graph.weight("int_1d", np.int64(1))), real)
         position = graph("Gather", table, graph("Add", ordinals, padding))
     else:
-        length = graph("Slice", graph("Shape", "input_ids"), graph.whole(1), graph.whole(2))
-        position = graph("Slice", table, graph.whole(0), length)
+        length = graph("Slice", graph("Shape", "input_ids"), graph.integers(1), graph.integers(2))
+        position = graph("Slice", table, graph.integers(0), length)
     total = graph("Add", word, position)
     if config.type_vocab_size:
         total = graph("Add", total, graph.weight("embeddings.type", params["type"]["embedding"][0]))
@@ -155,14 +157,14 @@ def _attention(graph: Graph, config: BertConfig, name: str, params: Mapping[str,
 
     def heads(part: str, order: list[int]) -> str:
         flat = graph.dense(hidden, f"{name}.{part}", params[part])
-        return graph("Transpose", graph("Reshape", flat, graph.whole(0, 0, config.num_heads, width)), perm=order)
+        return graph("Transpose", graph("Reshape", flat, graph.integers(0, 0, config.num_heads, width)), perm=order)
 
     query = graph("Mul", heads("query", [0, 2, 1, 3]), graph.number(width**-0.5))
     scores = graph("MatMul", query, heads("key", [0, 2, 3, 1]))
     weights = graph("Softmax", graph("Where", mask, scores, graph.number(MASKED_LOGIT)), axis=-1)
     context = graph("Transpose", graph("MatMul", weights, heads("value", [0, 2, 1, 3])), perm=[0, 2, 1, 3])
     return graph.dense(
-        graph("Reshape", context, graph.whole(0, 0, config.hidden_size)), f"{name}.output", params["output"]
+        graph("Reshape", context, graph.integers(0, 0, config.hidden_size)), f"{name}.output", params["output"]
     )
 
 
@@ -178,30 +180,33 @@ def _activation(graph: Graph, config: BertConfig, x: str) -> str:
 
 
 def mixed_layers(graph: Graph, states: Sequence[str], weights: Mapping[int, float]) -> str:
-    """Add sum_l w_l h_l."""
+    """Add sum_l w_l h_l, and return its name."""
     parts = [graph("Mul", states[layer], graph.number(weight)) for layer, weight in weights.items()]
     return graph("Sum", *parts) if len(parts) > 1 or set(weights.values()) != {1.0} else states[next(iter(weights))]
 
 
 def pooled_state(graph: Graph, states: str, token: str) -> str:
-    """Add the state [batch,H] that a value of head.token stands for."""
+    """Add the state [batch,H] for a value of head.token, and return its name."""
     if token == "cls":
         return graph("Gather", states, graph.weight("int_0d", np.int64(0)), axis=1)
-    real = graph("Cast", graph("Unsqueeze", "attention_mask", graph.whole(2)), to=graph.onnx.TensorProto.FLOAT)
+    real = graph("Cast", graph("Unsqueeze", "attention_mask", graph.integers(2)), to=graph.onnx.TensorProto.FLOAT)
     if token != "mean":
-        number = graph("CumSum", real, graph.weight("int_1d", np.int64(1)))  # of real tokens up to each
-        count = graph("ReduceSum", real, graph.whole(1), keepdims=1)
+        number = graph("CumSum", real, graph.weight("int_1d", np.int64(1)))  # number of real tokens up to each position
+        count = graph("ReduceSum", real, graph.integers(1), keepdims=1)
         choice = graph("Equal", number, count)
         if token == "mean_without_first":
-            later, alone = (graph("Greater", number, graph.number(1.0)), graph("Equal", count, graph.number(1.0)))
-            choice = graph("Or", later, alone)
+            later, is_only_token = (
+                graph("Greater", number, graph.number(1.0)),
+                graph("Equal", count, graph.number(1.0)),
+            )
+            choice = graph("Or", later, is_only_token)
         real = graph("Mul", real, graph("Cast", choice, to=graph.onnx.TensorProto.FLOAT))
     is_real = graph("Greater", real, graph.number(0.0))
-    total = graph("ReduceSum", graph("Where", is_real, states, graph.number(0.0)), graph.whole(1), keepdims=0)
-    return graph("Div", total, graph("Max", graph("ReduceSum", real, graph.whole(1), keepdims=0), graph.number(1.0)))
+    total = graph("ReduceSum", graph("Where", is_real, states, graph.number(0.0)), graph.integers(1), keepdims=0)
+    return graph("Div", total, graph("Max", graph("ReduceSum", real, graph.integers(1), keepdims=0), graph.number(1.0)))
 
 
 def normalized(graph: Graph, x: str) -> str:
-    """Add x scaled to length 1."""
-    squares = graph("ReduceSum", graph("Mul", x, x), graph.whole(-1), keepdims=1)
+    """Add x scaled to length 1, and return its name."""
+    squares = graph("ReduceSum", graph("Mul", x, x), graph.integers(-1), keepdims=1)
     return graph("Div", x, graph("Sqrt", graph("Max", squares, graph.number(1e-24))))

@@ -1,4 +1,4 @@
-"""Compare an export, read back, with its run: on 64 English texts, as queries and as passages."""
+"""Compares an export, read back, with its run on 64 English texts, as queries and as passages."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from jaxret.models.heads.head import Side
 from jaxret.runs.run import Run
 from jaxret.types import Ragged, Tokens
 
-TOLERANCE = 1e-4  # relative to numbers of about 1: the rounding of another order of sums
+TOLERANCE = 1e-4  # for numbers of about 1: the rounding error of sums in another order
 SIDES: tuple[Side, ...] = ("query", "passage")
-Both = Callable[[Side, Ragged], tuple[np.ndarray, np.ndarray]]  # a side's tokens -> the run's numbers, and the files'
+# (side, tokens) -> (numbers of the run, numbers of the export)
+OutputPair = Callable[[Side, Ragged], tuple[np.ndarray, np.ndarray]]
 
 
 def run_in_float32(run: Run) -> Run:
-    """Return the run with products in float32, as exports and other libraries have them."""
+    """Return the run with products in float32, as in exports and other libraries."""
     module = run.model.module
     exact = module.clone(compute=replace(module.compute, dtype=jnp.float32))
     return replace(run, model=replace(run.model, module=exact), program_cache={})
 
 
 def sample_tokens(run: Run, side: Side) -> Ragged:
-    """Return the token ids of `sample_texts`, as the run tokenizes them."""
+    """Return the token ids of `sample_texts` by the run's tokenizer."""
     texts = sample_texts()
     if side == "query":
         return run.tokenizer.queries(texts)
@@ -35,40 +36,39 @@ def sample_tokens(run: Run, side: Side) -> Ragged:
 
 
 def padded_inputs(run: Run, side: Side, tokens: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (ids, which are real, which others attend to), all [rows,T]."""
+    """Return (ids, mask of real tokens, mask of tokens that can be attended to), all [rows,T]."""
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()), run.tokenizer.pad_id)
     side_tokens = run.model.module.head.attended(Tokens(jnp.asarray(ids), jnp.asarray(mask)), side)
     return ids, mask, np.asarray(side_tokens.mask)
 
 
 def run_vectors(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
-    """Return the run's whole vectors of all texts, concatenated, [vectors,D]."""
+    """Return the run's vectors of all texts in full size, concatenated, [vectors,D]."""
     return run.with_dimension(0).embedder()(tokens, side).flat
 
 
 def run_states(run: Run, side: Side, tokens: Ragged) -> np.ndarray:
-    """Return the run's hidden states [L+1,tokens,H] of all real tokens, texts concatenated."""
+    """Return the run's hidden states [L+1,tokens,H] of all real tokens, with concatenated texts."""
     ids, mask, _ = padded_inputs(run, side, tokens)
     batch = Tokens(jnp.asarray(ids), jnp.asarray(mask))
     return np.asarray(run.model.hidden_states(run.params, batch, side).states)[:, mask]
 
 
-def check_round_trip(run: Run, both: Both, what: str) -> str:
-    """Compare an export with its run; return a sentence on the largest difference.
+def check_round_trip(run: Run, compute: OutputPair, what: str) -> str:
+    """Compare an export with its run. Return a sentence on the largest difference. `what` is the name of the numbers.
 
-    both: a side and its token ids -> (the run's numbers, the export's). what: name of the numbers. Raises ValueError if
-    they differ by more than rounding, or in shape.
+    Raises ValueError if the numbers differ by more than rounding, or in shape.
     """
     largest = 0.0
     for side in SIDES:
-        ours, theirs = both(side, sample_tokens(run, side))
-        if ours.shape != theirs.shape:
+        run_numbers, file_numbers = compute(side, sample_tokens(run, side))
+        if run_numbers.shape != file_numbers.shape:
             raise ValueError(
-                f"read back, {what} of the {side} texts are {list(theirs.shape)}, in the run {list(ours.shape)}: "
-                "nothing was exported"
+                f"read back, {what} of the {side} texts have the shape {list(file_numbers.shape)}, in the run "
+                f"{list(run_numbers.shape)}: nothing was exported"
             )
-        size = max(float(np.abs(ours).max()), 1.0)
-        largest = max(largest, float(np.abs(ours - theirs).max()) / size)
+        size = max(float(np.abs(run_numbers).max()), 1.0)
+        largest = max(largest, float(np.abs(run_numbers - file_numbers).max()) / size)
     sentence = f"read back, {what} of {len(sample_texts())} texts differ by {largest:.1e} at most"
     if not largest <= TOLERANCE:
         raise ValueError(f"{sentence}, more than {TOLERANCE:.0e}: nothing was exported")

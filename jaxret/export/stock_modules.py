@@ -1,7 +1,7 @@
-"""Write a run as an encoder of transformers and stock modules of sentence-transformers, and read the files back.
+"""Writes a run as an encoder of transformers and stock modules of sentence-transformers, and reads the files back.
 
-The spelling is that of older sentence-transformers, which versions 5 and 6 both read. No stock module joins title and
-text, or computes several vectors of a text.
+Keys and names are those of older sentence-transformers, which versions 5 and 6 both read. No stock module joins title
+and text, or computes several vectors of a text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxret.storage.atomic import read_json, write_json
 from jaxret.types import Ragged, Tokens
 
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
-# head.token -> key of a Pooling.
+# Value of head.token -> key of a Pooling module.
 POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -44,17 +44,17 @@ class VectorForm(NamedTuple):
 
     weights: Mapping[int, float]  # layer -> weight
     token: str  # one of head.TOKENS, or head.EVERY_TOKEN
-    projections: tuple[np.ndarray, ...]  # matrices [H,D], applied last, in order
+    projections: tuple[np.ndarray, ...]  # matrices [H,D], which are multiplied last, in order
 
-    def same_modules(self, other: VectorForm) -> bool:
-        """Return whether one chain of modules computes both, given equal encoders and projections."""
-        return self.weights == other.weights and self.token == other.token
+    def same_modules(self, form: VectorForm) -> bool:
+        """Return whether one chain of modules computes both forms, if encoders and projections are equal."""
+        return self.weights == form.weights and self.token == form.token
 
 
 def vector_form(run: Run, side: Side) -> VectorForm | None:
-    """Return the form of a side's vectors: states at a token, or their mean over layers, optionally projected.
+    """Return the form of a side's vectors: states at a token, or a weighted mean of them over layers, with projections.
 
-    None for other vectors: several of a passage, or vectors that a head computes.
+    Return None for other vectors: several vectors of a passage, or vectors that a head computes differently.
     """
     module, name = run.model.module, "head" if run.config.encoder.tied else f"{side}_head"
     layers, pooling = module.head.layers_of(side), run.config.pooling if side == "passage" else "none"
@@ -68,61 +68,64 @@ def vector_form(run: Run, side: Side) -> VectorForm | None:
             return None
         weights = type(module.pooling).weights(len(layers), run.params.get("pooling", {}))
     layer_weights = {layer: float(weight) for layer, weight in zip(layers, weights, strict=True) if weight}
-    own = run.params.get(name, {})
-    projections = tuple(np.asarray(own[layer]["kernel"]) for layer in module.head.projections())
+    head_params = run.params.get(name, {})
+    projections = tuple(np.asarray(head_params[layer]["kernel"]) for layer in module.head.projections())
     return VectorForm(layer_weights, token, projections)
 
 
 def stock_problem(run: Run) -> str:
-    """Return a sentence on why stock modules cannot compute a run's vectors; "" if they can."""
+    """Return the reason why stock modules cannot compute a run's vectors; "" if they can."""
     module, name = run.model.module, run.config.head.name
     for side in ROUTES:
         form = vector_form(run, side)
         if form is None or form.token == EVERY_TOKEN:
             several = f"{name!r} with pooling {run.config.pooling!r}" if module.head.layers_of(side) else repr(name)
-            return f"head.name {several} has no form in stock modules of sentence-transformers"
+            return f"head.name {several} cannot be computed by stock modules of sentence-transformers"
         if form.token not in POOLING_KEYS:
             return f"head.token {form.token!r} is not a pooling of sentence-transformers"
         if len(form.weights) > 1 and getattr(module.config, "normalize_intermediate", False):
-            return f"{module.config.model_type} gives layers below the last raw in transformers, normed here"
+            return f"{module.config.model_type} has no norm on layers below the last in transformers, but in this run"
     return ""
 
 
 def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) -> None:
-    """Write the encoder of a side in transformers' files: config.json, model.safetensors, the tokenizer.
+    """Write the encoder of a side in transformers' files: config.json, model.safetensors, and the tokenizer.
 
     Args:
-        all_layers: whether the config returns the hidden states of all layers.
+        run: the run.
+        side: side of the texts.
+        folder: folder to write into.
+        all_layers: whether transformers' model returns the hidden states of all layers.
     """
     params = run.params["encoder" if run.config.encoder.tied else f"{side}_encoder"]
     pooler = load_file(run.workdir.pooler) if run.workdir.pooler.is_file() else {}
     save_pretrained(folder, run.model.module.config, params, pooler)
-    if all_layers:  # otherwise a mean over layers is silently the last layer
+    if all_layers:  # without it, a mean over layers would silently be the last layer
         write_json(folder / "config.json", read_json(folder / "config.json") | {"output_hidden_states": True})
     write_tokenizer(run, side, folder)
 
 
 def write_tokenizer(run: Run, side: Side, folder: Path) -> None:
-    """Write the tokenizer, with the length limit of a side's texts."""
+    """Write the tokenizer with the length limit of one side."""
     for name in TOKENIZER_FILES:
         if (run.workdir.encoder / name).is_file():
             shutil.copyfile(run.workdir.encoder / name, folder / name)
     settings = folder / "tokenizer_config.json"
-    own: dict[str, Any] = {"model_max_length": run.config.tokens[f"{side}_length"]}
+    changes: dict[str, Any] = {"model_max_length": run.config.tokens[f"{side}_length"]}
     if run.tokenizer.ends_texts and is_language_model(run.model.module.config):
-        own |= append_end_token(folder, run.tokenizer)
-    write_json(settings, (read_json(settings) if settings.is_file() else {}) | own)
+        changes |= append_end_token(folder, run.tokenizer)
+    write_json(settings, (read_json(settings) if settings.is_file() else {}) | changes)
     require_tokens_of_run(run, side, folder)
 
 
 def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Change the post-processor of a folder's tokenizer.json so that it appends what the run appends to a text; return
-    what tokenizer_config.json must say of that, {} if nothing was changed."""
+    """Change the post-processor in a folder's tokenizer.json so that it appends the run's end token to a text. Return
+    the keys that tokenizer_config.json then needs, or {} if nothing was changed."""
     path = folder / "tokenizer.json"
     backend, _ = load_backend(folder)
     if added_ids(backend, folder)[1] == tokenizer.sep_id:
         return {}
-    if not path.is_file():  # transformers made the tokenizer of other files
+    if not path.is_file():  # the tokenizer was loaded from other files
         backend.save(str(path))
     start, end = (
         [] if number is None else [{"SpecialToken": {"id": tokenizer.backend.id_to_token(number), "type_id": 0}}]
@@ -148,26 +151,26 @@ def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
 
 
 def require_tokens_of_run(run: Run, side: Side, folder: Path) -> None:
-    """Raise ValueError unless the tokenizer of a folder, as it stands, makes the run's tokens of texts with the run's
-    prompt. Those of a head that adds tokens of its own are not compared."""
+    """Raise ValueError if the tokenizer in a folder makes other tokens of texts with the run's prompt than the run. It
+    compares nothing for a head that adds tokens."""
     tokenizer, texts = run.tokenizer, sample_texts()
     if tokenizer.query_marker is not None or tokenizer.passage_marker is not None or tokenizer.expand_queries:
         return
     backend, _ = load_backend(folder)
     backend.no_padding()
     backend.enable_truncation(run.config.tokens[f"{side}_length"])
-    for text, ours in zip(texts, sample_tokens(run, side), strict=True):
-        theirs = backend.encode(tokenizer.prompt(side) + text).ids
-        if theirs != (real := np.where(ours < 0, ~ours, ours).tolist()):
+    for text, ids in zip(texts, sample_tokens(run, side), strict=True):
+        exported_ids = backend.encode(tokenizer.prompt(side) + text).ids
+        if exported_ids != (run_ids := np.where(ids < 0, ~ids, ids).tolist()):
             raise ValueError(
-                f"the exported tokenizer makes {theirs[:3]}...{theirs[-3:]} of a text, the run {real[:3]}..."
-                f"{real[-3:]}: nothing was exported"
+                f"the exported tokenizer tokenizes a text as {exported_ids[:3]}...{exported_ids[-3:]}, the run as "
+                f"{run_ids[:3]}...{run_ids[-3:]}: nothing was exported"
             )
 
 
 def write_modules(run: Run, out: Path) -> None:
-    """Write a sentence-transformers directory: a chain of modules, or a Router if queries and passages are encoded
-    differently. If stock modules cannot compute the vectors, the encoder is the only module."""
+    """Write a sentence-transformers directory: a chain of modules, or a Router if queries and passages need different
+    modules. If stock modules cannot compute the vectors, the encoder is the only module."""
     none = bool(stock_problem(run))
     forms: dict[Side, VectorForm | None] = {side: None if none else vector_form(run, side) for side in ROUTES}
     prompts = {route: run.tokenizer.prompt(side) for side, route in ROUTES.items()}
@@ -176,14 +179,14 @@ def write_modules(run: Run, out: Path) -> None:
     settings = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity, **cut}
     write_json(out / SETTINGS, settings)
     if has_one_chain(run):
-        _write_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
+        _write_module_list(out, _write_chain(run, "passage", forms["passage"], out, root=""))
         return
     chains = {ROUTES[side]: _write_chain(run, side, forms[side], out, f"{ROUTES[side]}_") for side in ROUTES}
     types = {name: kind for chain in chains.values() for name, kind in chain.items()}
     structure = {route: list(chain) for route, chain in chains.items()}
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(out / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    _write_list(out, {"": f"{_TYPES}Router"})
+    _write_module_list(out, {"": f"{_TYPES}Router"})
 
 
 def has_one_chain(run: Run) -> bool:
@@ -193,13 +196,21 @@ def has_one_chain(run: Run) -> bool:
     return run.config.encoder.tied and alike
 
 
-def _write_list(out: Path, chain: Mapping[str, str]) -> None:
+def _write_module_list(out: Path, chain: Mapping[str, str]) -> None:
     lines = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(chain.items())]
     write_json(out / MODULES, lines)
 
 
 def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root: str) -> dict[str, str]:
-    """Write the modules of a side, and return {folder: type}. root: prefix of the folders. form None: encoder only."""
+    """Write the modules of a side, and return {folder: type}.
+
+    Args:
+        run: the run.
+        side: side of the texts.
+        form: form of the vectors; None: only the encoder is written.
+        out: folder to write into.
+        root: prefix of the modules' folders.
+    """
     module, size = run.model.module, {"word_embedding_dimension": run.model.module.config.hidden_size}
     layers, weights = module.config.num_layers, form.weights if form else {module.config.num_layers: 1.0}
     chain, mixes_layers = {f"{root}0_Transformer" if root else "": f"{_TYPES}Transformer"}, set(weights) != {layers}
@@ -233,14 +244,14 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
 
 
 def dense_config(kernel: np.ndarray) -> dict[str, Any]:
-    """Return config.json of a Dense module that multiplies by `kernel` [in,out]."""
+    """Return the config.json of a Dense module that multiplies with `kernel` [in,out]."""
     sizes = {"in_features": kernel.shape[0], "out_features": kernel.shape[1]}
     return {**sizes, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 
 
 def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
-    """Return the output of the modules in a written directory, computed from the files: vectors [rows,D], or the states
-    [rows,T,H] of an encoder alone."""
+    """Return the output of the modules in a written directory, computed from the files: vectors [rows,D], or states
+    [rows,T,H] if the encoder is the only module."""
     lines = [(line["type"], line["path"]) for line in read_json(out / MODULES)]
     if lines[0][0] == f"{_TYPES}Router":
         router = read_json(out / "router_config.json")
@@ -256,7 +267,7 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
             settings = read_json(out / path / "config.json")
             if settings[POOLING_KEYS["mean"]]:
                 ids, _ = tokens.padded(np.arange(len(tokens)), mask.shape[1])
-                counts = mask & (ids >= 0)  # the others are a prompt's, as `TextTokenizer` marks them
+                counts = mask & (ids >= 0)  # `TextTokenizer` marks ids of a prompt as negative
                 values = (values * counts[..., None]).sum(1) / counts.sum(1, keepdims=True)
             elif settings[POOLING_KEYS["last"]]:
                 values = values[np.arange(len(values)), mask.sum(1) - 1]
@@ -272,16 +283,17 @@ def stock_vectors(out: Path, side: Side, tokens: Ragged) -> np.ndarray:
 def read_states(
     folder: Path, tokens: Ragged, ignore: Sequence[str] = ("pooler",), attention_mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return all hidden states [L+1,rows,T,H] float32 of a written encoder, and the mask [rows,T].
+    """Return all hidden states [L+1,rows,T,H] float32 of a written encoder, and the mask of real tokens [rows,T].
 
     Args:
         folder: folder of the encoder.
-        ignore: see `encoder.ignore`.
-        attention_mask: tokens that others attend to, [rows,T]; None for all real tokens.
+        tokens: tokens of the texts.
+        ignore: name prefixes of tensors that may be unused, as in `encoder.ignore`.
+        attention_mask: mask of the tokens that can be attended to, [rows,T]; None: all real tokens.
     """
     config, params = load_pretrained(folder, ignore)
     ids, mask = tokens.padded(np.arange(len(tokens)), int(tokens.lengths.max()))
-    ids = np.where(ids < 0, ~ids, ids)  # of a prompt that does not count in means
+    ids = np.where(ids < 0, ~ids, ids)  # marked ids of a prompt that is left out of means
     batch = Tokens(jnp.asarray(ids), jnp.asarray(mask if attention_mask is None else attention_mask))
     apply = jax.jit(lambda params, batch: make_encoder(config).apply({"params": params}, batch).states)
     return np.asarray(apply(params, batch)), mask

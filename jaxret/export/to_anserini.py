@@ -1,8 +1,8 @@
-"""Export the weights of words of an encoded corpus, and of queries, as Anserini and Pyserini read them (impact search).
+"""Exports word weights of an encoded corpus and of queries to the files of Anserini and Pyserini (impact search).
 
-`corpus/` has a JSON line for each passage, {"id", "contents", "vector": {word: impact}}: Anserini's
-JsonVectorCollection. `topics.tsv` has a line for each query, its id and every word as often as its impact. An impact is
-a weight in hundredths, rounded to an integer; those of 0 are left out.
+`corpus/` has a JSON line for each passage, {"id", "contents", "vector": {word: impact}}, which is Anserini's
+JsonVectorCollection. `topics.tsv` has a line for each query: its id, and every word as many times as its impact. An
+impact is a weight in hundredths, rounded to an integer. Impacts of 0 are left out.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from jaxret.search.searcher import open_encoded_by
 from jaxret.storage.atomic import atomic_write
 from jaxret.types import SparseRows
 
-WEIGHT_UNIT = 100  # impact of a weight of 1, as SPLADE's authors write them
-ROWS = 16_384  # passages or queries in memory at a time
-FILE_ROWS = 10 * ROWS  # passages of a file
+WEIGHT_UNIT = 100  # impact of a weight of 1, as in the files of SPLADE's authors
+BLOCK_ROWS = 16_384  # passages or queries that are in memory at a time
+FILE_ROWS = 10 * BLOCK_ROWS  # passages of a file
 INDEX_COMMAND = (
     "python -m pyserini.index.lucene --collection JsonVectorCollection "
     "--generator DefaultLuceneDocumentGenerator --impact --pretokenized --input corpus --index INDEX"
@@ -39,23 +39,22 @@ class Impacts(NamedTuple):
 
 
 def write_anserini(run: Run, out: Path, encoded_name: str, queries: QuerySource | None = None) -> list[str]:
-    """Write the corpus, and queries if some are given; read the corpus back; return sentences on
-    what was rounded.
+    """Write the corpus and the queries, if there are some, and read the corpus back. Return sentences on the rounding.
 
     Args:
         run: a run with a sparse head.
         out: folder to write into.
-        encoded_name: the encoded corpus, if there are several.
-        queries: to export, too.
+        encoded_name: name of the encoded corpus, required if there are several.
+        queries: queries to export; None: none.
 
     Raises:
-        ValueError: the vectors are not weights of words, or there is no passage.
-        FileNotFoundError: no corpus is encoded.
+        ValueError: the vectors are not weights of words, or the corpus has no passage.
+        FileNotFoundError: the run has no encoded corpus.
     """
     folder = corpus_folder(run.workdir, encoded_name)
     if not run.model.sparse:
         raise ValueError(
-            f"the vectors in {folder} are dense, and Anserini's impact search has weights of words: "
+            f"the vectors in {folder} are dense, and Anserini's impact search needs weights of words: "
             "use --to=pyserini, or a run with a sparse head"
         )
     encoded_corpus = open_encoded_by(run, folder)
@@ -65,12 +64,14 @@ def write_anserini(run: Run, out: Path, encoded_name: str, queries: QuerySource 
     empty = write_corpus(encoded_corpus, words, out / "corpus")
     difference = compare_weights(encoded_corpus, words, out / "corpus")
     notes = [
-        f"{encoded_corpus.total_rows:,} passages read back; weights differ by {difference:.4f} at most, since impacts "
+        f"{encoded_corpus.total_rows:,} passages read back; weights differ by {difference:.4f} at most: impacts "
         f"are integers, {WEIGHT_UNIT} for a weight of 1.",
-        f"Index them by {INDEX_COMMAND}",
+        f"Index them with: {INDEX_COMMAND}",
     ]
     if empty:
-        notes.append(f"{empty:,} passages have no impact above 0; they have {words[0]!r}, since Anserini wants a word.")
+        notes.append(
+            f"{empty:,} passages have no impact above 0; they have {words[0]!r}, because Anserini needs a word."
+        )
     if queries:
         count = write_topics(run, queries, words, out / "topics.tsv")
         notes.append(f"topics.tsv has {count:,} queries: search with --topics topics.tsv --impact --pretokenized.")
@@ -78,12 +79,12 @@ def write_anserini(run: Run, out: Path, encoded_name: str, queries: QuerySource 
 
 
 def vocabulary(run: Run, size: int) -> list[str]:
-    """Return the words by id; an encoder may have more of them than its tokenizer, and these are named by their id."""
+    """Return the words of the vocabulary by id. Ids of the encoder that the tokenizer lacks have names like [word7]."""
     return [run.tokenizer.backend.id_to_token(id) or f"[word{id}]" for id in range(size)]
 
 
 def write_corpus(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) -> int:
-    """Write files of FILE_ROWS passages; return the number of passages without an impact above 0."""
+    """Write files of FILE_ROWS passages each. Return the number of passages without an impact above 0."""
     folder.mkdir()
     empty, texts = 0, corpus_impacts(encoded_corpus, words)
     for number in range(-(-encoded_corpus.total_rows // FILE_ROWS)):
@@ -96,10 +97,10 @@ def write_corpus(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) 
 
 
 def corpus_impacts(encoded_corpus: EncodedCorpus, words: list[str]) -> Iterator[Impacts]:
-    """Yield the impacts of every passage, in the order of rows."""
+    """Yield the impacts of all passages, in the order of rows."""
     for first, shard in encoded_corpus:
-        for start in range(0, len(shard), ROWS):
-            rows = shard.part(start, min(start + ROWS, len(shard)))
+        for start in range(0, len(shard), BLOCK_ROWS):
+            rows = shard.part(start, min(start + BLOCK_ROWS, len(shard)))
             ids = encoded_corpus.ids(first + start + np.arange(len(rows)))
             yield from (Impacts(id, impacts_of(rows, row, words)) for row, id in enumerate(ids))
 
@@ -112,9 +113,9 @@ def impacts_of(rows: SparseRows, row: int, words: list[str]) -> dict[str, int]:
 
 
 def compare_weights(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) -> float:
-    """Read the files back; return the largest difference of a weight.
+    """Read the files back. Return the largest difference of a weight.
 
-    Raises ValueError for another passage in a line, and for a difference beyond rounding.
+    Raises ValueError for a wrong passage in a line, and for a difference beyond rounding.
     """
     number_of = {word: number for number, word in enumerate(words)}
     lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.open(encoding="utf-8"))
@@ -125,7 +126,8 @@ def compare_weights(encoded_corpus: EncodedCorpus, words: list[str], folder: Pat
             record = json.loads(next(lines, "{}"))
             if record.get("id") != id:
                 raise ValueError(
-                    f"{folder}: passage {record.get('id')!r} is where {id!r} should be: nothing was exported"
+                    f"{folder}: read back, a line has the passage {record.get('id')!r} instead of {id!r}: nothing was "
+                    "exported"
                 )
             weights = shard[row][0].astype(np.float64)
             if weights.max() * WEIGHT_UNIT > 0.5:
@@ -140,12 +142,13 @@ def compare_weights(encoded_corpus: EncodedCorpus, words: list[str], folder: Pat
 
 
 def write_topics(run: Run, queries: QuerySource, words: list[str], path: Path) -> int:
-    """Write queries, each word as often as its impact; return their number.
+    """Write queries with every word as many times as its impact. Return the number of queries.
 
     Args:
         run: a run with a sparse head.
-        queries: opened.
-        words: the vocabulary, by id.
+        queries: queries to write.
+        words: words of the vocabulary, by id.
+        path: file to write.
 
     Raises:
         ValueError: the impacts of a query are all 0.
@@ -153,8 +156,8 @@ def write_topics(run: Run, queries: QuerySource, words: list[str], path: Path) -
     records = queries.read()
     embed = run.embedder()
     with atomic_write(path) as file:
-        for start in range(0, len(records), ROWS):
-            part = records[start : start + ROWS]
+        for start in range(0, len(records), BLOCK_ROWS):
+            part = records[start : start + BLOCK_ROWS]
             rows = embed(run.tokenizer.queries(part), "query")
             assert isinstance(rows, SparseRows)
             for row, query in enumerate(part):

@@ -1,4 +1,4 @@
-"""Export to transformers (--to=hf) and sentence-transformers: an encoder, and stock modules around it."""
+"""Exports to transformers (--to=hf), and to sentence-transformers with stock modules around the encoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxret.types import Ragged
 
 
 def write_hf(run: Run, out: Path) -> list[str]:
-    """Write the encoder of each side, in two folders if they differ, with head and config beside it."""
+    """Write the encoder, or the encoder of each side in a folder of its own, with head and config."""
     tied = run.config.encoder.tied
     folders = {side: out if tied else out / side for side in SIDES}
     for side, folder in folders.items():
@@ -40,28 +40,33 @@ def write_hf(run: Run, out: Path) -> list[str]:
 def write_head_and_compare(run: Run, out: Path, encoder: Path) -> list[str]:
     """Write head and config, read the export back, and compare its vectors.
 
-    encoder: folder of the passage encoder. A note warns if sentence-transformers would open it with another pooling.
+    A note warns if sentence-transformers would open `encoder`, the folder of the passage encoder, with another pooling.
     """
-    own = write_head(run, out)
-    whole = read_export(out).embedder
-    whole = replace(whole, retriever=whole.retriever.uncut)
+    names = write_head(run, out)
+    embedder = read_export(out).embedder
+    embedder = replace(embedder, retriever=embedder.retriever.uncut)
     sentence = check_round_trip(
         run,
-        lambda side, tokens: (run_vectors(run, side, tokens), whole(tokens, side).flat),
-        "vectors, as jaxret.export.exported.read_export makes them,",
+        lambda side, tokens: (run_vectors(run, side, tokens), embedder(tokens, side).flat),
+        "vectors by jaxret.export.exported.read_export",
     )
-    what = f"its parameters ({', '.join(own)}) are in {HEAD}" if own else "it has no parameters"
-    head = f"The encoder's files do not say head {run.config.head.name!r}: {what}, its settings in {CONFIG}."
+    what = f"its parameters ({', '.join(names)}) are in {HEAD}" if names else "it has no parameters"
+    head = f"The encoder's files do not describe head {run.config.head.name!r}: {what}, its settings in {CONFIG}."
     notes = [sentence, head]
     if encoder == out and run.config.head.token == "cls":
-        notes.append("sentence-transformers would take the mean over tokens of such a folder: not this model's vector.")
+        notes.append(
+            "sentence-transformers would use the mean over tokens for such a folder, which is not this model's vector."
+        )
     return notes
 
 
 def compare_last_states(run: Run, side: Side, tokens: Ragged, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last hidden states [tokens,H] of the run and of the files.
+    """Return the last hidden states [tokens,H] of the run and of the written encoder.
 
     Args:
+        run: the run.
+        side: side of the texts.
+        tokens: tokens of the texts.
         folder: folder of the written encoder.
     """
     states, mask = read_states(folder, tokens, run.config.encoder.ignore)
@@ -69,14 +74,14 @@ def compare_last_states(run: Run, side: Side, tokens: Ragged, folder: Path) -> t
 
 
 def write_sentence_transformers(run: Run, out: Path) -> list[str]:
-    """Write stock modules; if they cannot compute the vectors, the encoder as a Transformer with its head beside it."""
+    """Write stock modules. If they cannot compute the vectors, write the encoder as a Transformer, and the head."""
     problem, notes = stock_problem(run), list[str]()
     lengths = {side: run.config.tokens[f"{side}_length"] for side in SIDES}
     if has_one_chain(run) and lengths["query"] != lengths["passage"]:
         run = with_one_length(run, max(lengths.values()))
         notes.append(
-            f"Queries were cut at {lengths['query']} tokens and passages at {lengths['passage']}; "
-            "here all texts are at the larger."
+            f"The run cuts queries at {lengths['query']} tokens and passages at {lengths['passage']}; "
+            "the export cuts all texts at the larger length."
         )
     write_modules(run, out)
     if problem:
@@ -85,10 +90,12 @@ def write_sentence_transformers(run: Run, out: Path) -> list[str]:
             lambda side, tokens: compare_last_states(run, side, tokens, transformer_folder(out, side)),
             "hidden states",
         )
-        own = write_head(run, out)
-        parameters = f"parameters ({', '.join(own)}) in {HEAD}" if own else "no parameters"
-        without = f"{problem}: here is its encoder, whose token_embeddings are right; the head has {parameters} and "
-        return [sentence, f"{without}settings in {CONFIG}, and --to=hf writes what jaxret reads.", *notes]
+        names = write_head(run, out)
+        parameters = f"parameters ({', '.join(names)}) in {HEAD}" if names else "no parameters"
+        contents = (
+            f"{problem}: the export is its encoder, whose token_embeddings are right; the head has {parameters} and "
+        )
+        return [sentence, f"{contents}settings in {CONFIG}. jaxret reads exports of --to=hf.", *notes]
     sentence = check_round_trip(
         run, lambda side, tokens: (run_vectors(run, side, tokens), stock_vectors(out, side, tokens)), "vectors"
     )
@@ -107,8 +114,8 @@ def with_one_length(run: Run, length: int) -> Run:
 
 def transformer_folder(out: Path, side: Side) -> Path:
     """Return the folder of a side's encoder in a sentence-transformers directory."""
-    own = out / f"{ROUTES[side]}_0_Transformer"
-    return own if own.is_dir() else out
+    folder = out / f"{ROUTES[side]}_0_Transformer"
+    return folder if folder.is_dir() else out
 
 
 def sentence_transformers_vectors(out: Path, side: Side) -> np.ndarray:
@@ -118,6 +125,6 @@ def sentence_transformers_vectors(out: Path, side: Side) -> np.ndarray:
 
     logging.disable_progress_bar()
     model = SentenceTransformer(str(out), device="cpu", local_files_only=True)
-    model.truncate_dim = None  # whole vectors are compared
+    model.truncate_dim = None  # vectors of full size are compared
     encode = model.encode_query if ROUTES[side] == "query" else model.encode_document
     return encode(sample_texts(), show_progress_bar=False)

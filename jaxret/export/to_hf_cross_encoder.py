@@ -1,4 +1,4 @@
-"""Export a cross-encoder to transformers' class for sequence classification, which CrossEncoder of
+"""Exports a cross-encoder to transformers' class for sequence classification, which CrossEncoder of
 sentence-transformers reads, too."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Written by `jaxret export --workdir={workdir} --to=hf --out={name}`, of step {st
 
 def export_cross_encoder(workdir: Path, out: Path, checkpoint: str = "best") -> str:
     """Write the new folder `out`, read it back, and return a sentence on the difference of the scores of 64 pairs.
-    Raises ValueError if they differ."""
+    Raises ValueError if scores differ."""
     reranker = reranker_in_float32(open_reranker(workdir, checkpoint, attention="plain"))
     model, tokenizer = reranker.scorer.model, reranker.tokenizer
     lengths = tokenizer.query_length, tokenizer.passage_length
@@ -50,9 +50,9 @@ def export_cross_encoder(workdir: Path, out: Path, checkpoint: str = "best") -> 
         for name in TOKENIZER_FILES:
             if (Workdir(workdir).encoder / name).is_file():
                 shutil.copyfile(Workdir(workdir).encoder / name, folder / name)
-        again = open_pretrained_reranker(str(folder), *lengths)
-        again = replace(again, tokenizer=tokenizer)  # with the run's joins
-        farthest = float(np.abs(sample_scores(reranker) - sample_scores(again)).max())
+        read_back = open_pretrained_reranker(str(folder), *lengths)
+        read_back = replace(read_back, tokenizer=tokenizer)  # joins pairs like the run
+        farthest = float(np.abs(sample_scores(reranker) - sample_scores(read_back)).max())
         if not farthest <= TOLERANCE:
             raise ValueError(f"{out}: scores read back differ from the run's by {farthest:.1e}; nothing was written")
         note = f"Scores of 64 pairs, read back, differ from the run's by at most {farthest:.1e}."

@@ -1,4 +1,4 @@
-"""Write a checkpoint in Orbax's files (`jaxret export --to=orbax`), which those of runs in buckets are not."""
+"""Exports a checkpoint to Orbax's files (`jaxret export --to=orbax`). Runs in buckets store other files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def export_orbax(workdir: str | Path, out: Path, checkpoint: str) -> str:
     """Write parameters and optimizer state of a checkpoint to `out`/STEP, read them back, and return a sentence.
 
     Args:
-        workdir: folder of the run, of any kind.
+        workdir: folder of a run of any kind.
         out: new folder to write.
         checkpoint: "best", "last", or a step.
 
     Raises:
-        CheckpointError: there is no such checkpoint, it is damaged, or what was written is not what was read.
+        CheckpointError: the checkpoint does not exist or is damaged, or the files, read back, differ.
     """
     folder = Workdir(workdir)
     with open_checkpoints(folder, stored_config(folder)) as checkpoints:

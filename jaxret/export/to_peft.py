@@ -1,4 +1,4 @@
-"""Export to PEFT (--to=peft): the adapters of a run that was trained with LoRA, without its base."""
+"""Exports to PEFT (--to=peft): the adapters of a run that was trained with LoRA, without its base."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from jaxret.storage.atomic import read_json
 
 
 def write_peft(run: Run, out: Path) -> list[str]:
-    """Write the adapters of each side, in two folders if they differ, with head and config beside them, and compare the
+    """Write the adapters, or the adapters of each side in a folder of its own, with head and config. Compare the
     vectors of the base with these adapters. Raises ValueError for a run without adapters."""
     settings, shapes = run.config.lora, run.model.module.config
     adapters = make_adapters(settings, shapes)
     if adapters is None:
         raise ValueError(
-            f"--to=peft: {run.workdir} was trained without adapters (lora.rank is 0); --to=hf has it whole"
+            f"--to=peft: {run.workdir} was trained without adapters (lora.rank is 0); --to=hf exports the full encoder"
         )
     tensors, base = trained_parameters(run), base_encoders(run)
     source = run.config.encoder.checkpoint if not run.config.train.start_from else run.config.train.start_from
@@ -36,29 +36,31 @@ def write_peft(run: Run, out: Path) -> list[str]:
     for side, name in names.items():
         save_adapters(folders[side], shapes, tensors[name], settings, source)
         write_tokenizer(run, side, folders[side])
-    own = write_head(run, out, base=True)
+    head_names = write_head(run, out, base=True)
     read_back = {name: load_adapters(folders[side], shapes, settings) for side, name in names.items()}
-    others = {name: part for name, part in jax.device_get(run.params).items() if name not in names.values()}
-    params = {**others, **merge_adapters(join_parameters(base, read_back), adapters.scaling)}
-    whole = replace(run, params=jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, run.params))
+    remaining_params = {name: part for name, part in jax.device_get(run.params).items() if name not in names.values()}
+    params = {**remaining_params, **merge_adapters(join_parameters(base, read_back), adapters.scaling)}
+    merged_run = replace(
+        run, params=jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, run.params)
+    )
     sentence = check_round_trip(
         run,
-        lambda side, tokens: (run_vectors(run, side, tokens), run_vectors(whole, side, tokens)),
+        lambda side, tokens: (run_vectors(run, side, tokens), run_vectors(merged_run, side, tokens)),
         "vectors of the base with these adapters",
     )
-    what = f"its parameters ({', '.join(own)}) are in {HEAD}" if own else "it has no parameters"
-    notes = [sentence, f"PEFT's files do not say head {run.config.head.name!r}: {what}, its settings in {CONFIG}."]
+    what = f"its parameters ({', '.join(head_names)}) are in {HEAD}" if head_names else "it has no parameters"
+    notes = [sentence, f"PEFT's files do not describe head {run.config.head.name!r}: {what}, its settings in {CONFIG}."]
     if run.config.encoder.layers:
         notes.append(
-            f"The adapters are of the base's first layers: load it with num_hidden_layers={shapes.num_layers}."
+            f"The adapters are for the first layers of the base: load it with num_hidden_layers={shapes.num_layers}."
         )
     if run.config.encoder.direction:
-        notes.append(f"The run's attention is {run.config.encoder.direction}: PEFT's files do not say so.")
+        notes.append(f"The run's attention is {run.config.encoder.direction}, which PEFT's files do not say.")
     if run.config.train.start_from:
         step = read_json(run.workdir.data)["start"]["step"]
         notes.append(f"The base is checkpoint {step} of the run {source}: --to=hf --checkpoint={step} exports it.")
     if settings.base_dtype != "float32":
         notes.append(
-            f"The run keeps the kernels and tables of the base in {settings.base_dtype}: the code above rounds them so."
+            f"The run keeps the kernels and tables of the base in {settings.base_dtype}: the code above rounds them."
         )
     return notes

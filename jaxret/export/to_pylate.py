@@ -1,4 +1,4 @@
-"""Export a run of late interaction to PyLate."""
+"""Exports a run with late interaction to PyLate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxret.types import Ragged
 def write_pylate(run: Run, out: Path) -> list[str]:
     """Write a PyLate directory, and compare its vectors.
 
-    Raises ValueError for a run that PyLate cannot express: without late interaction, with prompts, with vectors
+    Raises ValueError for a run that PyLate does not support: without late interaction, with prompts, with vectors
     that are not scaled to length 1, or with an encoder for each side.
     """
     config, head = run.config, run.model.module.head
@@ -33,7 +33,7 @@ def write_pylate(run: Run, out: Path) -> list[str]:
     settings = pylate.pylate_settings(head, lengths, words)
     require_pylate_form(run)
     form = vector_form(run, "passage")
-    assert form is not None  # under late interaction every token's state is a vector
+    assert form is not None  # with late interaction, the state of every token is a vector
     kernel = form.projections[0] if form.projections else np.eye(head.hidden_size, dtype=np.float32)
     write_encoder(run, "passage", out)
     kind, dense = pylate.dense_module(kernel)
@@ -52,7 +52,7 @@ def write_pylate(run: Run, out: Path) -> list[str]:
         "vectors",
     )
     if importlib.util.find_spec("pylate"):
-        both = check_round_trip(
+        pylate_sentence = check_round_trip(
             run,
             lambda side, tokens: (
                 run_vectors(run, side, tokens),
@@ -60,7 +60,7 @@ def write_pylate(run: Run, out: Path) -> list[str]:
             ),
             "vectors in PyLate",
         )
-        sentence += f"; {both}"
+        sentence += f"; {pylate_sentence}"
     return [sentence]
 
 
@@ -70,7 +70,7 @@ def require_pylate_form(run: Run) -> None:
     problems = {
         "encoder.tied is False: PyLate has one encoder": not config.encoder.tied,
         "normalize is False: PyLate scales every vector to length 1": not config.normalize,
-        "there are prompts, which PyLate does not put in front by itself": bool(
+        "the run has prompts, which PyLate does not put before texts": bool(
             run.tokenizer.query_prompt or run.tokenizer.passage_prompt
         ),
     }
@@ -79,22 +79,24 @@ def require_pylate_form(run: Run) -> None:
 
 
 def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.ndarray:
-    """Check the settings in `out`, and return the vectors of its files.
+    """Check the settings in a PyLate directory, and return the vectors that its files give.
 
     Args:
         run: the run, for token ids and expected settings.
         out: the PyLate directory.
+        side: side of the texts.
+        tokens: tokens of the texts.
 
     Raises:
-        ValueError: a setting, read back, is not the run's.
+        ValueError: a setting, read back, differs from the run's.
     """
     file_keys = pylate.read_pylate_keys(out)
-    del file_keys[TITLE_SEPARATOR]  # no file of PyLate has it
+    del file_keys[TITLE_SEPARATOR]  # not in files of PyLate
     run_keys = flatten(config_json(run.config))
     for key, value in file_keys.items():
         expected = tuple(sorted(set(run_keys[key]))) if isinstance(value, tuple) else run_keys[key]
         if expected != value:
-            raise ValueError(f"read back, {key} is {value!r}, in the run {run_keys[key]!r}: nothing was exported")
+            raise ValueError(f"read back, {key} is {value!r}, but in the run {run_keys[key]!r}: nothing was exported")
     _, mask, attention_mask = padded_inputs(run, side, tokens)
     states = read_states(out, tokens, attention_mask=attention_mask)[0][-1]
     token_vectors = states[mask][run.model.module.head.vector_mask(tokens, side)] @ pylate.read_projection(out)

@@ -64,14 +64,14 @@ REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
     ("several vectors", "pylate"): "PyLate needs a vector for every token of a query",
     ("several vectors", "pyserini"): "a passage has 2 vectors in",
     ("late", "pyserini"): "a passage has a vector for each token in",
-    ("weights of words", "pyserini"): "are weights of words, and Pyserini's dense search has others",
+    ("weights of words", "pyserini"): "are weights of words, but Pyserini's dense search needs dense",
     ("weights of words", "pylate"): "PyLate needs a vector for every token of a query",
     **dict.fromkeys(((kind, "peft") for kind in RUNS), "was trained without adapters"),
     **dict.fromkeys(
         ((kind, "anserini") for kind in ("one vector", "several vectors", "late")), "are dense, and Anserini"
     ),
     **dict.fromkeys(
-        (("weights of words", store) for store in STORES), "are weights of words, and stores get dense ones"
+        (("weights of words", store) for store in STORES), "are weights of words, but stores need dense vectors"
     ),
     **dict.fromkeys(
         ((kind, "milvus") for kind in ("several vectors", "late")), "a passage has several vectors here, and a row"

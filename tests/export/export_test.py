@@ -59,7 +59,7 @@ def test_exported_modules_give_the_same_vectors(tmp_path: Path, name: str) -> No
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: sentence-transformers\n")
     assert "read back, vectors of 64 texts differ by" in card
-    assert ("Queries were cut at 12 tokens and passages at 24" in report) == (not router)
+    assert ("The run cuts queries at 12 tokens and passages at 24" in report) == (not router)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_exported_encoder_gives_the_same_states(tmp_path: Path) -> None:
     run = make_run(tmp_path, head__name="mvr", head__mvr__count=2)
     report = export(run, "hf", tmp_path / "out")
     assert "read back, hidden states of 64 texts differ by " in report
-    assert "do not say head 'mvr': its parameters (head/table) are in head.safetensors" in report
+    assert "do not describe head 'mvr': its parameters (head/table) are in head.safetensors" in report
     written, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "encoder"))
     for key, value in written.items():
         np.testing.assert_array_equal(value, expected[key])
@@ -99,7 +99,7 @@ def test_transformers_loads_the_trained_weights(tmp_path: Path) -> None:
 def test_unsupported_heads_are_exported_as_an_encoder(tmp_path: Path, overrides: dict[str, Any], named: str) -> None:
     run, out = make_run(tmp_path, **overrides), tmp_path / "out"
     report = export(run, "sentence-transformers", out)
-    assert f"head.name {named} has no form in stock modules" in report
+    assert f"head.name {named} cannot be computed by stock modules" in report
     assert "read back, hidden states of 64 texts differ by" in report
     assert [line["type"] for line in json.loads((out / "modules.json").read_text())] == [
         "sentence_transformers.models.Transformer"

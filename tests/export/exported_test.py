@@ -38,9 +38,7 @@ TITLE, TEXT = "River", "a stream of water"
 @pytest.mark.parametrize("name", FAMILIES)
 def test_read_export_gives_the_runs_vectors(name: str, tmp_path: Path) -> None:
     workdir, out = make_run(tmp_path, **FAMILIES[name]), tmp_path / "out"
-    assert "vectors, as jaxret.export.exported.read_export makes them, of 64 texts differ by" in export(
-        workdir, "hf", out
-    )
+    assert "vectors by jaxret.export.exported.read_export of 64 texts differ by" in export(workdir, "hf", out)
     run, namespace = open_run(workdir), dict[str, Any]()
     exec(BLOCKS[0].replace("FOLDER", str(out)), namespace)
     tokens = run.tokenizer.passages([Passage("0", TEXT, TITLE)])

@@ -68,7 +68,7 @@ def test_a_language_model_round_trips(tmp_path: Path, name: str) -> None:
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
     assert run.model.module.config == open_run(tmp_path / "run").model.module.config
     notes = export(tmp_path / "again", "sentence-transformers", tmp_path / "twice")
-    assert "The run keeps the first 12 numbers of a vector. The files give whole ones" in notes
+    assert "The run keeps the first 12 dimensions of a vector. The files give full vectors" in notes
     written = read_json(tmp_path / "twice" / settings.name)
     assert (written["prompts"], written["truncate_dim"]) == (prompts, 12)
     for file in ("model.safetensors", "config.json", "1_Pooling/config.json", "modules.json", *DENSE):

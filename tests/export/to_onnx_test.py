@@ -28,7 +28,7 @@ def write(name: str, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     config, params = load_pretrained(GOLDENS / name, IGNORE)
     graph = onnx_graph.Graph()
     hidden = onnx_graph.hidden_states(graph, onnx_graph.require_bert(config), params)
-    graph("Concat", *(graph("Unsqueeze", state, graph.whole(0)) for state in hidden), name="states", axis=0)
+    graph("Concat", *(graph("Unsqueeze", state, graph.integers(0)) for state in hidden), name="states", axis=0)
     for token in ("mean", "last", "mean_without_first"):
         graph("Identity", onnx_graph.pooled_state(graph, hidden[-1], token), name=token)
     graph("Identity", onnx_graph.normalized(graph, onnx_graph.pooled_state(graph, hidden[-1], "cls")), name="cls")

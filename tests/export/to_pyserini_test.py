@@ -61,7 +61,7 @@ def test_control_swapped_ids_and_changed_vectors_are_errors(
         path.write_bytes(bytes(data))
 
     for name, broken, message in (
-        ("write_ids", moved, r"passages are others: nothing was exported"),
+        ("write_ids", moved, r"passages differ: nothing was exported"),
         ("write_index", scaled, r"more than 1e-05: nothing was exported"),
     ):
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Compare the exact search of a store with jaxret's: the same passages, up to ties, with the same scores."""
+"""Compares the exact search of a store with jaxret's: the passages, except for ties, and the scores must be equal."""
 
 from __future__ import annotations
 
@@ -14,64 +14,65 @@ from jaxret.search.in_memory import vectors_of
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged
 
-TIE = 1e-5  # relative to scores of about 1: float32's rounding may order closer scores differently
-_QUERY_VECTORS = 32  # of a stored passage, where a query has a list of vectors
+TIE = 1e-5  # for scores of about 1: rounding in float32 may change the order of closer scores
+_QUERY_VECTORS = 32  # vectors of a stored passage that stand for a query under late interaction
 
 
 def sample_queries(encoded_corpus: EncodedCorpus, sample: int) -> Ragged:
-    """Return stored vectors as queries, of rows that are evenly spread; lists of them under late interaction."""
+    """Return stored vectors of evenly spread rows as queries. Under late interaction, a query has a list of vectors."""
     rows = np.unique(np.linspace(0, encoded_corpus.total_rows - 1, sample).astype(np.int64))
-    most = _QUERY_VECTORS if encoded_corpus.ragged else 1
-    lists = [vectors[:most].astype(np.float32) for vectors in vectors_of(encoded_corpus, rows)]
+    limit = _QUERY_VECTORS if encoded_corpus.ragged else 1
+    lists = [vectors[:limit].astype(np.float32) for vectors in vectors_of(encoded_corpus, rows)]
     return Ragged(np.concatenate(lists), np.cumsum([0, *map(len, lists)]))
 
 
 def encode_queries(searcher: Searcher, queries: QuerySource, sample: int) -> Ragged:
-    """Return the vectors of the first queries."""
+    """Return the vectors of the first `sample` queries."""
     _, vectors = searcher.encode(queries.read()[:sample])
     assert isinstance(vectors, Ragged)
     return vectors
 
 
 def compare_store(searcher: Searcher, store: VectorStore, queries: Ragged, k: int) -> dict[str, Any]:
-    """Compare the k best passages of queries; return {"queries", "k", "tied", "largest_difference"}, the third counts
-    the passages that are others, or elsewhere, among equal scores.
+    """Compare the k best passages of queries. Return {"queries", "k", "tied", "largest_difference"}; "tied" is the
+    number of passages whose rank differs among equal scores.
 
     Args:
-        searcher: of the corpus that was exported.
+        searcher: searcher of the exported corpus.
         store: the filled table.
         queries: vectors of queries.
-        k: passages of each.
+        k: number of passages for each query.
 
-    Raises ValueError naming the first query with another passage, or a score that differs by more than rounding.
+    Raises:
+        ValueError: a query has another passage, or a score differs by more than rounding.
     """
     queries = queries.astype(store.query_dtype).astype(np.float32)
     k = min(k, searcher.encoded_corpus.total_rows)
     result, our_ids = searcher.nearest(queries, k)
     hits = store.search(list(queries), k)
-    rows = rows_of_ids(searcher.encoded_corpus, {key for each in hits for key, _ in each})
-    for number, each in enumerate(hits):
-        if problem := _problem([key for key, _ in each], rows, k):
+    rows = rows_of_ids(searcher.encoded_corpus, {key for ranking in hits for key, _ in ranking})
+    for number, ranking in enumerate(hits):
+        if problem := _problem([key for key, _ in ranking], rows, k):
             raise ValueError(f"{store.place}: for query {number} {problem}; the export is not usable")
-    exact = np.array(searcher.scores(queries, [[rows[key] for key, _ in each] for each in hits]))
-    theirs = np.array([[score for _, score in each] for each in hits])
+    exact = np.array(searcher.scores(queries, [[rows[key] for key, _ in ranking] for ranking in hits]))
+    store_scores = np.array([[score for _, score in ranking] for ranking in hits])
     size = max(float(np.abs(result.scores).max()), 1.0)
-    other = np.array(our_ids) != np.array([[key for key, _ in each] for each in hits])
-    wrong = np.abs(exact - result.scores) > TIE * size
-    if wrong.any():
-        query, place = np.argwhere(wrong)[0].tolist()
+    ids_differ = np.array(our_ids) != np.array([[key for key, _ in ranking] for ranking in hits])
+    differs = np.abs(exact - result.scores) > TIE * size
+    if differs.any():
+        query, index = np.argwhere(differs)[0].tolist()
         raise ValueError(
-            f"{store.place}: for query {query} the passage at rank {place + 1} is {hits[query][place][0]!r} with score "
-            f"{exact[query, place]:.6g}, in jaxret {our_ids[query][place]!r} with {result.scores[query, place]:.6g} "
-            f"({int(wrong.any(axis=1).sum())} of {len(hits)} queries differ); the export is not usable"
+            f"{store.place}: for query {query} the passage at rank {index + 1} is {hits[query][index][0]!r} with score "
+            f"{exact[query, index]:.6g}, in jaxret {our_ids[query][index]!r} with {result.scores[query, index]:.6g}. "
+            f"{int(differs.any(axis=1).sum())} of {len(hits)} queries differ; the export is not usable"
         )
-    largest = float(np.abs(exact - theirs).max()) / size
+    largest = float(np.abs(exact - store_scores).max()) / size
     if not largest <= TIE:
         raise ValueError(
             f"{store.place}: the passages are the same, but scores differ by {largest:.1e}, more than {TIE:.0e}; the "
             "export is not usable"
         )
-    return {"queries": len(hits), "k": k, "tied": int(other.sum()), "largest_difference": largest}
+    return {"queries": len(hits), "k": k, "tied": int(ids_differ.sum()), "largest_difference": largest}
 
 
 def _problem(ids: Sequence[str], rows: dict[str, int], k: int) -> str:
@@ -83,10 +84,10 @@ def _problem(ids: Sequence[str], rows: dict[str, int], k: int) -> str:
 
 
 def rows_of_ids(encoded_corpus: EncodedCorpus, ids: set[str]) -> dict[str, int]:
-    """Return the rows of some ids; what the corpus does not have is left out."""
+    """Return {id: row} for those of `ids` that are in the corpus."""
     return {
-        key: start + place
+        key: start + index
         for start, block in encoded_corpus.id_blocks()
-        for place, key in enumerate(block)
+        for index, key in enumerate(block)
         if key in ids
     }

@@ -1,4 +1,4 @@
-"""Fill a store with the rows of an encoded corpus, shard by shard, with a journal."""
+"""Fills a store with the rows of an encoded corpus, shard by shard, and keeps a journal."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ from jaxret.storage.atomic import require_parent, sha256_file
 def export_to_store(
     run: Run, kind: str, out: Path, encoded_name: str, queries: QuerySource | None, options: StoreOptions
 ) -> str:
-    """Export an encoded corpus to a store, count its rows, and compare its exact search; return sentences on that.
-
-    A finished export is counted and compared again.
+    """Export an encoded corpus to a store, count the store's rows, and compare its exact search. Return sentences on
+    the result. A finished export is only counted and compared.
 
     Args:
         run: the run that encoded the corpus.
         kind: one of STORES.
         out: folder of the journal, and of files.
-        encoded_name: the encoded corpus, if there are several.
-        queries: to compare; None: stored vectors.
+        encoded_name: name of the encoded corpus, required if there are several.
+        queries: queries for the comparison; None: stored vectors.
         options: table, address, sample.
 
     Raises:
-        FileExistsError: `out`, or the table, exists and is not of this export.
+        FileExistsError: `out` or the table exists and does not belong to this export.
         ContractError: `out` is an export of other vectors, or to another table.
-        ValueError: the store cannot hold the vectors, has another number of passages, or finds others.
+        ValueError: the store cannot hold the vectors, has another number of passages, or returns other passages.
     """
     require_parent(out, "--out")
     searcher = Searcher(run, corpus_folder(run.workdir, encoded_name))
@@ -63,19 +62,19 @@ def export_to_store(
         finally:
             store.close()
     what = "queries" if queries else "stored vectors"
-    same = f"The {result['k']} best passages of {result['queries']} {what}, searched exactly, are those of jaxret"
-    same += f"; scores differ by {result['largest_difference']:.1e} at most"
+    comparison = f"The {result['k']} best passages of {result['queries']} {what}, searched exactly, are those of jaxret"
+    comparison += f"; scores differ by {result['largest_difference']:.1e} at most"
     if result["tied"]:
-        same += f", and {result['tied']} passages of equal scores are in another order"
+        comparison += f", and {result['tied']} passages of equal scores are in another order"
     sentence = f"{store.place}: {encoded_corpus.total_rows:,} passages, counted, of {len(journal.entries):,} shard(s)"
-    return "\n".join([f"{sentence}. {same}.", *store.notes])
+    return "\n".join([f"{sentence}. {comparison}.", *store.notes])
 
 
 def store_target(rows: CorpusRows, kind: str, out: Path, options: StoreOptions) -> StoreTarget:
     """Return the table that options name.
 
     Args:
-        rows: what is exported.
+        rows: exported rows.
         kind: one of STORES.
         out: folder of the export.
         options: address and table.
@@ -86,7 +85,7 @@ def store_target(rows: CorpusRows, kind: str, out: Path, options: StoreOptions) 
 
 
 def identity_of_rows(rows: CorpusRows) -> dict[str, Any]:
-    """Return what the exported rows were made from, as JSON."""
+    """Return the origin of the exported rows, as JSON."""
     encoded_corpus = rows.encoded_corpus
     return {
         "corpus": encoded_corpus.corpus_identity,
@@ -102,13 +101,13 @@ def identity_of_rows(rows: CorpusRows) -> dict[str, Any]:
 
 
 def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> None:
-    """Write the shards that the journal does not have.
+    """Write the shards that are not in the journal.
 
-    Raises FileExistsError for a table that another wrote, and ValueError for another number of passages than written.
+    Raises FileExistsError for a table that another export wrote, and ValueError for a wrong number of passages.
     """
     if not journal.started:
         if store.exists():
-            problem = f"{store.place} exists already, and the export in {journal.out} did not make it"
+            problem = f"{store.place} exists already, but the export in {journal.out} did not make it"
             raise FileExistsError(f"{problem}; choose another --table")
         journal.begin()
     store.create()
@@ -116,7 +115,7 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
     store.keep_first(start, journal.entries)
     if (count := store.count()) < start:
         raise ValueError(
-            f"{store.place} has {count:,} passages, and {start:,} were written; it was changed since: give a new --out "
+            f"{store.place} has {count:,} passages, but {start:,} were written. It was changed later; give a new --out "
             "and --table"
         )
     with Progress("export", rows.encoded_corpus.total_rows, "passage", start=start) as bar:
@@ -127,17 +126,17 @@ def fill_store(store: VectorStore, rows: CorpusRows, journal: ExportJournal) -> 
             journal.note({"first_row": first, "rows": size, **entry})
     if (count := store.count()) != rows.encoded_corpus.total_rows:
         raise ValueError(
-            f"{store.place} has {count:,} passages, and the corpus {rows.encoded_corpus.total_rows:,}: another job "
-            "wrote there, too; export again with a new --out and --table"
+            f"{store.place} has {count:,} passages, but the corpus has {rows.encoded_corpus.total_rows:,}. Another job "
+            "wrote to it, too; export again with a new --out and --table"
         )
 
 
 def counted_batches(batches: Iterator[pa.RecordBatch], size: int, bar: Progress) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, with progress. Raises ValueError if their rows are not `size`."""
+    """Yield batches, and show progress. Raises ValueError if they do not have `size` rows together."""
     rows = 0
     for batch in batches:
         yield batch
         rows += len(batch)
         bar.update(len(batch))
     if rows != size:
-        raise ValueError(f"{rows} rows of a shard were read, and it has {size}")
+        raise ValueError(f"{rows} rows of a shard were read, but it has {size}")

@@ -1,4 +1,4 @@
-"""A table of LanceDB: Arrow as it is, also float16 and lists of vectors. It has no primary key."""
+"""A table of LanceDB. It stores Arrow data, also float16 and lists of vectors, and has no primary key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxret.export.stores.vector_store import Hits, StoreTarget, without_passwor
 
 
 class LanceTable:
-    """A table in a folder or a bucket. A shard is one commit: whole, or not there."""
+    """A table in a folder or a bucket. A shard is one commit, so that a table never has a part of a shard."""
 
     def __init__(self, target: StoreTarget) -> None:
         (lancedb,) = import_client("lancedb", "lancedb")
@@ -23,7 +23,9 @@ class LanceTable:
         self.place = f"{without_password(url)}/{target.table}"
         self.query_dtype, self.notes = target.dtype, []
         if target.dtype == "float16":
-            self.notes.append("LanceDB rounds queries to float16, as it holds the vectors; so were those compared.")
+            self.notes.append(
+                "LanceDB rounds queries to float16, the type of the vectors. So were those of the comparison."
+            )
 
     def exists(self) -> bool:
         return self._target.table in self._names()
@@ -43,7 +45,7 @@ class LanceTable:
         self._table = self._database.open_table(self._target.table)
 
     def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
-        if self._table.count_rows() > rows:  # it has no key: rows that came before would be there twice
+        if self._table.count_rows() > rows:  # without a key, rows of an unfinished shard would occur twice
             self._table.delete(f"row >= {rows}")
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class LanceTable:
         return {}
 
     def count(self) -> int:
-        """Return how many passages there are; one that is there twice counts once, as the table has no key."""
+        """Return the number of passages. The table has no key, so a repeated passage counts once."""
         rows = self._table.search().select(["row"]).limit(self._table.count_rows()).to_arrow()["row"]
         return int(pc.count_distinct(rows).as_py())
 
@@ -61,7 +63,7 @@ class LanceTable:
             vectors = query if len(query) > 1 else query[0]
             search = self._table.search(vectors, vector_column_name=self._target.vector_column).distance_type("dot")
             hits = search.bypass_vector_index().select(["id", "_distance"]).limit(k).to_list()
-            # The distance is the sum over the query's vectors of 1 - product.
+            # The distance is the sum of 1 - product over the query's vectors.
             results.append([(hit["id"], len(query) - hit["_distance"]) for hit in hits])
         return results
 

@@ -1,4 +1,4 @@
-"""Metadata of passages as columns: a column a field, with the type that all its values have."""
+"""Metadata of passages as columns: one column for each field, with a type that fits all its values."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pyarrow as pa
 from jaxret.index.encoded_corpus import EncodedCorpus
 from jaxret.index.metadata import Field, read_fields
 
-_LONGEST = 48  # characters of a column's name: PostgreSQL has 63 bytes
+_LONGEST = 48  # characters of a column's name; PostgreSQL allows 63 bytes
 
 
 class MetadataColumns:
-    """The fields that filters know (`index/metadata.py`), by row. `fields` has the field of each column's name.
+    """The metadata fields for filters (`index/metadata.py`) by row. `fields` is {name of a column: field}.
 
-    Whole numbers are int64, other numbers float64, true and false are booleans, all else is text. Where a passage has
-    several values of a field, the column has lists, sorted as texts.
+    Whole numbers are int64, other numbers float64, true and false are booleans, other values are texts. If a passage
+    has several values of a field, the column has lists, sorted as texts.
     """
 
     def __init__(self, encoded_corpus: EncodedCorpus, other_columns: Iterable[str]) -> None:
-        """Read the fields, and choose names of columns that are not in `other_columns`."""
+        """Read the fields, and choose column names that are not in `other_columns`."""
         self._parts = [read_fields(shards) for shards in encoded_corpus.shards]
         names = sorted({name for part in self._parts for name in part})
         self.fields = dict(zip(column_names(names, other_columns), names, strict=True))
@@ -33,12 +33,13 @@ class MetadataColumns:
         self._by_row: tuple[int, dict[str, tuple[np.ndarray, np.ndarray]]] = (-1, {})
 
     def _type(self, name: str) -> pa.DataType:
-        own = [part[name] for part in self._parts if name in part]
-        kind = value_type([value for field in own for value in field.values])
-        return pa.list_(kind) if any(len(np.unique(field.rows.flat)) < len(field.rows.flat) for field in own) else kind
+        fields = [part[name] for part in self._parts if name in part]
+        kind = value_type([value for field in fields for value in field.values])
+        several = any(len(np.unique(field.rows.flat)) < len(field.rows.flat) for field in fields)
+        return pa.list_(kind) if several else kind
 
     def arrays(self, part: int, rows: np.ndarray) -> list[pa.Array]:
-        """Return the columns of some rows of a part, ascending; null, or an empty list, where a row has no value."""
+        """Return the columns for ascending rows of a part, with null or an empty list for rows without a value."""
         if self._by_row[0] != part:  # parts come one after the other
             self._by_row = part, {name: _by_row(field) for name, field in self._parts[part].items()}
         return [self._array(self._by_row[1], part, column.name, column.type, rows) for column in self.schema]
@@ -59,7 +60,7 @@ class MetadataColumns:
         ends = np.searchsorted(owners, rows, "right").tolist()
         convert = _CONVERT[kind.value_type if pa.types.is_list(kind) else kind]
         lists = [[convert(values[int(code)]) for code in codes[begin:end]] for begin, end in zip(begins, ends)]
-        return pa.array(lists if pa.types.is_list(kind) else [next(iter(each), None) for each in lists], kind)
+        return pa.array(lists if pa.types.is_list(kind) else [next(iter(entries), None) for entries in lists], kind)
 
 
 _CONVERT: dict[pa.DataType, Callable[[str], Any]] = {
@@ -71,13 +72,13 @@ _CONVERT: dict[pa.DataType, Callable[[str], Any]] = {
 
 
 def _by_row(field: Field) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that have values, ascending and repeated, and the number of each value."""
+    """Return (rows in ascending order, one for each value of a row; the index of each value)."""
     order = np.argsort(field.rows.flat, kind="stable")
     return field.rows.flat[order], np.repeat(np.arange(len(field.values)), field.rows.lengths)[order]
 
 
 def value_type(values: Sequence[str]) -> pa.DataType:
-    """Return the type in which all values, as JSON, are kept as they are: 007 is a text."""
+    """Return the type that keeps all values, which are JSON, unchanged: 007 is a text."""
     if all(re.fullmatch(r"-?(0|[1-9]\d{0,17})", value) and value != "-0" for value in values):
         return pa.int64()
     if all(map(_is_number, values)):
@@ -94,8 +95,8 @@ def _is_number(value: str) -> bool:
 
 
 def column_names(fields: Sequence[str], other_columns: Iterable[str]) -> list[str]:
-    """Return a name for each field that every store allows: letters, digits and _; none is that of another column,
-    also where a store does not tell capitals."""
+    """Return a column name for each field. A name has only letters, digits and _, which every store allows, and differs
+    from all other names even if a store ignores case."""
     lower_names, names = {name.lower() for name in other_columns}, []
     for field in fields:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", field)[:_LONGEST]

@@ -1,4 +1,4 @@
-"""A collection of Milvus: on a server, or in a folder of Milvus Lite. The passage id is the primary key."""
+"""A collection of Milvus, on a server or in a folder of Milvus Lite. The passage id is the primary key."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
 from jaxret.export.stores.vector_store import Hits, StoreTarget, without_password
 
-_MOST_BYTES = 65_535  # of a text
-_MOST_VALUES = 4096  # of a list
-_ROWS = 512  # of a request
+_MOST_BYTES = 65_535  # largest size of a text
+_MOST_VALUES = 4096  # largest number of values in a list
+_ROWS = 512  # rows of a request
 
 
 class MilvusCollection:
-    """A collection with the index FLAT and the metric IP. Rows replace those of the same passage: an upsert again
-    changes nothing."""
+    """A collection with the index FLAT and the metric IP. A row replaces the row of the same passage, so that a
+    repeated upsert changes nothing."""
 
     def __init__(self, target: StoreTarget) -> None:
         if target.several:
             raise ValueError(
-                "--to=milvus: a passage has several vectors here, and a row of Milvus one; use --to=qdrant or lancedb"
+                "--to=milvus: a passage has several vectors, but a row of Milvus has one; use --to=qdrant or lancedb"
             )
         (self._milvus,) = import_client("milvus", "pymilvus")
         self._target, self.query_dtype, self.notes = target, "float32", []
@@ -34,7 +34,7 @@ class MilvusCollection:
             import_client("milvus", "milvus_lite")
         self._half = target.dtype == "float16" and not lite
         if target.dtype == "float16" and lite:
-            self.notes.append("Milvus Lite has no float16: the same numbers are held as float32.")
+            self.notes.append("Milvus Lite has no float16: it stores the same numbers as float32.")
         url = target.url or str(target.out / "milvus.db")
         self.place = f"{without_password(url)}/{target.table}"
         self._client = self._milvus.MilvusClient(url, token=os.environ.get("MILVUS_TOKEN", ""))
@@ -51,14 +51,14 @@ class MilvusCollection:
         for field in list(self._target.schema)[:-1]:
             several = pa.types.is_list(field.type)
             kind = kinds[str(field.type.value_type if several else field.type)]
-            more: dict[str, Any] = text if kind == types.VARCHAR else {}
+            options: dict[str, Any] = text if kind == types.VARCHAR else {}
             if field.name == "id":
-                more = {**text, "is_primary": True}
+                options = {**text, "is_primary": True}
             elif several:
-                kind, more = types.ARRAY, {**more, "element_type": kind, "max_capacity": _MOST_VALUES}
+                kind, options = types.ARRAY, {**options, "element_type": kind, "max_capacity": _MOST_VALUES}
             elif field.nullable:
-                more = {**more, "nullable": True}
-            schema.add_field(field.name, kind, **more)
+                options = {**options, "nullable": True}
+            schema.add_field(field.name, kind, **options)
         kind = types.FLOAT16_VECTOR if self._half else types.FLOAT_VECTOR
         schema.add_field("vector", kind, dim=self._target.dimension)
         index = self._client.prepare_index_params()
@@ -66,7 +66,7 @@ class MilvusCollection:
         self._client.create_collection(self._target.table, schema=schema, index_params=index)
 
     def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
-        pass  # rows are replaced
+        pass  # repeated rows replace earlier ones
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         for batch in batches:
@@ -104,10 +104,10 @@ class MilvusCollection:
 
 
 def require_short_texts(row: dict[str, Any]) -> None:
-    """Raise ValueError for a text that is longer than Milvus holds."""
+    """Raise ValueError for a text that is too long for Milvus."""
     for name, value in row.items():
         if isinstance(value, str) and (size := len(value.encode())) > _MOST_BYTES:
             raise ValueError(
-                f"passage {row['id']!r}: its {name} has {size:,} bytes, and Milvus holds {_MOST_BYTES:,}; cut the "
+                f"passage {row['id']!r}: its {name} has {size:,} bytes, but Milvus holds {_MOST_BYTES:,}; cut the "
                 "passages, or leave texts out (--notexts)"
             )

@@ -1,4 +1,4 @@
-"""Parquet files of vectors, texts and metadata: part-NNNNN.parquet a shard, which most tools read as they are."""
+"""Parquet files of vectors, texts and metadata, which most tools can read: part-NNNNN.parquet for each shard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.vector_store import Hits, StoreTarget
 from jaxret.storage.atomic import atomic_write, sha256_file, sha256_json
 
-_BLOCK_ROWS = 4096  # rows multiplied at a time
+_BLOCK_ROWS = 4096  # rows that are multiplied together
 
 
 class ParquetFiles:
-    """The files of an export; a batch is a row group."""
+    """The files of an export. A batch is a row group."""
 
     def __init__(self, target: StoreTarget) -> None:
         if target.url or target.table:
@@ -38,13 +38,13 @@ class ParquetFiles:
         for entry in entries:
             path = self._out / entry["file"]
             if not path.is_file() or sha256_file(path) != entry["sha256"]:
-                raise ValueError(f"{path} is not as it was written; remove {self._out} and export again")
+                raise ValueError(f"{path} was changed after it was written; remove {self._out} and export again")
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         path = self._out / f"part-{number:05d}.parquet"
         schema, column = self._target.schema, self._target.vector_column
-        # Vectors hardly repeat: bytes of equal weight side by side are what is compressed. DuckDB 2.0 cannot read that
-        # of float16.
+        # Vectors have few equal numbers, so only the byte-stream split makes them compressible. DuckDB 2.0 cannot read
+        # it for float16.
         leaf = "vectors.list.element.list.element" if self._target.several else "vector.list.element"
         options = {
             "compression": "zstd",
@@ -58,7 +58,7 @@ class ParquetFiles:
                 digests.append(digest_of_rows(batch))
         for group, digest in enumerate(digests):
             read = pq.ParquetFile(path).read_row_group(group).combine_chunks().to_batches()
-            if [digest_of_rows(each) for each in read] != [digest]:
+            if [digest_of_rows(read_batch) for read_batch in read] != [digest]:
                 path.unlink()
                 raise ValueError(f"{path}: read back, row group {group} has other rows; export again")
         return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -68,16 +68,16 @@ class ParquetFiles:
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
         best: list[Hits] = [[] for _ in queries]
-        every, begins = np.concatenate(queries), np.cumsum([0, *(len(query) for query in queries[:-1])])
+        query_vectors, begins = np.concatenate(queries), np.cumsum([0, *(len(query) for query in queries[:-1])])
         for path in self._files():
             for batch in pq.ParquetFile(path).iter_batches(_BLOCK_ROWS, columns=["id", self._target.vector_column]):
                 ids, vectors = batch.column("id").to_pylist(), vectors_of_batch(batch)
-                starts = np.cumsum([0, *(len(each) for each in vectors[:-1])])
-                products = every @ np.concatenate(vectors).astype(np.float32).T
+                starts = np.cumsum([0, *(len(lists) for lists in vectors[:-1])])
+                products = query_vectors @ np.concatenate(vectors).astype(np.float32).T
                 scores = np.add.reduceat(np.maximum.reduceat(products, starts, axis=1), begins, axis=0)
                 first = np.argsort(-scores, axis=1, kind="stable")[:, :k].tolist()
-                for hits, places, row in zip(best, first, scores, strict=True):
-                    hits += [(ids[place], float(row[place])) for place in places]
+                for hits, indices, row in zip(best, first, scores, strict=True):
+                    hits += [(ids[index], float(row[index])) for index in indices]
                     hits.sort(key=lambda hit: -hit[1])
                     del hits[k:]
         return best
@@ -90,7 +90,7 @@ class ParquetFiles:
 
 
 def digest_of_rows(batch: pa.RecordBatch) -> str:
-    """Return a digest of all columns; vectors count bit for bit."""
+    """Return a digest of all columns, with the bits of the vectors."""
     column = batch.schema.names[-1]
     digest = hashlib.sha256(sha256_json(batch.drop_columns([column]).to_pydict()).encode())
     for vectors in vectors_of_batch(batch):

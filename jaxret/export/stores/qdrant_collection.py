@@ -1,4 +1,4 @@
-"""A collection of Qdrant, on a server or in a folder of the client's local mode. Point ids are UUIDs of passage ids."""
+"""A collection of Qdrant, on a server or in a folder (the client's local mode). Point ids are UUIDs of passage ids."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxret.export.stores.corpus_rows import vectors_of_batch
 from jaxret.export.stores.store_list import import_client
 from jaxret.export.stores.vector_store import Hits, StoreTarget, without_password
 
-_POINTS = 256  # of a request
-_SECONDS = 300  # that a request may take
+_POINTS = 256  # points of a request
+_SECONDS = 300  # time limit of a request
 _NAMESPACE = uuid.NAMESPACE_URL
 
 
 class QdrantCollection:
-    """A collection with the product as distance. Points replace those of the same passage: an upsert again changes
-    nothing. The payload has id, row, title, text and metadata."""
+    """A collection whose distance is the product. A point replaces the point of the same passage, so that a repeated
+    upsert changes nothing. The payload has id, row, title, text and metadata."""
 
     def __init__(self, target: StoreTarget) -> None:
         qdrant, self._models = import_client("qdrant", "qdrant_client", "qdrant_client.models")
@@ -33,7 +33,7 @@ class QdrantCollection:
         else:
             self._client = qdrant.QdrantClient(path=target.url or str(target.out / "qdrant"))
             self.notes.append(
-                "The client's local mode is slow beyond some thousands of passages: give --url=http://..."
+                "The client's local mode is slow for more than some thousand passages: give --url=http://..."
             )
         self.place = f"{without_password(target.url) or target.out / 'qdrant'}/{target.table}"
 
@@ -55,7 +55,7 @@ class QdrantCollection:
         self._client.create_collection(self._target.table, vectors_config=vectors)
 
     def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
-        pass  # points are replaced
+        pass  # repeated points replace earlier ones
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         for batch in batches:
@@ -65,7 +65,7 @@ class QdrantCollection:
 
     def _upsert(self, batch: pa.RecordBatch) -> None:
         payloads = batch.drop_columns([self._target.vector_column]).to_pylist()
-        vectors = [each.astype(np.float32).tolist() for each in vectors_of_batch(batch)]
+        vectors = [lists.astype(np.float32).tolist() for lists in vectors_of_batch(batch)]
         points = self._models.Batch(
             ids=[str(uuid.uuid5(_NAMESPACE, payload["id"])) for payload in payloads],
             vectors=vectors if self._target.several else [vector for (vector,) in vectors],

@@ -1,4 +1,4 @@
-"""The stores that vectors are exported to, and their packages."""
+"""The vector stores to which corpora are exported, and their packages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STORES = {  # --to -> module and class
+STORES = {  # value of --to -> module and class
     "parquet": ("parquet_files", "ParquetFiles"),
     "lancedb": ("lancedb_table", "LanceTable"),
     "pgvector": ("pgvector_table", "PgvectorTable"),
     "qdrant": ("qdrant_collection", "QdrantCollection"),
     "milvus": ("milvus_collection", "MilvusCollection"),
 }
-_EXTRAS = {"parquet": "data"}  # of the package; where not named, the store's name
+_EXTRAS = {"parquet": "data"}  # store -> extra of jaxret, if it has not the name of the store
 
 
 def import_client(kind: str, *names: str) -> list[Any]:
-    """Import the packages of a store. Raises ValueError with the command that installs them."""
+    """Import packages of a store. Raises ValueError with the command that installs a missing package."""
     try:
         return [importlib.import_module(name) for name in names]
     except ModuleNotFoundError as error:
@@ -27,15 +27,13 @@ def import_client(kind: str, *names: str) -> list[Any]:
         raise ValueError(problem) from error
 
 
-_CLIENTS = ("grpc", "httpx", "psycopg", "pymilvus", "qdrant_client")  # packages whose errors are of the server
+_CLIENTS = ("grpc", "httpx", "psycopg", "pymilvus", "qdrant_client")  # packages whose errors come from the server
 
 
 @contextmanager
 def store_errors(kind: str, address: str) -> Iterator[None]:
-    """Raise ValueError for an error of a store's client within the block: the server is not there, or refuses.
-
-    address: of the store, for the message.
-    """
+    """Raise ValueError for an error of a store's client in this block: the server cannot be reached, or refuses.
+    `address` is the address of the store, for the message."""
     try:
         yield
     except Exception as error:

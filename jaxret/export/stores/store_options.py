@@ -9,7 +9,7 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where vectors are written, and how the result is compared. Raises ValueError for values that are not allowed."""
+    """Options of the table that vectors are written to, and of the comparison. Raises ValueError for invalid values."""
 
     url: str = option(
         "",

@@ -1,4 +1,4 @@
-"""Interface of a store that vectors are exported to, and the stores there are."""
+"""The interface of vector stores, to which corpora are exported."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ Hits = list[tuple[str, float]]  # (passage id, score), best first
 
 @dataclass(frozen=True)
 class StoreTarget:
-    """A table to fill.
+    """A table to fill."""
 
-    out: folder of the export; url: address of the store, "" for the default; schema: of the rows (`CorpusRows`);
-    dtype and dimension: of vectors; ragged: whether a query has a list of vectors, too (late interaction).
-    """
-
-    out: Path
-    url: str
+    out: Path  # folder of the export
+    url: str  # address of the store; "": the default
     table: str
-    schema: pa.Schema
-    dtype: str
-    dimension: int
-    ragged: bool
+    schema: pa.Schema  # columns of the rows (`CorpusRows`)
+    dtype: str  # type of vectors
+    dimension: int  # size of a vector
+    ragged: bool  # whether queries have lists of vectors, too (late interaction)
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return address and table, without a password."""
+        """Return the address, without a password, and the table."""
         return {"url": without_password(self.url), "table": self.table}
 
     @property
@@ -52,12 +48,12 @@ class StoreTarget:
 class VectorStore(Protocol):
     """A table of a store. Opening it raises ValueError for vectors that the store cannot hold."""
 
-    place: str  # of the table, for messages, without a password
-    notes: list[str]  # sentences on how the store holds the vectors
-    query_dtype: str  # in which the store computes with queries
+    place: str  # address of the table for messages, without a password
+    notes: list[str]  # sentences on how the store holds vectors
+    query_dtype: str  # type of queries in the store's computations
 
     def exists(self) -> bool:
-        """Return whether there is a table of that name."""
+        """Return whether a table of this name exists."""
         ...
 
     def create(self) -> None:
@@ -65,12 +61,12 @@ class VectorStore(Protocol):
         ...
 
     def keep_first(self, rows: int, entries: Sequence[dict[str, Any]]) -> None:
-        """Remove, or be ready to replace, what a killed export left from row `rows` on; `entries` are those of the
-        finished shards before. Raises ValueError if one of these is no longer as it was written."""
+        """Remove rows from `rows` on, which a killed export left, unless repeated writes replace them. Raises
+        ValueError if a finished shard, in `entries` of the journal, was changed."""
         ...
 
     def write(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-        """Write the rows of a shard; return what the journal notes of it beside their number, as JSON."""
+        """Write the rows of a shard. Return properties of the written shard for the journal, as JSON."""
         ...
 
     def count(self) -> int:
@@ -78,15 +74,15 @@ class VectorStore(Protocol):
         ...
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Hits]:
-        """Return the k best passages of each query, a list of vectors [U,D] float32, without an approximate index."""
+        """Return the k best passages of each query by exact search. A query is an array of vectors [U,D] float32."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_vector_store(kind: str, target: StoreTarget) -> VectorStore:
-    """Open a store. Raises ValueError for a package that is missing, an address it cannot have, or vectors that it
-    cannot hold."""
+    """Open a store. Raises ValueError for a missing package, an impossible address, or vectors that the store cannot
+    hold."""
     module, name = STORES[kind]
     store: VectorStore = getattr(importlib.import_module(f"{__package__}.{module}"), name)(target)
     return store

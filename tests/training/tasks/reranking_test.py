@@ -480,7 +480,7 @@ def test_an_exported_run_has_the_same_scores(workdir: Path, tmp_path: Path) -> N
     ):
         with pytest.raises(ValueError, match=r"passage.* 40 .*37"):
             open_long()
-    with pytest.raises(ValueError, match="--to=onnx: a cross-encoder is exported by --to=hf only"):
+    with pytest.raises(ValueError, match="--to=onnx: a cross-encoder is exported only by --to=hf"):
         export(workdir, "onnx", tmp_path / "other")
 
 
