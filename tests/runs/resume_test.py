@@ -108,7 +108,7 @@ def test_a_moved_encoder_is_the_same_encoder(workdir: Workdir) -> None:
     (workdir.checkpoints / "3").mkdir(parents=True)
     assert require_same_run(workdir, moved).keys() == {"encoder.checkpoint"}
     moved.encoder.sha256 = "0" * 64
-    with pytest.raises(ValueError, match=r"encoder\.sha256 asks for 0000"):
+    with pytest.raises(ValueError, match=r"encoder\.sha256 .* 0000"):
         require_same_run(workdir, moved)
     weights = bytearray((folder / "moved" / "model.safetensors").read_bytes())
     weights[-1] ^= 1

@@ -593,7 +593,7 @@ def test_invalid_settings_are_errors_before_data_are_read(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("encoder__sha256", "ab", r"encoder\.sha256 asks for ab"),
+        ("encoder__sha256", "ab", r"encoder\.sha256 .* ab: "),
         ("train__start_from", "nowhere", r"nowhere is not a run"),
     ],
 )
