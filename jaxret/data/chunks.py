@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from jaxret.configs.options import check_options, option
 from jaxret.data.records import Passage
 
-CHUNK_SEPARATOR = "#"  # as Anserini's segmented corpora have it
+CHUNK_SEPARATOR = "#"  # Anserini's segmented corpora have the same separator
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class ChunkOptions:
 
 
 def document_id(passage_id: str) -> str:
-    """Return the id of the document that a chunk is of: "D7" of "D7#12"; other ids as they are."""
+    """Return the id of a chunk's document: "D7" for "D7#12". Other ids are returned unchanged."""
     document, separator, number = passage_id.rpartition(CHUNK_SEPARATOR)
     return document if separator and document and number.isdecimal() else passage_id
 
 
 def split_text(text: str, options: ChunkOptions) -> list[str]:
-    """Return the chunks of a text in order, as they are in it, without white space at their ends; [""] if it is blank.
+    """Return the chunks of a text in order, without white space at their ends, or [""] if the text is blank.
 
     Raises ValueError if sentencex, which splits sentences, is not installed.
     """
@@ -69,21 +69,21 @@ def split_passages(passages: Iterable[Passage], options: ChunkOptions) -> Iterat
 
 
 def joined_chunks(texts: Sequence[str]) -> str:
-    """Return the text that was split into chunks, with spaces between them.
+    """Return the text of consecutive chunks, joined with spaces.
 
-    Words with which every chunk begins and the one before it ends are there once: chunks that overlap have as many in
-    common at all places. So two chunks of a text without overlap that end and begin with the same word lose it once.
+    Words that every chunk shares with the end of the chunk before it are written once: overlapping chunks share equally
+    many words everywhere. If two chunks without overlap end and begin with the same word, this word is lost.
     """
     words = [text.split() for text in texts]
-    most = min((len(each) for each in words[:-1]), default=0)
+    shortest = min((len(chunk_words) for chunk_words in words[:-1]), default=0)
     pairs = list(itertools.pairwise(words))
-    overlap = next((n for n in range(most, 0, -1) if all(one[-n:] == two[:n] for one, two in pairs)), 0)
+    overlap = next((n for n in range(shortest, 0, -1) if all(left[-n:] == right[:n] for left, right in pairs)), 0)
     new = [part for text in texts[1:] for part in text.split(maxsplit=overlap)[overlap:]]
     return " ".join([*texts[:1], *new])
 
 
 def _windows(count: int, options: ChunkOptions) -> Sequence[tuple[int, int]]:
-    """Return the first word of each chunk, and the first one after it."""
+    """Return (number of the first word, number of the first word after the chunk) of each chunk."""
     if options.equal:
         parts = min(options.equal, count)
         return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-SUFFIXES = ("", ".gz", ".zst")  # of names, in the order in which files are looked for
+SUFFIXES = ("", ".gz", ".zst")  # endings of file names, in the order in which files are looked for
 
 
 class DamagedFileError(ValueError):
-    """A compressed file that ends too soon, or is none."""
+    """A compressed file that ends too soon, or a file that is not compressed although its name says so."""
 
 
 def zstandard_module() -> Any:
-    """Return Python's module since 3.14, or its backport. Raises ValueError with the pip line where there is
-    neither."""
+    """Return Python's Zstandard module (from 3.14), or its backport. Raises ValueError with the pip command if neither
+    is installed."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
@@ -29,7 +29,7 @@ def zstandard_module() -> Any:
 
 
 def detect_compression(path: Path) -> str:
-    """Return "", ".gz" or ".zst". A file that is named so and does not begin so is a damaged one, not a plain one."""
+    """Return "", ".gz" or ".zst". A file with such a name but other first bytes is damaged, not plain."""
     with open(path, "rb") as file:
         begin = file.read(4)
     if begin.startswith(GZIP):
@@ -54,7 +54,7 @@ def read_blocks(path: Path, size: int) -> Iterator[bytes]:
 
 
 def open_compressed_text(raw: Any, suffix: str) -> io.TextIOWrapper:
-    """Open a writer of UTF-8 text into `raw`, compressed by `suffix`: equal texts give equal bytes."""
+    """Open a writer of UTF-8 text into `raw`, compressed as `suffix` says. Equal texts give equal bytes."""
     file: Any
     if suffix == ".zst":
         file = zstandard_module().ZstdFile(raw, "wb")

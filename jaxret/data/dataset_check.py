@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -44,42 +45,43 @@ from jaxret.parallel.events import emit
 from jaxret.types import Ragged
 
 CUT_LENGTHS = (32, 64, 128, 256, 512)
-_WHOLE = 2**20  # tokens: no text is cut
+_UNCUT_LENGTH = 2**20  # length limit in tokens above every text
 _EXCERPT = 60  # characters of the first passage's title, and of its text
 
 
 @dataclass
 class ListingPolicy(Policy):
-    """Leaves bad records out, and keeps the error of each."""
+    """Leaves bad records out, and keeps their errors."""
 
     on_error: str = "skip"
     errors: list[DataError] = field(default_factory=list, init=False)
 
     def _count(self, error: DataError) -> None:
-        before = self.skip_counts.total()
+        count = self.skip_counts.total()
         super()._count(error)
-        if self.skip_counts.total() > before:
+        if self.skip_counts.total() > count:
             self.errors.append(error)
 
 
 @dataclass
 class DataCheck:
-    """The report of one data set, line by line; `policy.errors` lists every bad record, and the `unreadable` files.
-    `counts` has the numbers of a single file by name, as "passages" and "judged queries"."""
+    """The report of one data set."""
 
     source: str
-    tokenizer: TextTokenizer | None
-    lengths: Sequence[int]
+    tokenizer: TextTokenizer | None  # counts tokens; None: words are counted
+    lengths: Sequence[int]  # length limits in tokens, for the shares of texts that they would cut
+    # Its `errors` are those of all bad records and of the unreadable files
     policy: ListingPolicy = field(default_factory=ListingPolicy)
-    lines: list[str] = field(default_factory=list)
-    unreadable: list[DataError] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # the report
+    unreadable: list[DataError] = field(default_factory=list)  # errors of files that cannot be read at all
+    # Numbers of a single file by name, such as "passages" and "judged queries"
     counts: dict[str, float | int] = field(default_factory=dict)
 
     def add_line(self, line: str) -> None:
         self.lines.append(line)
 
     def attempt(self, name: str, read: Callable[[], None]) -> None:
-        """Call `read`; a file that cannot be read at all is one more thing that is wrong, and the others are read."""
+        """Call `read`. If a file cannot be read at all, add the error to the report, so that other files are read."""
         try:
             read()
         except DataError as error:
@@ -89,17 +91,18 @@ class DataCheck:
 
 
 def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Sequence[int] = CUT_LENGTHS) -> DataCheck:
-    """Read a folder or file to its end, whatever is wrong with it. Raises DataError only if it is not a data set."""
+    """Read a folder or file to its end, and return the report of all errors. Raises DataError only if it is not a data
+    set."""
     check = DataCheck(source, tokenizer, lengths)
     path = source_path(source)
     if is_folder_of_sets(path):
         for members in list_sets(path).values():
             for folder in members.values():
-                one = check_data(_in_format(source, folder), tokenizer, lengths)
-                check.lines += [*([""] if check.lines else []), *one.lines]
-                check.policy.errors += one.policy.errors
-                check.unreadable += one.unreadable
-                for kind, locations in one.policy.notes.items():
+                member = check_data(_in_format(source, folder), tokenizer, lengths)
+                check.lines += [*([""] if check.lines else []), *member.lines]
+                check.policy.errors += member.policy.errors
+                check.unreadable += member.unreadable
+                for kind, locations in member.policy.notes.items():
                     check.policy.notes.setdefault(kind, set()).update(locations)
         return check
     if is_folder(path):
@@ -107,7 +110,7 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
         return check
     file = detect_file(source)
     roles = file.format.roles()
-    if file.format.titles:  # passages or queries; the content does not decide
+    if file.format.titles:  # the content does not show whether these are passages or queries
         role = role_by_name(path)
         check.add_line(f"{source}: {describe_source(source, role)}, going by the name")
         roles = [role]
@@ -126,13 +129,13 @@ def check_data(source: str, tokenizer: TextTokenizer | None = None, lengths: Seq
 
 
 def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
-    """Report counts, lengths and duplicates of a corpus, of which 24 bytes a passage are held while it is read. Return
-    the hashes of its ids, sorted."""
+    """Report counts, lengths and duplicates of a corpus, with 24 bytes of memory for each passage. Return the hashes of
+    its ids, sorted."""
     corpus = Corpus.open(source)
-    ids, texts, before = array("Q"), array("Q"), len(check.policy.errors)
+    ids, texts, first_error = array("Q"), array("Q"), len(check.policy.errors)
     first_read = ""
 
-    def noting() -> Iterator[Passage]:
+    def note_hashes() -> Iterator[Passage]:
         nonlocal first_read
         for _, passage in corpus.read_located(check.policy):
             first_read = first_read or _describe_first(check, passage)
@@ -140,12 +143,13 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
             texts.append(hash_id(content_id(passage.text, passage.title)))
             yield passage
 
-    lengths = _lengths(noting()) if check.tokenizer is None else _tokens(check.tokenizer.passages, noting())
+    passages = note_hashes()
+    lengths = _count_words(passages) if check.tokenizer is None else _count_tokens(check.tokenizer.passages, passages)
     hashes, first = np.unique(np.frombuffer(ids, np.uint64), return_index=True)
     corpus.reject_repeated_ids(ids, check.policy)
-    check.policy.errors[before:] = sorted(check.policy.errors[before:], key=_by_line)
+    check.policy.errors[first_error:] = sorted(check.policy.errors[first_error:], key=_by_line)
     check.counts["passages"] = len(hashes)
-    check.add_line(f"passages: {len(hashes):,}{_repeated(np.frombuffer(texts, np.uint64)[first])}")
+    check.add_line(f"passages: {len(hashes):,}{_describe_duplicates(np.frombuffer(texts, np.uint64)[first])}")
     if first_read:
         check.add_line(first_read)
     _log_lengths(check, "passages", lengths[first])
@@ -153,7 +157,8 @@ def _passages(check: DataCheck, source: PathLike) -> np.ndarray:
 
 
 def cut_for_display(passage: Passage) -> Passage:
-    """Return a passage with the end of its title and the beginning of its text, between which models differ."""
+    """Return a passage with the end of its title and the beginning of its text: models differ in the separator between
+    the two."""
     title, text = passage.title.strip(), passage.text
     title = title if len(title) <= _EXCERPT else f"...{title[-_EXCERPT:]}"
     return replace(passage, title=title, text=text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
@@ -178,8 +183,8 @@ def _queries(check: DataCheck, source: PathLike, name: str = "queries") -> None:
     with_answers = sum(bool(query.answers) for query in queries)
     texts = np.array([hash_id(question_key(query.text)) for query in queries], np.uint64)
     answers = f", {with_answers:,} with answers" if with_answers else ""
-    check.add_line(f"{name}: {len(queries):,}{answers}{_repeated(texts)}")
-    lengths = _lengths(queries) if check.tokenizer is None else _tokens(check.tokenizer.queries, queries)
+    check.add_line(f"{name}: {len(queries):,}{answers}{_describe_duplicates(texts)}")
+    lengths = _count_words(queries) if check.tokenizer is None else _count_tokens(check.tokenizer.queries, queries)
     _log_lengths(check, "queries", lengths)
 
 
@@ -224,10 +229,11 @@ def _examples(check: DataCheck, examples: Sequence[Example], name: str = "exampl
         check.add_line(f"  {len(examples) / targets:.2f} queries with the same first positive, mean")
     if negatives and without:
         check.add_line(f"  {without:,} queries have no negative")
-    again = len(examples) - len({question_key(example.query.text) for example in examples})
-    if again:
+    repeated_queries = len(examples) - len({question_key(example.query.text) for example in examples})
+    if repeated_queries:
         check.add_line(
-            f"  {again:,} have the query of an earlier one; the positives of one are not known positives of the other"
+            f"  {repeated_queries:,} have the query of an earlier example; the positives of one are not known "
+            "positives of the other"
         )
 
 
@@ -243,13 +249,13 @@ def _folder(check: DataCheck, folder: Path) -> None:
     else:
         check.add_line(f"{source}: {describe_source(source, 'queries')}; no passages")
     for path in query_paths(folder):
-        check.attempt("queries", lambda path=path: _queries(check, _in_format(source, path), _shown(path)))  # type: ignore[misc]
+        check.attempt("queries", lambda path=path: _queries(check, _in_format(source, path), _short_path(path)))  # type: ignore[misc]
     judgements_by_split: dict[str, list[Judgement]] = {}
     texts: dict[str, dict[str, str]] = {}
     for split in splits:
         check.attempt(f"split {split}", lambda split=split: _split(check, folder, split, judgements_by_split, texts))  # type: ignore[misc]
     for split, judgements in judgements_by_split.items():
-        _dangling(check, split, judgements, ids[-1], texts[split].keys())
+        _log_dangling(check, split, judgements, ids[-1], texts[split].keys())
     _leaks(check, judgements_by_split, texts)
 
 
@@ -281,24 +287,25 @@ def _split(
     _log_judgements(check, judgements_by_split[split], f"judgements of {split}")
 
 
-def _shown(path: Path) -> str:
+def _short_path(path: Path) -> str:
     return "/".join(path.parts[-2:]) if is_named(path) else path.name
 
 
 def _in_format(source: str, path: Path) -> str:
-    """Return a file of a source, in the format that it forces, if it does."""
+    """Return a file of a source as a source, with the format that the source forces."""
     name, _ = parse_source(source)
     return f"{name}:{path}" if name else str(path)
 
 
-def _dangling(
+def _log_dangling(
     check: DataCheck, split: str, judgements: Sequence[Judgement], passages: np.ndarray, queries: Collection[str]
 ) -> None:
-    in_corpus = np.isin(np.array([hash_id(one.passage_id) for one in judgements], np.uint64), passages)
-    without_passage = [one for one, is_there in zip(judgements, in_corpus) if not is_there]
+    """Report judgements of passages and queries that do not exist. `passages` has the hashes of the corpus's ids."""
+    in_corpus = np.isin(np.array([hash_id(judgement.passage_id) for judgement in judgements], np.uint64), passages)
+    without_passage = [judgement for judgement, exists in zip(judgements, in_corpus) if not exists]
     for subject, entries in (
         ("passages that are not in the corpus", without_passage),
-        ("queries that there are not", [one for one in judgements if one.query_id not in queries]),
+        ("queries that do not exist", [entry for entry in judgements if entry.query_id not in queries]),
     ):
         if entries:
             first = entries[0].passage_id if "corpus" in subject else entries[0].query_id
@@ -306,7 +313,7 @@ def _dangling(
 
 
 def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], texts: dict[str, dict[str, str]]) -> None:
-    """Report queries with the same words, and relevant passages, in two splits."""
+    """Report queries with the same words, and the same relevant passages, in two splits."""
     queries = {
         split: {texts[split].get(judgement.query_id, judgement.query_id) for judgement in judgements}
         for split, judgements in judgements_by_split.items()
@@ -315,32 +322,33 @@ def _leaks(check: DataCheck, judgements_by_split: dict[str, list[Judgement]], te
         split: {judgement.passage_id for judgement in judgements if judgement.relevance > 0}
         for split, judgements in judgements_by_split.items()
     }
-    splits = list(judgements_by_split)
-    for i, one in enumerate(splits):
-        for two in splits[i + 1 :]:
-            both, passages = queries[one] & queries[two], relevant[one] & relevant[two]
-            if both:
-                check.add_line(f"leak: {len(both):,} queries of {two} are in {one} too, as {min(both)!r}")
-            if passages:
-                check.add_line(f"{len(passages):,} relevant passages of {two} are relevant in {one} too")
+
+    for first, second in itertools.combinations(judgements_by_split, 2):
+        common_queries, passages = queries[first] & queries[second], relevant[first] & relevant[second]
+        if common_queries:
+            check.add_line(
+                f"leak: {len(common_queries):,} queries of {second} are in {first} too, as {min(common_queries)!r}"
+            )
+        if passages:
+            check.add_line(f"{len(passages):,} relevant passages of {second} are relevant in {first} too")
 
 
 # Lengths
 
 
-def _repeated(texts: np.ndarray) -> str:
+def _describe_duplicates(texts: np.ndarray) -> str:
     copies = len(texts) - len(np.unique(texts))
     return f", {copies:,} of them with the text of an earlier one" if copies else ""
 
 
-def _lengths(texts: Iterable[Passage | Query]) -> np.ndarray:
-    """Return the lengths in words, because no tokenizer is given."""
-    words = (len(one.text.split()) + len(getattr(one, "title", "").split()) for one in texts)
-    return np.fromiter(words, np.int64)
+def _count_words(records: Iterable[Passage | Query]) -> np.ndarray:
+    """Return the length of each record in words, for a check without a tokenizer."""
+    counts = (len(record.text.split()) + len(getattr(record, "title", "").split()) for record in records)
+    return np.fromiter(counts, np.int64)
 
 
-def _tokens(encode: Callable[..., Ragged], texts: Iterable[object]) -> np.ndarray:
-    """Return the lengths in tokens, markers and prompts included; a block of them is held at a time."""
+def _count_tokens(encode: Callable[..., Ragged], texts: Iterable[object]) -> np.ndarray:
+    """Return the length of each text in tokens, with markers and prompts. One block of tokens at a time is held."""
     lengths: list[np.ndarray] = [np.zeros(0, np.int64)]
 
     def collect(blocks: Iterator[Ragged]) -> Ragged:
@@ -371,9 +379,9 @@ def print_data_check(
 
     Args:
         source: folder, file or named data set.
-        tokenizer: counts tokens; None to count words.
-        lengths: limits in tokens.
-        on_error: "error"; "skip" prints how many records are bad by reason, each with the first.
+        tokenizer: tokenizer that counts tokens; None: words are counted.
+        lengths: length limits in tokens.
+        on_error: "error" prints every bad record; "skip" prints the number and the first location for each reason.
 
     Raises:
         ValueError: a record is bad; under "skip", a file cannot be read.
@@ -399,5 +407,5 @@ def print_data_check(
 
 
 def load_uncut_tokenizer(directory: str | Path, title_separator: str = SEPARATOR) -> TextTokenizer:
-    """Load a tokenizer that cuts nothing."""
-    return TextTokenizer.load(directory, _WHOLE, _WHOLE, title_separator=title_separator)
+    """Load a tokenizer that cuts no text."""
+    return TextTokenizer.load(directory, _UNCUT_LENGTH, _UNCUT_LENGTH, title_separator=title_separator)

@@ -1,4 +1,4 @@
-"""Bad records: their location, the problem, and whether it stops the run or is counted."""
+"""Errors of bad records: location, problem and remedy, and the policy that raises or counts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ ON_ERROR = ("error", "skip", "keep")  # what a Policy does with bad records
 
 
 class DataError(ValueError):
-    """Bad input. Reads "FILE:LINE: problem; remedy"; `reason` is its short name, for counting."""
+    """An error in input. Its text is "FILE:LINE: problem; remedy". `reason` is a short name of the problem, for
+    counting."""
 
     def __init__(self, location: Location, reason: str, problem: str, remedy: str) -> None:
         super().__init__(location, reason, problem, remedy)
@@ -22,10 +23,10 @@ class DataError(ValueError):
 
 
 class Location(NamedTuple):
-    """A location in a file: a line number from 1, words where lines mean nothing ("record 7"), or None: all of it."""
+    """A location in a file."""
 
     path: Path
-    line: int | str | None = None
+    line: int | str | None = None  # Number from 1; words in a file without lines ("record 7"); None: the whole file
 
     def __str__(self) -> str:
         return str(self.path) if self.line is None else f"{self.path}:{self.line}"
@@ -38,16 +39,16 @@ class Location(NamedTuple):
 class Policy:
     """How to treat bad records.
 
-    "error" raises the first one. "skip" leaves bad records out and counts them by reason. "keep" keeps and counts
-    passages without title and text, so that every row of the file is a row of vectors, and raises all else.
+    "error" raises the first error. "skip" leaves bad records out and counts them by reason. "keep" keeps and counts
+    passages without title and text, so that every row of the file is a row of vectors, and raises all other errors.
 
-    A location is counted once for each reason, however often the file is read (scanned, then streamed). Missing and
-    truncated files, and lines above `LINE_LIMIT`, are always errors: no record can be left out.
+    A location is counted once for each reason, also if the file is read twice (scanned, then streamed). Missing and
+    truncated files, and lines above `LINE_LIMIT`, are always errors, because the records in them are unknown.
     """
 
     on_error: str = "error"  # one of ON_ERROR
     examples_per_reason: int = 3  # Locations that the report lists for each reason
-    # Reason -> records left out (under "keep": kept)
+    # Reason -> number of records that were left out (under "keep": kept)
     skip_counts: Counter[str] = field(default_factory=Counter, init=False)
     notes: dict[str, set[Location]] = field(default_factory=dict, init=False)  # Kind of note -> its locations
     _locations: dict[str, set[Location]] = field(default_factory=dict, init=False, repr=False)
@@ -64,7 +65,7 @@ class Policy:
         self._count(error)
 
     def reject_empty(self, error: DataError) -> None:
-        """Raise the error of an empty passage; under "keep" count it, and the passage stays."""
+        """Raise the error of an empty passage. Under "keep", count it; the caller keeps the passage."""
         if self.on_error != "keep":
             raise error
         self._count(error)
@@ -80,11 +81,12 @@ class Policy:
             self._examples.setdefault(reason, []).append(error.location)
 
     def note(self, kind: str, location: Location) -> None:
-        """Count something that is left out without being wrong."""
+        """Count a line or record that is left out although it is not bad, such as a header line."""
         self.notes.setdefault(kind, set()).add(location)
 
     def report(self) -> str:
-        """Return "skipped 2 records: 1 empty passage (corpus.jsonl:7), ...; noted: ...", or "" if all was read."""
+        """Return "skipped 2 records: 1 empty passage (corpus.jsonl:7), ...; noted: ...", or "" if nothing was left
+        out."""
         notes = "; ".join(self.describe_notes())
         return "; ".join(part for part in (self._skipped(), notes and f"noted: {notes}") if part)
 

@@ -1,7 +1,6 @@
 """Text files line by line, compressed or not, and JSON records in them.
 
-Every reader checks what it reads where it reads it: a bad id found here costs a line of text, found after a night of
-encoding it costs the night.
+Readers check records while they read them, because an error before a night of encoding costs less than one after it.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from jaxret.data.record_checks import ObjectWithRepeatedKey, describe_kind, requ
 from jaxret.storage.atomic import atomic_write
 
 PathLike = str | os.PathLike[str]
-# Bytes of a line, and of a record that has several. Nobody wrote a longer one, and reading one takes up to 15 times as
-# much memory: the bytes, their parts, and the text in two stages, of which each character has four bytes with an emoji.
+# Upper bound of a line, and of a record of several lines, in bytes. Real data has no longer ones. Reading a line takes
+# up to 15 times as much memory: its bytes, their parts, and the text twice, with four bytes for each character if one
+# is an emoji.
 LINE_LIMIT = 16 * 2**20
 _CHUNK = 2**20  # bytes read at a time
 
@@ -41,7 +41,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def require_file(folder: Path, name: str) -> Path:
-    """Return the file, see `find_file`. Raises DataError with the names in the folder if there is none."""
+    """Return the file, see `find_file`. Raises DataError with the names in the folder if it does not exist."""
     path = find_file(folder, name)
     if path is None:
         raise missing_file_error(folder / name, " (nor its .gz or .zst)")
@@ -49,38 +49,39 @@ def require_file(folder: Path, name: str) -> Path:
 
 
 def missing_file_error(path: Path, variant: str = "") -> DataError:
-    """Return the error for a file that does not exist; it lists its folder, or the nearest one that exists."""
+    """Return the error for a file that does not exist. It lists the file's folder, or the nearest folder that
+    exists."""
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     problem = f"this file{variant} does not exist"
-    if folder.is_absolute() and folder == folder.parent:  # a list of the machine's root would say nothing
+    if folder.is_absolute() and folder == folder.parent:  # a list of the root folder would not help
         first = folder / path.parts[1]
         remedy = f"there is no {first} on this machine" if first != path else "give another path"
         return Location(path).error("missing file", problem, remedy)
     names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
     contents = ", ".join([*names[:12], "..."] if len(names) > 12 else names) or "nothing"  # 12: one line on a screen
-    near = get_close_matches(path.name, names, 1) if folder == path.parent else []
+    matches = get_close_matches(path.name, names, 1) if folder == path.parent else []
     place = "this folder" if folder == Path() else folder
     return Location(path).error(
-        "missing file", problem, f"{f'did you mean {folder / near[0]}? ' if near else ''}{place} holds {contents}"
+        "missing file", problem, f"{f'did you mean {folder / matches[0]}? ' if matches else ''}{place} holds {contents}"
     )
 
 
 @runtime_checkable
 class Digest(Protocol):
-    """The part of hashlib's objects that readers use."""
+    """The method of hashlib's objects that readers use."""
 
     def update(self, data: bytes, /) -> None: ...
 
 
 def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a plain, gzip or Zstandard file, decompressed; `digest` is fed them. Raises DataError for a
-    pipe, a missing file, or damaged compression."""
+    """Yield the bytes of a plain, gzip or Zstandard file, decompressed, and add them to `digest`. Raises DataError for
+    a pipe, a missing file, or damaged compression."""
     lines = 0
     if path.is_fifo():  # a pipe can be read only once, and may block
-        remedy = "write it to a file, and give that"
-        raise Location(path).error("no file", "this is a pipe, and data is read more than once", remedy)
+        remedy = "write it to a file, and give this file"
+        raise Location(path).error("no file", "this is a pipe, and data are read more than once", remedy)
     try:
         for chunk in read_blocks(path, _CHUNK):
             if digest is not None:
@@ -95,23 +96,23 @@ def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
 
 
 def too_long_error(location: Location, kind: str) -> DataError:
-    remedy = "split it, or, if it should not be so long, look for a missing line end or quote"
+    remedy = "look for a missing line end or quote, or split it"
     return location.error("too long", f"this {kind} has more than {LINE_LIMIT >> 20} MiB", remedy)
 
 
 def read_lines(
     path: PathLike, digest: Digest | None = None, blank: bytes = b" \t\r\n"
 ) -> Iterator[tuple[Location, bytes]]:
-    """Yield (place, line with its line end) of a file, compressed or not; `digest` is fed the decompressed bytes.
+    """Yield (location, line with its line end) of a file, compressed or not. Add the decompressed bytes to `digest`.
 
-    Lines end at "\\n" only, so U+2028 and the like may occur inside a text. Lines of nothing but `blank` that follow
-    each other may come as one, because a small gzip file can hold a billion of them. A compressed file that is cut
-    short or damaged, and a line above `LINE_LIMIT`, are DataErrors under any policy.
+    Lines end at "\\n" only, so U+2028 and the like may occur inside a text. Consecutive lines of `blank` bytes may come
+    as one line, because a small gzip file can hold a billion of them. A compressed file that is cut short or damaged,
+    and a line above `LINE_LIMIT`, raise DataError under any policy.
     """
     path = Path(path)
     blank_lines = re.compile(b"[" + blank + b"]*\n").match
     number = 1
-    pieces: list[bytes] = []  # of a line whose end is in a later chunk
+    pieces: list[bytes] = []  # parts of a line whose end is in a later chunk
     size = 0
     for chunk in read_chunks(path, digest):
         start = 0
@@ -126,7 +127,7 @@ def read_lines(
             if pieces:
                 line, pieces, size = b"".join((*pieces, line)), [], 0
             yield location, line
-            del line  # a long one need not be held while the next is read
+            del line  # frees a long line before the next one is read
             number, start = number + lines, end
         if start < len(chunk):
             pieces.append(chunk[start:])
@@ -138,8 +139,8 @@ def read_lines(
 
 
 def decode_line(line: bytes, location: Location) -> str:
-    """Return the text of a line of UTF-8, without a byte order mark on line 1. Raises DataError, which names the
-    first wrong byte."""
+    """Return the text of a line of UTF-8, without a byte order mark on line 1. Raises DataError with the first byte
+    that is not UTF-8."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -167,7 +168,7 @@ _JSON_SPACE = re.compile(r"[ \t\r\n]*")
 def read_json_lines(
     path: PathLike, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """Yield (place, object) of a JSON-lines file; blank lines hold no record."""
+    """Yield (location, object) of a JSON-lines file. Blank lines hold no record."""
     for location, line in read_lines(path, digest):
         try:
             record = None if line.isspace() else parse_json_object(line, location)
@@ -186,13 +187,13 @@ def parse_json_object(line: bytes, location: Location) -> dict[str, Any]:
 def _parse_json(text: str, location: Location) -> Any:
     try:
         return _JSON.decode(text)
-    except (ValueError, RecursionError) as error:  # not only JSONDecodeError: an integer can have too many digits
+    except (ValueError, RecursionError) as error:  # ValueError, because an integer can have too many digits
         raise _broken_json(location, error) from error
 
 
 def _broken_json(location: Location, error: object) -> DataError:
     cause = str(error)
-    if cause.startswith("Exceeds the limit"):  # Python's own message is about a setting of Python
+    if cause.startswith("Exceeds the limit"):  # Python's message describes a setting of Python, not the file
         cause = "a whole number in it has more than 4,300 digits"
     return location.error("broken JSON", f"this is not JSON ({cause})", "write one whole JSON value")
 
@@ -204,12 +205,12 @@ def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
     errors have no line, its C backend turns half of a surrogate pair into "?", and it does not bound a string.
 
     Raises:
-        DataError: the file is not JSON (when that place is reached), or a value is above `LINE_LIMIT`.
+        DataError: the file is not JSON (raised at the broken value), or a value is above `LINE_LIMIT`.
     """
     text = _JsonText(Path(path))
     start, end = "{}" if keyed else "[]"
     if text.peek() != start:
-        problem = f"the file holds {describe_kind(text.value())} at its top"
+        problem = f"the file holds {describe_kind(text.value())}"
         expected = 'an object of records {"0": {...}, ...}' if keyed else "a list of records [{...}, ...]"
         raise Location(text.path).error("wrong type", problem, f"{expected} is expected")
     text.skip(start)
@@ -230,15 +231,15 @@ def read_json_array(path: PathLike, keyed: bool = False) -> Iterator[Any]:
 
 
 class _JsonText:
-    """A position in the JSON text of a file, of which only the part that is not parsed yet is held."""
+    """A reader of the JSON text of a file. Only the part that is not parsed yet is held in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._parts = path, _decoded(path)
-        self._text, self._position = "", 0  # held, and the position in it
-        self._line = 1  # on which the held text begins
+        self._text, self._position = "", 0  # the text in memory, and the current position in it
+        self._line = 1  # number of the line on which the text in memory begins
 
     def peek(self) -> str:
-        """Move to the next character that is not white space, and return it; "" at the end."""
+        """Move to the next character that is not white space, and return it, or "" at the end of the file."""
         while True:
             self._position = _JSON_SPACE.match(self._text, self._position).end()  # type: ignore[union-attr]
             if self._position < len(self._text) or not self._extend():
@@ -259,26 +260,27 @@ class _JsonText:
                 value, end = _JSON.raw_decode(self._text, start)
             except (ValueError, RecursionError) as failure:
                 error = failure
-            if error is None and end < len(self._text):  # a number at the end of the held text may go on
+            if error is None and end < len(self._text):  # at the end of the text, a number may have more digits
                 self._position = end
                 return value
             if len(self._text) - start > LINE_LIMIT:
-                raise too_long_error(self._location(start), "record, or what is broken in it,")
-            if not self._extend():  # the held text begins with the value now
+                raise too_long_error(self._location(start), "record, or its broken part,")
+            if not self._extend():  # after this call the text in memory begins with the value
                 if error is None:
                     self._position = end - start
                     return value
                 raise self.error(getattr(error, "msg", error), getattr(error, "pos", start) - start) from error
 
     def error(self, message: object, position: int | None = None) -> DataError:
-        """Return the error of broken JSON at a position of the held text, by default the current one."""
+        """Return the error of broken JSON at a position of the text in memory, by default the current one."""
         return _broken_json(self._location(self._position if position is None else position), message)
 
     def _location(self, position: int) -> Location:
         return Location(self.path, self._line + self._text.count("\n", 0, position))
 
     def _extend(self) -> bool:
-        """Double the text that is not parsed: a long value is tried a few times, not once for each chunk."""
+        """Double the text that is not parsed, and return whether the file had more. Because of the doubling a long
+        value is parsed a few times, not once for each chunk."""
         self._line += self._text.count("\n", 0, self._position)
         parts, size = [self._text[self._position :]], 0
         for part in self._parts:
@@ -307,7 +309,8 @@ def _decoded(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def write_text(path: PathLike) -> Iterator[IO[str]]:
-    """Open `path` for atomic writing of UTF-8 text, compressed if it ends in .gz or .zst (same text, same bytes)."""
+    """Open `path` for atomic writing of UTF-8 text, compressed if it ends in .gz or .zst. Equal texts give equal
+    bytes."""
     path = Path(path)
     if path.suffix not in SUFFIXES[1:]:
         with atomic_write(path) as file:

@@ -1,4 +1,4 @@
-"""Checks of one record: keys, kinds, ids and texts. Each raises `DataError` with the record's place."""
+"""Checks of one record: keys, types, ids and texts. Each raises `DataError` with the record's location."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def require_object(value: Any, location: Location) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise location.error("wrong type", f"this is {describe_kind(value)}", "a JSON object {...} is expected")
     if isinstance(value, ObjectWithRepeatedKey):
-        raise location.error(
-            "repeated key", f"the key {value.key!r} occurs twice in this object", "keep one of the two"
-        )
+        raise location.error("repeated key", f"the key {value.key!r} occurs twice in this object", "keep one of them")
     return value
 
 
@@ -27,10 +25,13 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
     """Return `record[key]`, which must exist and have the type.
 
     Args:
-        key: of the value.
-        kind: its type; true and false are not numbers.
+        record: record with the key.
+        key: the key of the value.
+        kind: the type of the value; true and false are not numbers.
+        location: location of the record, for the error.
+
     Raises:
-        DataError: it is missing, or has another type.
+        DataError: the key is missing, or its value has another type.
     """
     if key not in record:
         keys = ", ".join(map(repr, record)) or "none"
@@ -43,7 +44,7 @@ def require_key(record: Mapping[str, Any], key: str, kind: type, location: Locat
 
 
 def finite_number(value: Any) -> float | None:
-    """Return a number, or one in a string, as a float; None if it is not a finite number or too large for a float."""
+    """Return a number, or a number in a string, as a float; None if it is not finite or too large for a float."""
     if isinstance(value, bool) or (isinstance(value, str) and ("_" in value or not value.isascii())):
         return None  # Python reads "1_0" and digits of every script
     try:
@@ -54,10 +55,12 @@ def finite_number(value: Any) -> float | None:
 
 
 def require_grade(value: int, location: Location) -> int:
-    """Return a judgement's grade, which measures compute with. Raises DataError for a grade out of range."""
+    """Return a judgement's grade. Raises DataError for a grade that is too large for measures to compute with."""
     if abs(value) > GRADE_LIMIT:
         raise location.error(
-            "bad score", f"score {shorten(value)} is too large", f"grades are from -{GRADE_LIMIT:,} to {GRADE_LIMIT:,}"
+            "bad score",
+            f"the grade {shorten(value)} is too large",
+            f"grades are from -{GRADE_LIMIT:,} to {GRADE_LIMIT:,}",
         )
     return value
 
@@ -71,8 +74,8 @@ def require_strings(value: Any, name: str, location: Location) -> tuple[str, ...
 
 
 def require_text(value: str, name: str, location: Location) -> str:
-    """Return a text. Raises DataError for half of a surrogate pair (JSON can spell one): no tokenizer and no file could
-    take it later."""
+    """Return a text. Raises DataError for half of a surrogate pair, which JSON can contain, but no tokenizer and no
+    UTF-8 file."""
     if not value.isascii():
         try:
             value.encode("utf-8")
@@ -83,13 +86,13 @@ def require_text(value: str, name: str, location: Location) -> str:
 
 
 def require_id(value: str, name: str, location: Location) -> str:
-    """Return an id. It goes to files whose columns are separated by white space, so it has none and is not empty; nor
-    has it control characters, which other tools end a word or a text at. Raises DataError for another text."""
+    """Return an id. Raises DataError if it is empty or has white space, which separates the columns of run files, or
+    control characters, which end a word or a text in other tools."""
     if value.split() != [value]:
         problem = f"{name} is empty" if not value else f"{name} {value!r} contains white space"
         raise location.error("bad id", problem, "an id is one word, because run and qrels files split at white space")
     if _CONTROL.search(value):
-        remedy = "leave it out: run and qrels files are read by tools that stop at it"
+        remedy = "remove it, because some tools that read run and qrels files stop at it"
         raise location.error("bad id", f"{name} {shorten(value)} contains a control character", remedy)
     return require_text(value, name, location)
 
@@ -98,8 +101,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_passage(passage: Passage, location: Location, policy: Policy | None = None) -> Passage:
-    """Return the passage, if its id is one word and its title or its text is not empty, or `policy` keeps empty
-    ones."""
+    """Return the passage. Raises DataError if its id is not one word, or if its title and text are blank and `policy`
+    does not keep empty passages."""
     require_id(passage.id, "passage id", location)
     require_text(passage.title, "the title", location)
     require_text(passage.text, "the text", location)
@@ -111,7 +114,7 @@ def check_passage(passage: Passage, location: Location, policy: Policy | None = 
 
 
 def check_query(query: Query, location: Location) -> Query:
-    """Return the query, if its id is one word and its text is not blank. Raises DataError for another query."""
+    """Return the query. Raises DataError if its id is not one word, or if its text is blank."""
     require_id(query.id, "query id", location)
     if _is_blank(query.text):
         raise location.error("empty query", f"query {query.id!r} has no text", "give it a text, or leave it out")
@@ -121,9 +124,11 @@ def check_query(query: Query, location: Location) -> Query:
 
 
 def check_question(text: str) -> Query:
-    """Return the query "0" of a question that somebody typed, normalized as those of files are. Raises ValueError if it
-    is blank, or holds what no tokenizer can take: half of a surrogate pair, or bytes of the command line that were not
-    UTF-8 (Python hands them on as such halves)."""
+    """Return a typed question as a Query with the id "0", normalized like queries of files.
+
+    Raises ValueError if the question is blank or has half of a surrogate pair, which no tokenizer can read. Python also
+    passes bytes of the command line that are not UTF-8 as such halves.
+    """
     if _is_blank(text):
         raise ValueError("the question is blank; write what to search for")
     try:
@@ -146,7 +151,7 @@ def normalize_question(text: str) -> str:
 
 
 def question_key(text: str) -> str:
-    """Return a text without its case and its white space at the ends and in a row: the same question has the same."""
+    """Return a key that equal questions share: lower case, single spaces, none at the ends."""
     return " ".join(normalize_question(text).casefold().split())
 
 
@@ -171,6 +176,7 @@ def shorten(value: Any) -> str:
 
 
 class ObjectWithRepeatedKey(dict[str, Any]):
-    """An object of a JSON file that has a `key` twice. json takes the last; `require_object` refuses it."""
+    """An object of a JSON file in which `key` occurs twice. Python's json would take the last value; `require_object`
+    raises an error."""
 
     key = ""

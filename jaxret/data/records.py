@@ -1,4 +1,4 @@
-"""Passages, queries, judgements and training examples, whatever file they came from."""
+"""Passages, queries, judgements and training examples. They are the same for all file formats."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Passage:
 class Query:
     """A question."""
 
-    id: str  # of the query
-    text: str  # of the query
+    id: str
+    text: str
     answers: tuple[str, ...] = ()  # answer strings; () if the data set has none
     instruction: str = ""  # a text that describes the relevant passages; "" if the data set has none
 
@@ -42,28 +42,28 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A training example. Only differences of scores within an example have a meaning."""
+    """A training example. Scores of different examples cannot be compared."""
 
-    query: Query  # of the example
-    # the first one is the target; the others are known positives, never used as negatives
+    query: Query
+    # the first one is the target; the others are known positives, which are never used as negatives
     positives: tuple[Passage, ...]
     negatives: tuple[Passage, ...] = ()  # hard negatives
     # a teacher's scores of the positives, in their order; NaN for a passage without a score; () if no passage has one
     positive_scores: tuple[float, ...] = ()
-    negative_scores: tuple[float, ...] = ()  # likewise, of the negatives
+    negative_scores: tuple[float, ...] = ()  # a teacher's scores of the negatives, likewise
 
     @property
     def is_distillable(self) -> bool:
-        """Whether a teacher scored the target and a negative: fewer scores have no difference to learn."""
+        """Whether a teacher scored the target and a negative: distillation learns the difference of two scores."""
         return any(map(math.isfinite, self.positive_scores[:1])) and any(map(math.isfinite, self.negative_scores))
 
     @property
     def score_count(self) -> int:
-        """How many of its passages have a score."""
+        """Number of passages of the example that have a score."""
         return sum(map(math.isfinite, (*self.positive_scores, *self.negative_scores)))
 
 
-# Returns passages by their ids; an id that no passage has is absent.
+# Function of ids that returns id -> passage, without the ids that no passage has.
 PassageLookup = Callable[[Collection[str]], Mapping[str, Passage]]
 Record = dict[str, Any]  # an entry of a data file: a value for each key
 Ranking = Sequence[tuple[str, float]]  # (passage id, score) of one query, best first

@@ -18,18 +18,18 @@ SETS = ("set0", "set1")
 
 
 class JudgementSets(NamedTuple):
-    """Judgements of queries by their relevant passages: none has a training query, all have one, or some have."""
+    """Judgements of three groups of queries. A group is defined by the training queries of the relevant passages."""
 
-    set0: list[Judgement]
-    set1: list[Judgement]
-    remainder: list[Judgement]
+    set0: list[Judgement]  # no relevant passage of the query has a training query
+    set1: list[Judgement]  # all relevant passages have training queries
+    remainder: list[Judgement]  # some relevant passages have training queries
 
 
 def split_by_training(judgements: Iterable[Judgement], training_passages: set[str]) -> JudgementSets:
-    """Return the judgements of each set of queries, in their order. Queries without a relevant passage are in none.
+    """Return the judgements of each set of queries, in their order. Queries without a relevant passage are in no set.
 
     Args:
-        judgements: of the queries to split.
+        judgements: judgements of the queries to split.
         training_passages: ids of passages that are relevant to a training query.
     """
     by_query: dict[str, list[Judgement]] = {}
@@ -56,33 +56,33 @@ def write_judgement_sets(
     Raises:
         DataError: a bad record.
         FileExistsError: the folder is of another kind.
-        ValueError: no training query has a relevant passage, a set is empty, or an output is an input.
+        ValueError: no training query has a relevant passage, a set is empty, or an output file is an input.
     """
     require_folder_kind(Path(out), JUDGEMENTS)
     paths = [Path(out) / f"qrels.{name}.tsv" for name in SETS]
-    # Not all files of the folders: the outputs of an earlier call may be there, and are replaced.
+    # Other files of the folder are no inputs: they may be outputs of an earlier call, which are replaced.
     for path in paths:
         require_other_output(path, [("the judgements", source.file.path) for source in (train, qrels)])
-    training_passages = {one.passage_id for one in train.read(policy) if one.relevance > 0}
+    training_passages = {judgement.passage_id for judgement in train.read(policy) if judgement.relevance > 0}
     if not training_passages:
         raise ValueError(f"{train} has no relevant passage; give training data with judgements")
     sets = split_by_training(qrels.read(policy), training_passages)
     for name, entries in zip(SETS, sets):
         if not entries:
-            which = "no passage with a" if name == "set1" else "only passages with a"
+            relevant = "no relevant passage" if name == "set1" else "only relevant passages"
             raise ValueError(
-                f"{name} would be empty: the judged queries of {qrels} have {which} training query in {train}"
+                f"{name} would be empty: the judged queries of {qrels} have {relevant} with a training query in {train}"
             )
     with atomic_write(paths[0]) as first, atomic_write(paths[1]) as second:
         for file, entries in zip((first, second), sets):
             file.write("query-id\tcorpus-id\tscore\n")
-            file.writelines(f"{one.query_id}\t{one.passage_id}\t{one.relevance}\n" for one in entries)
-            file.flush()  # a full disk is an error while the old files exist
-        for path in paths:  # a job that is killed leaves a file less, not one of an earlier split beside a new one
+            file.writelines(f"{entry.query_id}\t{entry.passage_id}\t{entry.relevance}\n" for entry in entries)
+            file.flush()  # a full disk raises its error before the old files are removed
+        for path in paths:  # so a killed job leaves no file of an earlier split beside a new one
             path.unlink(missing_ok=True)
-    counts = [f"{len({one.query_id for one in entries}):,}" for entries in sets]
-    emit("split", files=dict(zip(SETS, paths)), queries=[len({one.query_id for one in entries}) for entries in sets])
-    print(f"{counts[0]} queries without training queries for their relevant passages: {paths[0]}")
-    print(f"{counts[1]} queries with training queries for all their relevant passages: {paths[1]}")
-    print(f"{counts[2]} queries with training queries for some of them are in neither set")
+    counts = [len({entry.query_id for entry in entries}) for entries in sets]
+    emit("split", files=dict(zip(SETS, paths)), queries=counts)
+    print(f"{counts[0]:,} queries without training queries for their relevant passages: {paths[0]}")
+    print(f"{counts[1]:,} queries with training queries for all their relevant passages: {paths[1]}")
+    print(f"{counts[2]:,} queries with training queries for some of them are in neither set")
     return sets

@@ -47,7 +47,7 @@ def test_a_folder(folder: Path) -> None:
         "  1 queries have no relevant passage",
         "judgements of test: 3 for 2 queries (2 of grade 1, 1 of grade 2)",
         "  1 judgements of test are for passages that are not in the corpus, as 'p9'",
-        "  1 judgements of test are for queries that there are not, as 'q9'",
+        "  1 judgements of test are for queries that do not exist, as 'q9'",
         "leak: 1 queries of test are in train too, as 'what is it'",
         "1 relevant passages of test are relevant in train too",
     ]
@@ -94,7 +94,7 @@ def test_an_unreadable_file_is_an_error_with_every_on_error(folder: Path) -> Non
 def test_records_with_repeated_queries_are_counted(tmp_path: Path) -> None:
     rows = [{"query": query, "pos": [text], "neg": []} for query, text in (("a", "x"), ("b", "y"), ("A", "z"))]
     check = check_data(str(lines(tmp_path / "a.jsonl", *rows)))
-    message = "  1 have the query of an earlier one; the positives of one are not known positives of the other"
+    message = "  1 have the query of an earlier example; the positives of one are not known positives of the other"
     assert message in check.lines
     assert message not in check_data(str(lines(tmp_path / "b.jsonl", *rows[:2]))).lines
 

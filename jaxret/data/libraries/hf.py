@@ -1,6 +1,6 @@
 """Data sets of Hugging Face's library `datasets`: hf:OWNER/NAME from its cache, or hf:/FOLDER.
 
-A folder is one of files (jsonl, csv, parquet), or one that save_to_disk wrote. Configs are tables, with their splits.
+A folder has files (jsonl, csv, parquet) or was written by save_to_disk. Configs are tables, with their splits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _DEFAULT = "default"
 
 
 def open_hf_set(path: Path) -> NamedSet:
-    """Open a set of this library, see `open_named_set`. Raises DataError for a name that is no set, or a set that was
-    not fetched."""
+    """Open a set of this library, see `open_named_set`. Raises DataError for an unknown name, or a set that is not in
+    the cache."""
     library = import_library(path)
     parts = Path(library_of(path)[1]).parts
     for count in range(len(parts), 0, -1):
         folder = Path(*parts[:count]).expanduser()
         if folder.is_dir():
-            root, rest = Path(f"hf:{Path(*parts[:count])}"), parts[count:]
+            root, table_parts = Path(f"hf:{Path(*parts[:count])}"), parts[count:]
             if _is_saved(folder):
-                return _open_saved_set(path, root, library, folder, rest)
+                return _open_saved_set(path, root, library, folder, table_parts)
             configs = _offline_result(path, partial(library.get_dataset_config_names, str(folder)), library)
-            return _open_cached_set(path, root, library, str(folder.absolute()), configs, rest)
+            return _open_cached_set(path, root, library, str(folder.absolute()), configs, table_parts)
     if len(parts) < 2 or str(path).startswith(("hf:/", "hf:.")):
         problem = "this is neither a folder nor OWNER/NAME"
         raise Location(path).error(
@@ -41,15 +41,15 @@ def open_hf_set(path: Path) -> NamedSet:
     name = "/".join(parts[:2])
     configs = sorted({Path(info).parts[-4] for info in _cached_infos(library, name)})
     if not configs:
-        every = f"[load_dataset({name!r}, c) for c in get_dataset_config_names({name!r})]"
-        fetch = f'python -c "from datasets import *; {every}"'
+        load_all = f"[load_dataset({name!r}, c) for c in get_dataset_config_names({name!r})]"
+        fetch = f'python -c "from datasets import *; {load_all}"'
         raise missing_set_error(path, f"the cache of datasets has no {name}", fetch)
     return _open_cached_set(path, Path(f"hf:{name}"), library, name, configs, parts[2:])
 
 
 def _cached_infos(library: Any, name: str) -> list[str]:
-    """Return the descriptions of what the library keeps of a set of the hub:
-    <cache>/OWNER___NAME/CONFIG/VERSION/HASH/."""
+    """Return the dataset_info.json files of a set of the hub in the library's cache:
+    <cache>/OWNER___NAME/CONFIG/VERSION/HASH/dataset_info.json."""
     from datasets.naming import camelcase_to_snakecase
 
     owner, last = name.split("/")
@@ -63,7 +63,7 @@ def _cached_infos(library: Any, name: str) -> list[str]:
 
 
 def _open_cached_set(
-    path: Path, root: Path, library: Any, name: str, configs: Sequence[str], rest: Sequence[str]
+    path: Path, root: Path, library: Any, name: str, configs: Sequence[str], table_parts: Sequence[str]
 ) -> NamedSet:
     def splits_of(config: str) -> dict[str, Any]:
         key = name, config, _cache_state(library, name)
@@ -73,14 +73,16 @@ def _open_cached_set(
 
     tables = {config: tuple(splits_of(config)) for config in configs}
     title = f"{root.name} of datasets {library.__version__}"
-    return NamedSet(root, title, tables, lambda config, split: _open_table(path, splits_of(config)[split])).select(rest)
+    named_set = NamedSet(root, title, tables, lambda config, split: _open_table(path, splits_of(config)[split]))
+    return named_set.select(table_parts)
 
 
-_open: dict[tuple[str, str, tuple[Any, ...]], dict[str, Any]] = {}  # loading one again takes a tenth of a second
+# (name, config, state of its files) -> splits: loading a config again would take a tenth of a second.
+_open: dict[tuple[str, str, tuple[Any, ...]], dict[str, Any]] = {}
 
 
 def _cache_state(library: Any, name: str) -> tuple[Any, ...]:
-    """Return the files that a set is loaded from, with size and time."""
+    """Return the files from which a set is loaded, with size and time."""
     folder = Path(name)
     files = sorted(folder.rglob("*")) if folder.is_dir() else [Path(info) for info in _cached_infos(library, name)]
     stats = [(str(file), file.stat()) for file in files if file.is_file()]
@@ -91,24 +93,23 @@ def _is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _open_saved_set(path: Path, root: Path, library: Any, folder: Path, rest: Sequence[str]) -> NamedSet:
-    """Return the set that save_to_disk wrote: one table, with its splits, or a split without a name."""
+def _open_saved_set(path: Path, root: Path, library: Any, folder: Path, table_parts: Sequence[str]) -> NamedSet:
+    """Return the set that save_to_disk wrote: one table, with its splits or with one split that may have no name."""
     data = _offline_result(path, lambda: library.load_from_disk(str(folder)), library)
     splits = dict(data) if (folder / "dataset_dict.json").is_file() else {str(data.split or "train"): data}
     title = f"{folder.name} of datasets {library.__version__}"
-    return NamedSet(root, title, {_DEFAULT: tuple(splits)}, lambda _, split: _open_table(path, splits[split])).select(
-        rest
-    )
+    named_set = NamedSet(root, title, {_DEFAULT: tuple(splits)}, lambda _, split: _open_table(path, splits[split]))
+    return named_set.select(table_parts)
 
 
 def _offline_result(path: Path, read: Callable[[], Any], library: Any) -> Any:
-    """Return a result of the library, offline; its errors become DataErrors of one sentence."""
+    """Return a result of the library, offline. Its errors become DataErrors with one line of the reason."""
     with offline(library):
         try:
             return read()
         except DataError:
             raise
-        except Exception as error:  # of its loaders, of pyarrow, of fsspec
+        except Exception as error:  # the library's loaders, pyarrow and fsspec raise errors of many classes
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             raise Location(path).error(
                 "unreadable set", f"datasets cannot load it ({reason})", "fetch or write it again"
@@ -117,8 +118,8 @@ def _offline_result(path: Path, read: Callable[[], Any], library: Any) -> Any:
 
 @contextlib.contextmanager
 def offline(library: Any) -> Iterator[None]:
-    """Run the block without fetching anything or drawing bars."""
-    before = library.config.HF_HUB_OFFLINE
+    """Run the block without downloads and progress bars."""
+    offline_setting = library.config.HF_HUB_OFFLINE
     library.config.HF_HUB_OFFLINE = True
     bars = library.is_progress_bar_enabled() if hasattr(library, "is_progress_bar_enabled") else False
     library.disable_progress_bars()
@@ -127,7 +128,7 @@ def offline(library: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        library.config.HF_HUB_OFFLINE = before
+        library.config.HF_HUB_OFFLINE = offline_setting
         library.logging.set_verbosity(level)
         if bars:
             library.enable_progress_bars()
@@ -138,10 +139,10 @@ def _open_table(path: Path, data: Any) -> Table:
         columns = data[[int(row) for row in rows]]
         return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
-    def every() -> Iterator[Record]:
+    def read_rows() -> Iterator[Record]:
         for start in range(0, len(data), _BLOCK):
             columns = data[start : start + _BLOCK]
             yield from (dict(zip(columns, values)) for values in zip(*columns.values()))
 
-    files = tuple(Path(one["filename"]) for one in data.cache_files)
-    return Table(str(path), every, files, rows_at, len(data))
+    files = tuple(Path(entry["filename"]) for entry in data.cache_files)
+    return Table(str(path), read_rows, files, rows_at, len(data))

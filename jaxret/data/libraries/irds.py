@@ -25,17 +25,17 @@ def open_irds_set(path: Path) -> NamedSet:
     """Open a set of this library, see `open_named_set`. Raises DataError if ir_datasets has no such set."""
     library = import_library(path)
     name = library_of(path)[1]
-    rest: tuple[str, ...] = ()
+    table_parts: tuple[str, ...] = ()
     parts = name.split("/")
-    for last in range(len(parts), 0, -1):  # an id has slashes too: the longest there is
+    for last in range(len(parts), 0, -1):  # ids contain slashes: the longest id of a set wins
         data_set = _load_set(library, "/".join(parts[:last]))
         if data_set is not None and (last == len(parts) or parts[last] in _TABLES):
-            name, rest = "/".join(parts[:last]), tuple(parts[last:])
+            name, table_parts = "/".join(parts[:last]), tuple(parts[last:])
             break
     else:
-        near = get_close_matches(name, list(library.registry), n=3)
-        have = f"near are {', '.join(near)}" if near else "ir-datasets.com lists those that there are"
-        raise Location(path).error("unknown set", f"ir_datasets has no set {name!r}", have)
+        similar_names = get_close_matches(name, list(library.registry), n=3)
+        remedy = f"near are {', '.join(similar_names)}" if similar_names else "ir-datasets.com lists all sets"
+        raise Location(path).error("unknown set", f"ir_datasets has no set {name!r}", remedy)
     split = next((part for part in parts[:last] if part in _SPLITS), parts[last - 1])
     tables = {table: (split,) for table in _TABLES if data_set.has(table)}
 
@@ -44,7 +44,7 @@ def open_irds_set(path: Path) -> NamedSet:
 
     root = Path(f"irds:{name}")
     named_set = NamedSet(root, f"{name} of ir_datasets {library.__version__}", tables, open_table, split=split)
-    return named_set.select(rest)
+    return named_set.select(table_parts)
 
 
 def _load_set(library: Any, name: str) -> Any:
@@ -61,8 +61,8 @@ def _open_table(path: Path, library: Any, data_set: Any, name: str, config: str)
                     yield _RECORDS[config](entry)
         except (GeneratorExit, DataError):
             raise
-        except Exception as error:  # its own, of the network, of whatever reads its files
-            if isinstance(error, FetchError) or any(isinstance(one, FetchError) for one in _causes(error)):
+        except Exception as error:  # errors of ir_datasets, of the network, and of the libraries that read its files
+            if any(isinstance(cause, FetchError) for cause in (error, *_causes(error))):
                 fetch = f"ir_datasets export {name} {config} > /dev/null"
                 raise missing_set_error(
                     path, f"ir_datasets does not have the {config} of {name!r} on this machine", fetch
@@ -78,20 +78,20 @@ def _open_table(path: Path, library: Any, data_set: Any, name: str, config: str)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors behind one; ir_datasets puts those of several mirrors into its arguments."""
-    for one in (error.__cause__, error.__context__):
-        if one is not None:
-            yield one
-            yield from _causes(one)
+    """Yield the causes of an error. ir_datasets puts the errors of several mirrors into the arguments of one error."""
+    for cause in (error.__cause__, error.__context__):
+        if cause is not None:
+            yield cause
+            yield from _causes(cause)
     for argument in error.args:
         for pair in argument if isinstance(argument, (list, tuple)) else ():
             yield from (
-                one for one in (pair if isinstance(pair, (list, tuple)) else ()) if isinstance(one, BaseException)
+                value for value in (pair if isinstance(pair, (list, tuple)) else ()) if isinstance(value, BaseException)
             )
 
 
 class _DownloadGuard:
-    """Disables the downloads of the library, which has no option for this, and its log, during every read."""
+    """Disables the library's downloads and its log during every read. The library has no option for this."""
 
     def __init__(self) -> None:
         self._readers, self._streams, self._log = 0, dict[Any, Any](), logging.getLogger("ir_datasets")
@@ -136,13 +136,13 @@ def _is_download(kind: Any, downloads: Any) -> bool:
 
 
 def _files_of(value: Any, visited_ids: set[int]) -> Iterator[Path]:
-    """Yield the files that a handler reads from: those of every stream that it is made of."""
+    """Yield the files that a handler of ir_datasets reads, by a search through all its attributes."""
     if id(value) in visited_ids:
         return
     visited_ids.add(id(value))
     if isinstance(value, (list, tuple, set, frozenset)):
-        for one in value:
-            yield from _files_of(one, visited_ids)
+        for element in value:
+            yield from _files_of(element, visited_ids)
         return
     if isinstance(value, dict):
         yield from _files_of(list(value.values()), visited_ids)
@@ -153,16 +153,16 @@ def _files_of(value: Any, visited_ids: set[int]) -> Iterator[Path]:
     path = attributes.get("_cache_path") or attributes.get("_path") or attributes.get("_extract_path")
     if isinstance(path, (str, Path)):
         yield Path(path)
-        if "_streamer" in attributes and Path(path).exists():  # a copy, which is read in its place
+        if "_streamer" in attributes and Path(path).exists():  # a copy, which is read instead of its origin
             return
-    for one in attributes.values():
-        yield from _files_of(one, visited_ids)
+    for attribute in attributes.values():
+        yield from _files_of(attribute, visited_ids)
 
 
 def _doc_record(entry: Any) -> Record:
     title = getattr(entry, "title", "") or ""
     text = getattr(entry, "text", None)
-    if text is None:  # what the library takes for the text of a document that has many fields
+    if text is None:  # a document with many fields: the library knows its text
         title, text = "", entry.default_text()
     return {"doc_id": entry.doc_id, "title": title, "text": text}
 

@@ -1,9 +1,10 @@
-"""Sets of TensorFlow Datasets, read and written without TensorFlow: those whose files are array_record.
+"""Sets of TensorFlow Datasets in array_record files, read and written without TensorFlow.
 
 <data dir>/NAME/[CONFIG/]VERSION/dataset_info.json  features.json  NAME-SPLIT.array_record-00000-of-00001
 
-A path may stand for the name (tfds:/data/scifact), and a version may follow it (tfds:scifact:1.0.0); else it is the
-newest. Of a set that has passages, every table is of their version: a set that was built in part is none.
+A path may stand for the name (tfds:/data/scifact). A version may follow the name (tfds:scifact:1.0.0); the default is
+the newest. If a set has passages, all its tables are read in the version of the passages, which are written last. So
+a version that was built in part is not read.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ _DEFAULT = "default"  # name of the only table of a set without configs
 
 
 def tfds_folder() -> Path:
-    """Return where TFDS keeps sets."""
+    """Return the folder where TFDS keeps data sets."""
     return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def list_versions(folder: Path) -> list[str]:
-    """Return the versions that are whole in a folder, the newest last."""
+    """Return the complete versions in a folder, the newest last."""
     names = [path.parent.name for path in folder.glob("*/dataset_info.json") if _VERSION.fullmatch(path.parent.name)]
     return sorted(names, key=lambda version: [int(part) for part in version.split(".")])
 
 
 def is_tfds_set(folder: Path) -> bool:
-    """Return whether a folder is a set of TFDS, or a config of one."""
+    """Return whether a folder is a data set of TFDS, or a config of such a set."""
     return folder.is_dir() and bool(
         list_versions(folder) or any(list_versions(path) for path in folder.iterdir() if path.is_dir())
     )
@@ -50,7 +51,7 @@ def is_tfds_set(folder: Path) -> bool:
 
 def open_tfds_set(path: Path) -> NamedSet:
     """Open a set of this library, see `open_named_set`. Raises DataError for a version that was not built."""
-    root, folder, version, rest = _split_name(path)
+    root, folder, version, table_parts = _split_name(path)
     versions = {sub.name: list_versions(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
     configs = {name: folder / name for name, numbers in versions.items() if numbers}
     if not configs:
@@ -58,7 +59,7 @@ def open_tfds_set(path: Path) -> NamedSet:
     choices = versions.get(PASSAGES) or [number for numbers in versions.values() for number in numbers]
     if version and version not in choices:
         raise Location(path).error(
-            "missing version", f"there is no version {version}", f"there are {', '.join(choices)}"
+            "missing version", f"this set has no version {version}", f"its versions are {', '.join(choices)}"
         )
     common_version = version or (choices[-1] if PASSAGES in configs else "")
     folders = {
@@ -67,17 +68,17 @@ def open_tfds_set(path: Path) -> NamedSet:
         if not common_version or common_version in versions[name]
     }
     info = {name: _read_info(folder) for name, folder in folders.items()}
-    tables = {name: tuple(split["name"] for split in one.get("splits", ())) for name, one in info.items()}
+    tables = {name: tuple(split["name"] for split in table.get("splits", ())) for name, table in info.items()}
     newest = common_version or ", ".join(sorted({folder.name for folder in folders.values()}))
 
     def open_table(config: str, split: str) -> Table:
         files = _files_of_split(folders[config], info[config], split)
-        for other in folders if config == "examples" else ():  # whose rows are of these tables
-            if other.endswith(PASSAGES):
-                files += [file for one in tables[other] for file in _files_of_split(folders[other], info[other], one)]
+        for table in folders if config == "examples" else ():  # examples refer to rows of the tables of passages
+            if table.endswith(PASSAGES):
+                files += [file for name in tables[table] for file in _files_of_split(folders[table], info[table], name)]
         return _open_table(path, folders[config], info[config], split, tuple(files))
 
-    return NamedSet(root, f"{folder.name} {newest} of TFDS", tables, open_table).select(rest)
+    return NamedSet(root, f"{folder.name} {newest} of TFDS", tables, open_table).select(table_parts)
 
 
 def _split_name(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
@@ -97,8 +98,8 @@ def _split_name(path: Path) -> tuple[Path, Path, str, tuple[str, ...]]:
                 return Path(f"tfds:{Path(*parts[:count])}"), folder, version, parts[count:]
     name = parts[0].partition(":")[0] if parts else ""
     if str(path).startswith(("tfds:/", "tfds:.")):
-        problem = "there is no data set of TFDS in this folder"
-        raise Location(path).error("missing set", problem, "one has VERSION/dataset_info.json, or CONFIG/VERSION/...")
+        problem = "this folder has no data set of TFDS"
+        raise Location(path).error("missing set", problem, "a set has VERSION/dataset_info.json, or CONFIG/VERSION/...")
     fetch = f"tfds.builder('{name}', file_format='array_record').download_and_prepare()"
     problem = f"TFDS has no {name!r} in {tfds_folder()} (TFDS_DATA_DIR names another folder)"
     raise missing_set_error(path, problem, f'python -c "import tensorflow_datasets as tfds; {fetch}"')
@@ -127,7 +128,7 @@ def _open_table(path: Path, folder: Path, info: Mapping[str, Any], split: str, f
     try:
         with _quiet_logs(tfds):
             source = tfds.builder_from_directory(str(folder)).as_data_source(split=split)
-    except Exception as error:  # of TFDS, of its protocol buffers, of array_record: whatever a damaged file makes
+    except Exception as error:  # a damaged file raises errors of TFDS, protobuf or array_record
         raise _damage_error(folder, error) from error
 
     def rows_at(rows: Sequence[int]) -> list[Record]:
@@ -136,11 +137,13 @@ def _open_table(path: Path, folder: Path, info: Mapping[str, Any], split: str, f
         except Exception as error:
             raise _damage_error(folder, error) from error
 
-    def every() -> Iterator[Record]:
+    def read_rows() -> Iterator[Record]:
         for start in range(0, len(source), _BLOCK):
             yield from rows_at(range(start, min(start + _BLOCK, len(source))))
 
-    return Table(f"{folder.parent.name}/{split} of {info['name']} {folder.name}", every, files, rows_at, len(source))
+    return Table(
+        f"{folder.parent.name}/{split} of {info['name']} {folder.name}", read_rows, files, rows_at, len(source)
+    )
 
 
 def _damage_error(folder: Path, error: Exception) -> Exception:
@@ -149,20 +152,20 @@ def _damage_error(folder: Path, error: Exception) -> Exception:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return a value of TFDS as JSON has it: TFDS gives text as bytes, and lists as arrays."""
+    """Return a value of TFDS in JSON's types. TFDS gives texts as bytes, and lists as arrays."""
     if isinstance(value, Mapping):
-        return {key: _plain_value(one) for key, one in value.items()}
+        return {key: _plain_value(member) for key, member in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain_value(one) for one in value]
+        return [_plain_value(member) for member in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 @contextlib.contextmanager
 def _quiet_logs(tfds: Any) -> Iterator[None]:
-    """Run the block without the lines and bars of TFDS, which go to both streams."""
-    before = logging.get_verbosity()
+    """Run the block without log lines and progress bars of TFDS, which go to stdout and stderr."""
+    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     tfds.disable_progress_bar()
     try:
@@ -170,7 +173,7 @@ def _quiet_logs(tfds: Any) -> Iterator[None]:
             yield
     finally:
         tfds.enable_progress_bar()
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
 
 
 def write_tfds_table(
@@ -181,15 +184,15 @@ def write_tfds_table(
     features: Mapping[str, Any],
     splits: Mapping[str, Iterable[Record]],
 ) -> Path:
-    """Write <data_dir>/NAME/CONFIG/VERSION, the records in their order; return its path.
+    """Write a table of a data set to <data_dir>/NAME/CONFIG/VERSION, and return this path. Records keep their order.
 
     Args:
-        data_dir: of TFDS.
-        name: of the data set.
-        config: of the table.
-        version: as "1.0.0".
-        features: key -> its type (str, int, float, bool), or a list of one.
-        splits: split -> its records, of which there must be one at least.
+        data_dir: folder where TFDS keeps data sets.
+        name: name of the data set.
+        config: name of the table.
+        version: version number with two points, such as "1.0.0".
+        features: key -> type of its value (str, int, float, bool); a list of one type means a list of such values.
+        splits: split -> its records, one or more.
     """
     path = Path(f"tfds:{name}")
     tfds = import_library(path)
@@ -200,10 +203,10 @@ def write_tfds_table(
 
     class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[name-defined, misc, call-arg]
         VERSION = tfds.core.Version(version)
-        code_path = None  # there is no file of checksums beside it
+        code_path = None  # TFDS looks for a file of checksums beside this path
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)]  # noqa: RUF012
 
-        def _info(self) -> Any:  # a name of TFDS, as those below
+        def _info(self) -> Any:  # TFDS calls this method and the two below
             feature_types = tfds.features.FeaturesDict({key: feature(kind) for key, kind in features.items()})
             return tfds.core.DatasetInfo(builder=self, features=feature_types, disable_shuffling=True)
 
