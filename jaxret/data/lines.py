@@ -96,7 +96,7 @@ def read_chunks(path: Path, digest: Digest | None = None) -> Iterator[bytes]:
 
 
 def too_long_error(location: Location, kind: str) -> DataError:
-    remedy = "look for a missing line end or quote, or split it"
+    remedy = "split it, or look for a missing line end or quote"
     return location.error("too long", f"this {kind} has more than {LINE_LIMIT >> 20} MiB", remedy)
 
 

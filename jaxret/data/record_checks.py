@@ -59,7 +59,7 @@ def require_grade(value: int, location: Location) -> int:
     if abs(value) > GRADE_LIMIT:
         raise location.error(
             "bad score",
-            f"the grade {shorten(value)} is too large",
+            f"score {shorten(value)} is too large",
             f"grades are from -{GRADE_LIMIT:,} to {GRADE_LIMIT:,}",
         )
     return value

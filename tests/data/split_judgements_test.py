@@ -66,7 +66,7 @@ def test_two_files_are_written(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--train=other.tsv", "--qrels=data"), "set1 would be empty: the judged queries of data have no passage with"),
+        (("--train=other.tsv", "--qrels=data"), "set1 would be empty: the judged queries of data have no relevant"),
         (("--train=zero.tsv", "--qrels=data"), "zero.tsv has no relevant passage; give training data"),
         (("--train=none", "--qrels=data"), "none"),
         (("--train=data", "--qrels=data", "--split=dev"), "dev"),

@@ -1,10 +1,10 @@
-"""Files <-> records: the front that the rest of the project reads data through.
+"""Readers and writers of data files. Other packages import them from here.
 
-What a file is shows in its content (`detect.py` has the table of formats); FORMAT:PATH forces a format. Which file
-of a folder holds what shows in its name (`source_layout.py`). A new format is a file with `FORMATS`, and its lines in
-the table.
+Formats are detected from content, not from file names (`detect.py` has the table of formats); FORMAT:PATH forces a
+format. The names of a folder's files say which of them has passages, queries and judgements (`source_layout.py`). A new
+format is a module with `FORMATS`, and a line in the table.
 
-Every reader takes a `Policy`; the default stops at the first bad record with a `DataError` that names file and line.
+Every reader takes a `Policy`. The default policy raises a `DataError` with file and line at the first bad record.
 """
 
 from jaxret.data.errors import DataError, Policy

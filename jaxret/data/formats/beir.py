@@ -35,10 +35,10 @@ _texts = query_reader("_id", numbers=False)
 
 
 def read_beir_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """Return the queries of queries.jsonl; answers.jsonl beside it adds their answers."""
+    """Return the queries of queries.jsonl, with the answers of answers.jsonl beside it, if this file exists."""
     queries = {query.id: query for query in _texts(file, policy)}
-    named_so = file.path.name.startswith("queries.jsonl")
-    answers_path = find_file(file.path.parent, "answers.jsonl") if named_so else None
+    is_usual_name = file.path.name.startswith("queries.jsonl")
+    answers_path = find_file(file.path.parent, "answers.jsonl") if is_usual_name else None
     if answers_path:
         for query_id, answers in _answers(answers_path, policy, queries):
             queries[query_id] = replace(queries[query_id], answers=answers)
@@ -54,7 +54,7 @@ def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator
                 require_key(record, "answers", list, location), "the value of 'answers'", location
             )
             if query_id not in by_id:
-                problem = f"these answers are for query {query_id!r}, which queries.jsonl does not have"
+                problem = f"these answers are for query {query_id!r}, but queries.jsonl has no such query"
                 raise location.error("unknown query id", problem, "correct the id or remove the line")
             require_new_id(query_id, "query id", location, lines)
         except DataError as error:
@@ -66,9 +66,9 @@ def _answers(path: Path, policy: Policy, by_id: Mapping[str, Query]) -> Iterator
 def judgement_reader(
     query: str, passage: str, score: str
 ) -> Callable[[DataFile, Policy], Iterator[tuple[Location, Judgement]]]:
-    """Return a reader of judgements by their keys. A score may be 1, 1.0, true or false, in CSV as a string."""
+    """Return a reader of judgements with these keys. A score may be 1, 1.0, true or false, in CSV as a string."""
 
-    def every(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
+    def read_all(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
         for location, record in read_records(file, policy):
             try:
                 grade = _grade(record.get(score), location)
@@ -78,7 +78,7 @@ def judgement_reader(
             except DataError as error:
                 policy.reject(error)
 
-    return lambda file, policy: reject_contradictions(every(file, policy), policy)
+    return lambda file, policy: reject_contradictions(read_all(file, policy), policy)
 
 
 def _grade(value: Any, location: Location) -> int:
@@ -101,14 +101,15 @@ def examples_of_judgements(
     run: Mapping[str, Sequence[RunLine]] | None,
     policy: Policy,
 ) -> list[Example]:
-    """Make one example for each query with a relevant passage; of the corpus only the passages needed stay in memory.
+    """Make one example for each query with a relevant passage. Only passages of examples stay in memory.
 
     Args:
         queries: all queries.
-        judgements: judgements with their locations; one of an unknown id is bad input.
-        passages: the corpus, read once.
-        run: query id -> ranked lines, whose passages that are not relevant become negatives; None: those judged not
-            relevant do.
+        judgements: judgements with their locations; an unknown id is an error.
+        passages: the passages of the corpus, read once.
+        run: query id -> ranked lines. The passages in them that are not relevant become negatives. None: passages
+            that are judged not relevant become negatives.
+        policy: what to do with bad judgements and lines.
     """
     by_id = {query.id: query for query in queries}
     judgements = list(reject_unknown_ids(judgements, by_id, None, policy))
@@ -155,14 +156,14 @@ def write_beir(
     queries: Iterable[Query],
     judgements: Mapping[str, Iterable[Judgement]],
 ) -> None:
-    """Write a BEIR folder. Records that a reader would refuse are refused; duplicate ids are not detected.
+    """Write a BEIR folder. A record that a reader would reject is an error; duplicate ids are not detected.
 
-    Reading gives the same records back, but for U+2019 in queries, which readers turn into an apostrophe.
+    Readers return the same records, except that they replace U+2019 in queries by an apostrophe.
 
     Args:
-        folder: made if it does not exist.
-        passages: of corpus.jsonl.
-        queries: of queries.jsonl, and of answers.jsonl if one has answers.
+        folder: folder to write, which is made if it does not exist.
+        passages: passages for corpus.jsonl.
+        queries: queries for queries.jsonl; their answers, if any, go to answers.jsonl.
         judgements: split -> its judgements.
     """
     folder = Path(folder)
@@ -174,9 +175,9 @@ def write_beir(
     with write_text(folder / "queries.jsonl") as file:
         for number, query in enumerate(queries, 1):
             check_query(query, Location(folder / "queries.jsonl", number))
-            more = {"instruction": query.instruction} if query.instruction else {}
-            _write_object(file, {"_id": query.id, "text": query.text, **more})
-    # An older answers.jsonl must not outlive its queries, so it is replaced even by an empty one.
+            instruction = {"instruction": query.instruction} if query.instruction else {}
+            _write_object(file, {"_id": query.id, "text": query.text, **instruction})
+    # An answers.jsonl of older queries must not stay, so it is replaced even by an empty one.
     if any(query.answers for query in queries) or (folder / "answers.jsonl").exists():
         with write_text(folder / "answers.jsonl") as file:
             for query in queries:

@@ -1,12 +1,12 @@
-"""Any source -> a versioned data set of TFDS, that is read in place: tfds:FOLDER, or the folder's path alone.
+"""Build a versioned data set of TFDS from any source. It is read as tfds:FOLDER, or by the folder's path alone.
 
-FOLDER/passages/VERSION         full: the corpus
-       other_passages/VERSION   full: texts that only training records have, if there are such
-       queries/VERSION          full, or a split each
-       judgements/VERSION       a split each
-       examples/VERSION         a split each: training records, with a teacher's scores
+FOLDER/passages/VERSION         split "full": the corpus
+       other_passages/VERSION   split "full": texts that only training records have, if such texts exist
+       queries/VERSION          split "full", or one for each split
+       judgements/VERSION       one for each split
+       examples/VERSION         one for each split: training records, with a teacher's scores
 
-A version is whole when its passages are there: they come last. The folder's name is the set's.
+The passages are written last, so a version with passages is complete. The data set has the folder's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxret.data.errors import Policy
 from jaxret.data.formats.beir import QRELS_KEYS
-from jaxret.data.formats.built_records import FEATURES, OTHERS, PASSAGES, WHOLE_SPLIT
+from jaxret.data.formats.built_records import FEATURES, OTHER_PASSAGES, PASSAGES, WHOLE_SPLIT
 from jaxret.data.formats.convert import Conversion
 from jaxret.data.formats.dataset import FullDataSet, open_data_set
 from jaxret.data.libraries import tfds
@@ -44,18 +44,17 @@ Rows = dict[Passage, int]
 def build_data_set(
     source: PathLike, folder: PathLike, version: str, split: str = "train", policy: Policy | None = None
 ) -> Conversion:
-    """Write all that a source holds as a data set of TFDS. Training records are held in memory, passages are not.
+    """Write all records of a source as a data set of TFDS. Training records are held in memory, passages are not.
 
     Args:
         source: a folder, file or named set.
-        folder: of the data set; its name is the set's.
+        folder: folder of the data set, which gets the folder's name.
         version: three numbers, as "1.0.0".
         split: the split of a training file.
         policy: what to do with bad records; by default an error.
 
     Raises:
-        ValueError: TFDS does not take the name or the version, the version exists, or the folder would be in one that
-            does not.
+        ValueError: TFDS does not allow the name or the version, the version exists, or the parent folder does not.
         FileExistsError: the folder is of another kind.
         LockedError: another job builds in the folder.
         DataError: a bad record.
@@ -66,13 +65,13 @@ def build_data_set(
     work, is_new = temporary_path(folder), not folder.exists()
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)
-        lock = FolderLock(folder, "building a data set")  # before a refusal, which removes leftovers of a killed job
+        lock = FolderLock(folder, "building a data set")  # before the checks, because `sweep` removes leftovers
         try:
             sweep(folder)
             _check_version(folder, version)
             data = open_data_set(source, split, policy or Policy())
             if bad := [split for split in data.splits if split == "all" or not re.fullmatch(r"[\w-]+", split)]:
-                raise ValueError(f"{source}: TFDS takes no split that is called {bad[0]!r}; name its files otherwise")
+                raise ValueError(f"{source}: TFDS does not allow a split named {bad[0]!r}; rename its files")
             work.mkdir()
             with locked_folder(work):
                 conversion, tables = _Builder(work, folder.name, version, Conversion(data.source)).write(data)
@@ -82,14 +81,14 @@ def build_data_set(
             lock.release()
             if is_new:
                 with contextlib.suppress(OSError):
-                    folder.rmdir()  # nothing was written: a job that failed leaves nothing behind
+                    folder.rmdir()  # empty only if the job failed
     return conversion
 
 
 def _publish(work_folder: Path, folder: Path, tables: list[str], version: str) -> None:
-    """Move the tables of a version into the folder, the passages last, after removing those of a killed build."""
+    """Move the tables of a version into the folder, the passages last. First remove the tables of a killed build."""
     sync_tree(work_folder)
-    for table in (PASSAGES, OTHERS, "queries", "judgements", "examples"):
+    for table in (PASSAGES, OTHER_PASSAGES, "queries", "judgements", "examples"):
         shutil.rmtree(folder / table / version, ignore_errors=True)
     for config in tables:
         (folder / config).mkdir(exist_ok=True)
@@ -101,45 +100,48 @@ def _publish(work_folder: Path, folder: Path, tables: list[str], version: str) -
 def _check_names(folder: Path, version: str) -> None:
     require_folder_kind(folder, DATA_SET)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", folder.name):
-        raise ValueError(f"{folder}: a data set of TFDS is called by small letters, digits and _; name the folder so")
+        raise ValueError(
+            f"{folder}: the name of a data set of TFDS has small letters, digits and _. Give the folder such a name"
+        )
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise ValueError(f"--version={version}: a version of TFDS is three numbers, as 1.0.0")
+        raise ValueError(f"--version={version}: a version of TFDS has three numbers, as 1.0.0")
 
 
 def _check_version(folder: Path, version: str) -> None:
     if (folder / PASSAGES / version).exists():
-        have = ", ".join(tfds.list_versions(folder / PASSAGES))
-        raise ValueError(f"{folder} has version {version} already (it has {have}); give --version a higher one")
+        versions = ", ".join(tfds.list_versions(folder / PASSAGES))
+        raise ValueError(f"{folder} has version {version} already (it has {versions}); give --version a higher one")
 
 
 class _Builder:
-    """Writes the tables one after the other, and keeps account."""
+    """Writes the tables one after the other, and counts their records."""
 
     def __init__(self, work: Path, name: str, version: str, conversion: Conversion) -> None:
         self.work, self.name, self.version, self.conversion = work, name, version, conversion
         self.tables: list[str] = []
 
     def write(self, data: FullDataSet) -> tuple[Conversion, list[str]]:
-        """Write all tables; return the account of them and their names, in the order in which they may appear."""
+        """Write all tables. Return the counts of records and lost values, and the names of the tables in the order in
+        which `_publish` moves them."""
         examples = {split: data.examples(split) for split in data.splits if split in data.splits_with_examples}
         rows: Rows = {
             p: 0 for records_of in examples.values() for e in records_of for p in (*e.positives, *e.negatives)
         }
-        self._table(PASSAGES, _TEXTS, {WHOLE_SPLIT: _corpus(data.passages(), rows)})
+        self._write_table(PASSAGES, _TEXTS, {WHOLE_SPLIT: _corpus(data.passages(), rows)})
         if not self.tables:
-            raise ValueError(f"{data.source}: there is no passage, and a data set is of passages")
-        others = _number_others(rows)
-        self._table(OTHERS, _TEXTS, {WHOLE_SPLIT: map(_text, others)} if others else {})
+            raise ValueError(f"{data.source} has no passage, and a data set needs passages")
+        other_passages = _number_other_passages(rows)
+        self._write_table(OTHER_PASSAGES, _TEXTS, {WHOLE_SPLIT: map(_text, other_passages)} if other_passages else {})
         queries = (
             {split: data.queries(split) for split in data.splits}
             if data.queries_by_split
             else {WHOLE_SPLIT: data.queries(None)}
         )
-        self._table(
+        self._write_table(
             "queries", _QUERIES, {split: map(_query, records_of) for split, records_of in queries.items() if records_of}
         )
         judgements_by_split = {split: data.judgements(split) for split in data.splits}
-        self._table(
+        self._write_table(
             "judgements",
             _JUDGEMENTS,
             {split: map(_judgement, records_of) for split, records_of in judgements_by_split.items() if records_of},
@@ -150,14 +152,18 @@ class _Builder:
         self.conversion.losses["digits of scores that float32 does not have"] = sum(
             not np.isnan(score) and score != float(np.float32(score)) for score in scores
         )
-        whole = data.every_positive
+        every_positive = data.every_positive
         records = {
-            split: (_record(e, rows, whole) for e in records_of) for split, records_of in examples.items() if records_of
+            split: (_record(example, rows, every_positive) for example in records_of)
+            for split, records_of in examples.items()
+            if records_of
         }
-        self._table("examples", FEATURES, records)
+        self._write_table("examples", FEATURES, records)
         return self.conversion, self.tables[::-1]
 
-    def _table(self, config: str, features: dict[str, Any], splits: Mapping[str, Iterable[dict[str, Any]]]) -> None:
+    def _write_table(
+        self, config: str, features: dict[str, Any], splits: Mapping[str, Iterable[dict[str, Any]]]
+    ) -> None:
         tables = {split: _Rows(rows) for split, rows in splits.items()}
         tables = {split: rows for split, rows in tables.items() if rows}
         if not tables:
@@ -169,37 +175,38 @@ class _Builder:
 
 
 class _Rows:
-    """Records that are counted while they are written; false if there is none."""
+    """Records that are counted while they are written. The object is false if it has no record."""
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
-        self.count, self._rest = 0, iter(rows)
-        self._first = list(islice(self._rest, 1))
+        self.count, self._iterator = 0, iter(rows)
+        self._first = list(islice(self._iterator, 1))
 
     def __bool__(self) -> bool:
         return bool(self._first)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in chain(self._first, self._rest):
+        for row in chain(self._first, self._iterator):
             self.count += 1
             yield row
 
 
 def _corpus(passages: Iterable[Passage], rows: Rows) -> Iterator[dict[str, Any]]:
-    """Yield the records of a corpus, and note the row (from 1) of each passage that training records have."""
+    """Yield the records of a corpus, and note the row (from 1) of each passage that also is in training records."""
     for number, passage in enumerate(passages, 1):
         if passage in rows:
             rows[passage] = number
         yield _text(passage)
 
 
-def _number_others(rows: Rows) -> list[Passage]:
-    """Return the passages that are in no corpus; rows count from 0 then, theirs from -1 down."""
-    others = [passage for passage, row in rows.items() if not row]
+def _number_other_passages(rows: Rows) -> list[Passage]:
+    """Return the passages that are not in the corpus. Renumber `rows`: passages of the corpus have rows from 0 up, the
+    other passages rows from -1 down."""
+    other_passages = [passage for passage, row in rows.items() if not row]
     for passage, row in rows.items():
         rows[passage] = row - 1
-    for number, passage in enumerate(others):
+    for number, passage in enumerate(other_passages):
         rows[passage] = ~number
-    return others
+    return other_passages
 
 
 def _text(passage: Passage) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Training records of the sets that `data build` makes (`build_data_set.py`): a query, and its passages by their rows.
+"""Training records of data sets that `data build` makes (`build_data_set.py`): a query, and the rows of its passages.
 
-An example is made on request, from a few records read in place: `BuiltExamples` holds none.
+`BuiltExamples` holds no example. It makes an example on request, from records that it reads from disk.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from jaxret.data.libraries.open_sets import open_named_set, open_table
 from jaxret.data.record_checks import check_query
 from jaxret.data.records import Example, Passage, Record
 
-PASSAGES, OTHERS = "passages", "other_passages"  # the corpus; texts that only training records have
-WHOLE_SPLIT = "full"  # the split of both ("all" is a word of TFDS)
+PASSAGES, OTHER_PASSAGES = "passages", "other_passages"  # the corpus; texts that only training records have
+WHOLE_SPLIT = "full"  # the only split of both tables ("all" has another meaning in TFDS)
 _BLOCK = 4096  # passages read at a time
 FEATURES: dict[str, Any] = {
     "query_id": str,
     "query": str,
     "answers": [str],
     "instruction": str,  # "": none
-    "positives": [int],  # rows of the corpus, and, from -1 down, of the other passages
+    "positives": [int],  # rows of the corpus from 0 up, rows of the other passages from -1 down
     "negatives": [int],
     "positive_scores": [float],
     "negative_scores": [float],
@@ -36,31 +36,33 @@ FEATURES: dict[str, Any] = {
 
 
 class _Passages:
-    """The passages of a set, by row."""
+    """Reader of a set's passages by row."""
 
     def __init__(self, named_set: NamedSet) -> None:
         self._tables: dict[bool, Table] = {
-            name == OTHERS: named_set.open(name, WHOLE_SPLIT) for name in (PASSAGES, OTHERS) if name in named_set.tables
+            name == OTHER_PASSAGES: named_set.open(name, WHOLE_SPLIT)
+            for name in (PASSAGES, OTHER_PASSAGES)
+            if name in named_set.tables
         }
         self._path = named_set.root
 
     def read(self, rows: Sequence[int]) -> dict[int, Passage]:
         """Return the passages of some rows, by row. Each row is read once."""
         passages: dict[int, Passage] = {}
-        for others, source in self._tables.items():
-            mine = sorted({row for row in rows if (row < 0) == others})
-            for start in range(0, len(mine), _BLOCK):
-                block = mine[start : start + _BLOCK]
-                assert source.rows_at is not None
-                for row, record in zip(block, source.rows_at([~row if others else row for row in block])):
-                    location = Location(self._path / (OTHERS if others else PASSAGES), f"row {row}")
+        for is_other, table in self._tables.items():
+            table_rows = sorted({row for row in rows if (row < 0) == is_other})
+            for start in range(0, len(table_rows), _BLOCK):
+                block = table_rows[start : start + _BLOCK]
+                assert table.rows_at is not None
+                for row, record in zip(block, table.rows_at([~row if is_other else row for row in block])):
+                    location = Location(self._path / (OTHER_PASSAGES if is_other else PASSAGES), f"row {row}")
                     passages[row] = parse_passage(record, location, Policy(), "_id")
         return passages
 
 
 def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Yield one example a record; each passage is read once, and shared. Raises DataError for a file, which no set
-    has."""
+    """Yield one example for each record. Each passage is read once, and examples share it. Raises DataError for a file,
+    because these records are tables of a named set."""
     if not is_named(file.path):
         raise Location(file.path).error(
             "no table", "this is a file, not a table of a built set", "give the folder that jaxret data build wrote"
@@ -68,7 +70,7 @@ def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
     records = []
     for location, record in read_records(file, policy):
         try:
-            records.append((location, record, _rows(record, location)))
+            records.append((location, record, _passage_rows(record, location)))
         except DataError as error:
             policy.reject(error)
     texts = _Passages(open_named_set(file.path)).read([row for _, _, rows in records for side in rows for row in side])
@@ -76,7 +78,7 @@ def read_built_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
         yield location, _example(record, rows, texts, location)
 
 
-def _rows(record: Record, location: Location) -> list[list[int]]:
+def _passage_rows(record: Record, location: Location) -> list[list[int]]:
     return [record_list(record, key, location) for key in ("positives", "negatives")]
 
 
@@ -88,8 +90,8 @@ def _example(record: Record, rows: list[list[int]], texts: dict[int, Passage], l
 
 
 class BuiltExamples(Sequence[Example]):
-    """The training records of a split of a built set, read on request: `path` is that of the table, as
-    tfds:/data/scifact/examples/train. Raises DataError if there is none."""
+    """The training records of a split of a built set, read on request. `path` is the path of their table, such as
+    tfds:/data/scifact/examples/train. Raises DataError if this table does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._passages = path, _Passages(open_named_set(path))
@@ -107,19 +109,19 @@ class BuiltExamples(Sequence[Example]):
     def __getitem__(self, rows: int | slice) -> Example | list[Example]:
         numbers = range(self._count)[rows]
         if isinstance(numbers, int):
-            return self._read([numbers])[0]
-        return self._read(numbers)
+            return self._read_examples([numbers])[0]
+        return self._read_examples(numbers)
 
-    def _read(self, numbers: Sequence[int]) -> list[Example]:
+    def _read_examples(self, numbers: Sequence[int]) -> list[Example]:
         records = [
             (Location(self.path, f"row {number}"), record) for number, record in zip(numbers, self._rows_at(numbers))
         ]
-        rows = [_rows(record, location) for location, record in records]
+        rows = [_passage_rows(record, location) for location, record in records]
         texts = self._passages.read([row for sides in rows for side in sides for row in side])
-        return [_example(record, mine, texts, location) for (location, record), mine in zip(records, rows)]
+        return [_example(record, sides, texts, location) for (location, record), sides in zip(records, rows)]
 
 
-def _fits(every_positive: bool) -> Any:
+def _is_built_record(every_positive: bool) -> Any:
     keys = has_keys("query_id", "positives", "negatives", "every_positive")
 
     def fits(sample: FileSample) -> bool:
@@ -133,7 +135,7 @@ FORMATS = (
         name="built.examples",
         title="training records of a built set",
         description="a table of `data build`, with query_id, query, positives, negatives (rows of its passages)",
-        matches=_fits(True),
+        matches=_is_built_record(True),
         keys=tuple(FEATURES),
         examples=read_built_examples,
     ),
@@ -141,7 +143,7 @@ FORMATS = (
         name="built.records",
         title="training records of a built set, whose first positive is the target",
         description="as built.examples",
-        matches=_fits(False),
+        matches=_is_built_record(False),
         keys=tuple(FEATURES),
         every_positive=False,
         examples=read_built_examples,

@@ -1,5 +1,5 @@
-"""Records, whatever holds them: JSON lines, a JSON array, one JSON object, CSV with a header, parquet, or a library's
-table."""
+"""Read records from any container: JSON lines, a JSON array, one JSON object, CSV with a header, parquet, or a table of
+a library."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from jaxret.data.records import Record
 
 
 def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Record]]:
-    """Yield (place, record); `digest` is fed the decompressed bytes of the file, by the time the last one came; of a
-    named set's table its records, as JSON. Raises DataError for a table without names for its columns."""
+    """Yield (location, record). When the last record has been yielded, `digest` has all decompressed bytes of the file,
+    or the records of a named set's table as JSON. Raises DataError for a table without names for its columns."""
     container = file.container
     if container == "rows":
-        yield from _rows(file.path, digest)
+        yield from _table_records(file.path, digest)
         return
-    if container == "unreadable":  # its reader reports the error
+    if container == "unreadable":  # the reader of the likely container reports the error
         container = (
             "array" if Path(file.path.name.removesuffix(".gz").removesuffix(".zst")).suffix == ".json" else "lines"
         )
@@ -49,7 +49,7 @@ def read_records(file: DataFile, policy: Policy, digest: Digest | None = None) -
         digest_file(file.path, digest)
 
 
-def _rows(path: Path, digest: Digest | None) -> Iterator[tuple[Location, Record]]:
+def _table_records(path: Path, digest: Digest | None) -> Iterator[tuple[Location, Record]]:
     for number, record in enumerate(open_table(path).rows()):
         if digest is not None:
             digest.update(

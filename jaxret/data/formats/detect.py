@@ -1,5 +1,5 @@
-"""Detect the format of a file by its content, in the order of a table. The name counts only where the content
-contradicts itself: it then selects the reader that reports what is wrong.
+"""Detect the format of a file by its content, in the order of a table. The file's name counts only if the content is
+damaged: it then selects the reader that reports the error.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from jaxret.storage.address import is_bucket_address
 from jaxret.storage.atomic import require_disk_path
 from jaxret.storage.working_copy import local_path, shown_path
 
-# The first that fits and gives what is requested. Those of three columns are in the order of what they ask.
+# The first format that matches a file and has the requested role is chosen. Of the tables of three columns, the format
+# with the strictest test comes first.
 FORMATS: tuple[Format, ...] = (
-    *dpr.FORMATS[:2],  # but psgs.tsv, whose columns say least
+    *dpr.FORMATS[:2],  # psgs.tsv comes later, because its test is the weakest
     *dpr_results.FORMATS,
     *trec.FORMATS[:2],
     msmarco.FORMATS[0],
@@ -53,15 +54,15 @@ FORMATS: tuple[Format, ...] = (
     *irds_records.FORMATS,
     *sentence_transformers_records.FORMATS,
 )
-FORMATS_BY_NAME = {one.name: one for one in FORMATS}
-_USUAL = {  # of a damaged file: what is requested -> suffix -> format
+FORMATS_BY_NAME = {known_format.name: known_format for known_format in FORMATS}
+_USUAL_FORMATS = {  # for damaged files: requested role -> suffix -> format
     "passages": {".jsonl": "beir.texts", ".tsv": "dpr.passages"},
     "queries": {".jsonl": "beir.texts", ".csv": "dpr.queries", ".json": "dpr.examples"},
     "judgements": {**dict.fromkeys((".tsv", ".txt", ".qrels", ".trec"), "trec.qrels"), ".json": "dpr.examples"},
     "examples": {".json": "dpr.examples", ".jsonl": "flag.examples"},
     "rankings": dict.fromkeys((".trec", ".txt", ".run", ".tsv"), "trec.run"),
 }
-_AGREE = 0.9  # share of the lines of an intact table; a few bad lines do not change its format
+_AGREEMENT = 0.9  # share of lines with equally many columns in an intact table; a few bad lines do not change a format
 _EMPTY = Format(
     name="empty",
     title="an empty file",
@@ -81,25 +82,25 @@ def role_by_name(path: Path) -> str:
 
 
 def parse_source(source: PathLike) -> tuple[str, Path]:
-    """Split "FORMAT:PATH" into (format name, path); the name is "" where none is forced.
+    """Split "FORMAT:PATH" into (format name, path). The name is "" if no format is forced.
 
-    The path of a folder that is a set of TFDS becomes that set's. Raises ValueError for an unknown format.
+    A folder that is a data set of TFDS becomes tfds:FOLDER. Raises ValueError for an unknown format.
     """
     text = str(source)
     require_disk_path(text)
     if is_bucket_address(text):
         return "", local_path(text)
-    name, colon, rest = text.partition(":")
+    name, colon, path_text = text.partition(":")
     if tfds.is_tfds_set(Path(source)):
         return "", Path(f"tfds:{Path(source).absolute()}")
-    if not colon or Path(text).exists() or "/" in name or not rest or name in LIBRARIES:
+    if not colon or Path(text).exists() or "/" in name or not path_text or name in LIBRARIES:
         return "", Path(source)
     names = [*FORMATS_BY_NAME, *dict.fromkeys(full.partition(".")[0] for full in FORMATS_BY_NAME)]
     if name not in names:
         if "." in name or not name.isalpha():
             return "", Path(source)
-        raise ValueError(f"{text}: there is no format {name!r}; it must be one of {', '.join(names)}")
-    return name, local_path(rest)
+        raise ValueError(f"{text}: there is no format {name!r}; the formats are {', '.join(names)}")
+    return name, local_path(path_text)
 
 
 def source_path(source: PathLike) -> Path:
@@ -111,8 +112,8 @@ def absolute_source(source: PathLike) -> str:
     """Return the source with its path from the root."""
     name, path = parse_source(source)
     if is_named(path):
-        library, rest = library_of(path)
-        path = Path(f"{library}:{Path(rest).absolute()}") if Path(rest).exists() else path
+        library, set_path = library_of(path)
+        path = Path(f"{library}:{Path(set_path).absolute()}") if Path(set_path).exists() else path
     else:
         path = path.absolute()
     return f"{name}:{shown_path(path)}" if name else shown_path(path)
@@ -131,42 +132,44 @@ def source_exists(source: PathLike) -> bool:
 
 
 def source_name(source: PathLike) -> str:
-    """Return the name of a data set in one word: that of its folder or file, or that of a named set."""
+    """Return the name of a data set in one word: the name of its folder, file or named set."""
     path = source_path(source)
     return named.set_name(path) if is_named(path) else path.absolute().name
 
 
 def detect_file(source: PathLike, role: str = "") -> DataFile:
-    """Return a file with its format. `role`: what will be read of it; "": anything.
+    """Return a file with its format. `role` is the kind of records that will be read from it; "": any kind.
 
     Raises:
-        DataError: the file is missing, has no known format, or its format does not hold the role.
+        DataError: the file is missing, has no known format, or its format has no records of this kind.
     """
     format_name, path = parse_source(source)
     return detect_path(path, format_name, role)
 
 
 def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
-    """Return a file with its format, as `detect_file`; `format_name` forces one format, or those of one family. Raises
-    DataError for a missing file, or one of no known format."""
+    """Return a file with its format, see `detect_file`. `format_name` forces one format, or the formats of one family.
+    Raises DataError for a missing file, and for an unknown format."""
     if not (is_named(path) or path.exists()):
         raise missing_file_error(path)
     sample = read_sample(path)
-    formats = [one for one in FORMATS if not format_name or format_name in (one.name, one.name.partition(".")[0])]
+    formats = [
+        choice for choice in FORMATS if not format_name or format_name in (choice.name, choice.name.partition(".")[0])
+    ]
     if format_name == "beir":
-        formats.append(FORMATS_BY_NAME["trec.qrels"])  # which reads qrels/SPLIT.tsv of a BEIR folder
+        formats.append(FORMATS_BY_NAME["trec.qrels"])  # it reads qrels/SPLIT.tsv of a BEIR folder
 
     def as_format(match: Format, contents: str = "", unread_keys: tuple[str, ...] = ()) -> DataFile:
         return DataFile(path, match, sample.container, role, contents, unread_keys)
 
-    if len(formats) == 1:  # forced: its reader reports the error
+    if len(formats) == 1:  # the format is forced: its reader reports errors
         return _require_role(as_format(formats[0], f"as {format_name}: says"))
     if sample.container == "empty":
         return as_format(_EMPTY)
-    usual, is_mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREE * len(sample.counts)
+    usual, is_mixed = _usual_format(path, role), sample.counts.count(sample.columns) < _AGREEMENT * len(sample.counts)
     if usual in formats and is_mixed and set(usual.columns) & set(sample.counts):
         return as_format(usual, _describe_contents(path, sample))
-    matches = [one for one in formats if one.matches(sample)]
+    matches = [choice for choice in formats if choice.matches(sample)]
     for match in matches:
         if not role or match.gives(role):
             return as_format(match, _describe_contents(path, sample), _unread_keys(match, sample))
@@ -174,8 +177,8 @@ def detect_path(path: Path, format_name: str = "", role: str = "") -> DataFile:
         return _require_role(as_format(matches[0]), sample)
     if usual in formats and (is_mixed or sample.container == "unreadable"):
         return as_format(usual)
-    near = [one for one in formats if not role or one.gives(role)] or formats
-    raise _unknown_format_error(path, sample, near, format_name)
+    choices = [choice for choice in formats if not role or choice.gives(role)] or formats
+    raise _unknown_format_error(path, sample, choices, format_name)
 
 
 def _usual_format(path: Path, role: str) -> Format | None:
@@ -183,7 +186,7 @@ def _usual_format(path: Path, role: str) -> Format | None:
     if role in ("passages", "queries") and path.name.startswith(("collection", "queries.")) and ".tsv" in path.suffixes:
         return FORMATS_BY_NAME["msmarco.texts"]
     suffix = Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix
-    name = _USUAL.get(role, {}).get(suffix)
+    name = _USUAL_FORMATS.get(role, {}).get(suffix)
     return FORMATS_BY_NAME[name] if name else None
 
 
@@ -195,13 +198,13 @@ def _require_role(file: DataFile, sample: FileSample | None = None) -> DataFile:
         if folder.name == "qrels" and find_file(folder.parent, "corpus.jsonl"):
             remedy = f"give the folder of the data set, {shown_path(folder.parent)}, or another file of it"
             raise Location(file.path).error("wrong format", problem, remedy)
-        others = [other for other in FORMATS if other.gives(file.role)]
-        near = _nearest(sample, [other for other in others if getattr(other, file.role)]) if sample else None
-        force = f"; if it is {near.title}, give {near.name}:PATH" if near else ""
-        others.sort(key=lambda other: len(other.roles()))  # those that hold nothing else first
-        titles = ", ".join(other.title for other in others[:4])
-        more = ", ... (docs/data.md lists all)" if len(others) > 4 else ""
-        raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {titles}{more}{force}")
+        choices = [choice for choice in FORMATS if choice.gives(file.role)]
+        nearest = _nearest(sample, [choice for choice in choices if getattr(choice, file.role)]) if sample else None
+        force = f"; if it is {nearest.title}, give {nearest.name}:PATH" if nearest else ""
+        choices.sort(key=lambda choice: len(choice.roles()))  # formats with this role alone come first
+        titles = ", ".join(choice.title for choice in choices[:4])
+        suffix = ", ... (docs/data.md lists all)" if len(choices) > 4 else ""
+        raise Location(file.path).error("wrong format", problem, f"{file.role} are in: {titles}{suffix}{force}")
     return file
 
 
@@ -227,15 +230,15 @@ def _unknown_format_error(path: Path, sample: FileSample, formats: list[Format],
         nonblank = ((place, line.strip(blank)) for place, line in read_lines(path) if line.strip(blank))
         location, first = next(nonblank, (location, b""))
         if first[:1] in (b"{", b"["):
-            parse_json_object(first, location)  # says where the first record breaks
+            parse_json_object(first, location)  # its error says where the first record breaks
     problem = f"this is not a format that is known{f' as {format_name}' if format_name else ''}: {sample.describe()}"
-    near = _nearest(sample, formats)
-    if near is None:
+    nearest = _nearest(sample, formats)
+    if nearest is None:
         remedy = _NONE_NEAR
-    elif sample.records:  # some of its keys are missing, so that no FORMAT: would read them
-        remedy = f"the nearest is {near.title}: {near.description}; rename the keys to these"
+    elif sample.records:  # keys are missing, so that FORMAT:PATH would not help
+        remedy = f"the nearest is {nearest.title}: {nearest.description}; rename the keys to these"
     else:
-        remedy = f"the nearest is {near.title}: {near.description} ({near.name}:PATH forces it)"
+        remedy = f"the nearest is {nearest.title}: {nearest.description} ({nearest.name}:PATH forces it)"
     return location.error("unknown format", problem, remedy)
 
 
@@ -243,17 +246,22 @@ _NONE_NEAR = "no format is near; docs/data.md lists all formats, and FORMAT:PATH
 
 
 def _nearest(sample: FileSample, formats: list[Format]) -> Format | None:
-    """Return the format that shares most keys, or has one column more or less; of a table without tabs, one word."""
+    """Return the format that shares most keys with a sample of records. For a table, return a format with the same
+    number of columns (words, if the table has no tabs), or with one more or less."""
     if sample.records:
         keys = set(sample.records[0])
-        near = max(formats, key=lambda one: len(keys & set(one.keys)) / max(len(keys | set(one.keys)), 1))
-        return near if keys & set(near.keys) else None
+        nearest = max(formats, key=lambda choice: len(keys & set(choice.keys)) / max(len(keys | set(choice.keys)), 1))
+        return nearest if keys & set(nearest.keys) else None
     if not sample.lines:
         return None
-    spaces = sample.columns == 1  # between words, as in TREC's files
-    count = len(sample.words[0]) if spaces else sample.columns
-    tables = [one for one in formats if (one.name in ("trec.run", "trec.qrels") if spaces else one.name != "trec.run")]
-    sizes = {one.name: [n for n in one.columns if n > 1] for one in tables}
+    has_spaces = sample.columns == 1  # TREC's files have spaces between words instead of tabs
+    count = len(sample.words[0]) if has_spaces else sample.columns
+    tables = [
+        table
+        for table in formats
+        if (table.name in ("trec.run", "trec.qrels") if has_spaces else table.name != "trec.run")
+    ]
+    sizes = {table.name: [n for n in table.columns if n > 1] for table in tables}
     distances = {name: min(abs(n - count) for n in columns) for name, columns in sizes.items() if columns}
-    nearest = min(distances, key=lambda name: (distances[name], name != "msmarco.texts"), default="")
-    return FORMATS_BY_NAME[nearest] if nearest and distances[nearest] <= 1 else None
+    name = min(distances, key=lambda name: (distances[name], name != "msmarco.texts"), default="")
+    return FORMATS_BY_NAME[name] if name and distances[name] <= 1 else None

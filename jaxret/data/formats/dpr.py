@@ -1,7 +1,7 @@
 """DPR's files: psgs.tsv (passages), *.qa.csv (questions with answers) and biencoder JSON (training records).
 
-Both tables are CSV with tabs: a field with a tab, a quote or a line end stands in double quotes, a quote inside is
-doubled.
+Both tables are CSV with tabs: a field with a tab, a quote or a line end stands in double quotes, and a quote inside the
+field is doubled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxret.data.records import Example, Passage, Query, Record
 CORPUS_COLUMNS = ["id", "text", "title"]
 QUESTION, ANSWERS = "question", "answers"
 POSITIVES, HARD_NEGATIVES, NEGATIVES = "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"
-PASSAGE_IDS = ("passage_id", "psg_id")  # the second is that of older files
+PASSAGE_IDS = ("passage_id", "psg_id")  # older files have the second key
 
 
 # Tables
@@ -42,9 +42,9 @@ PASSAGE_IDS = ("passage_id", "psg_id")  # the second is that of older files
 def read_dpr_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """Yield (place, passage) of psgs.tsv[.gz]: id, text, title, or as a header line orders these three.
+    """Yield (location, passage) of psgs.tsv[.gz]: id, text, title, or the order of a header line.
 
-    As in DPR, double quotes at either end of a text are dropped.
+    Double quotes at both ends of a text are dropped, as in DPR.
     """
     columns = CORPUS_COLUMNS
     for location, _, row in csv_rows(file.path, policy, digest):
@@ -84,7 +84,7 @@ def read_qa_queries(file: DataFile, policy: Policy) -> list[Query]:
 def _literal(text: str, location: Location) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # answers may be patterns: '\d' warns, and means what is written
+            warnings.simplefilter("ignore")  # answers may be patterns; Python warns of '\d' and reads it unchanged
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         problem = f"the answer column is not a Python list: {text[:60]!r}"
@@ -99,7 +99,7 @@ def parse_context(value: Any, location: Location, policy: Policy, keys: Iterable
     title = "" if record.get("title") is None else require_key(record, "title", str, location)
     text = require_key(record, "text", str, location)
     key = first_present_key(record, keys)
-    if record.get(key) is None:  # older files have no ids: the content names the passage
+    if record.get(key) is None:  # older files have no ids: the id is a hash of the content
         passage_id = content_id(text, title)
     elif type(record[key]) is int:
         passage_id = str(record[key])
@@ -114,7 +114,8 @@ Value = TypeVar("Value")
 def read_question_records(
     file: DataFile, policy: Policy, parse: Callable[[Record, Location, Query], Value]
 ) -> Iterator[tuple[Location, Value]]:
-    """Yield (place, `parse(record, place, query)`) for the good records; a query's id is the number of its record."""
+    """Yield (location, `parse(record, location, query)`) for the valid records. A query's id is the number of its
+    record."""
     for location, record in read_records(file, policy):
         try:
             question = normalize_question(require_key(record, QUESTION, str, location))
@@ -127,15 +128,15 @@ def read_question_records(
 
 
 def read_question_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """Return the questions of biencoder or result JSON; their ids are the numbers of their records, from "0"."""
+    """Return the questions of biencoder or result JSON. Their ids are the numbers of their records, from "0"."""
     return [query for _, query in read_question_records(file, policy, lambda record, location, query: query)]
 
 
 def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Yield one example a record: positive_ctxs, and hard_negative_ctxs or, if there are none, negative_ctxs.
+    """Yield one example for each record: positive_ctxs, and hard_negative_ctxs or, if these are empty, negative_ctxs.
 
-    A passage is taken once, and a positive is never a negative. Scores of contexts are those of a first retrieval (1000
-    for a gold passage), of no teacher: they are not read.
+    A passage is taken once, and a positive is never a negative. Scores of contexts are not read: they come from a first
+    retrieval (1000 for a gold passage), not from a teacher.
     """
     pool = SharedPassages(policy)
 
@@ -158,12 +159,13 @@ def read_dpr_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location
 
 
 def _quoted(text: str) -> str:
-    # The csv module writes a bare "\r" without quotes before Python 3.13, and then cannot read it back.
+    # Before Python 3.13 the csv module writes "\r" without quotes, and cannot read this file.
     return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in '"\t\r\n') else text
 
 
 def write_dpr_corpus(path: PathLike, passages: Iterable[Passage]) -> None:
-    """Write psgs.tsv[.gz]. All text survives but for double quotes at the ends of it, which DPR's readers drop."""
+    """Write psgs.tsv[.gz]. Readers return the same texts, except that DPR's readers drop double quotes at their
+    ends."""
     path = Path(path)
     with write_text(path) as file:
         file.write("\t".join(CORPUS_COLUMNS) + "\n")
@@ -173,7 +175,7 @@ def write_dpr_corpus(path: PathLike, passages: Iterable[Passage]) -> None:
 
 
 def write_dpr_queries(path: PathLike, queries: Iterable[Query]) -> None:
-    """Write *.qa.csv[.gz]. The format has no ids: on reading, the n-th query's id is n, counted from "0"."""
+    """Write *.qa.csv[.gz]. The format has no ids: readers give the queries the ids "0", "1", ..."""
     path = Path(path)
     with write_text(path) as file:
         for number, query in enumerate(queries):
@@ -182,7 +184,8 @@ def write_dpr_queries(path: PathLike, queries: Iterable[Query]) -> None:
 
 
 def write_dpr_examples(path: PathLike, examples: Iterable[Example]) -> None:
-    """Write biencoder JSON[.gz], a record a line. The format has no query ids: they are read back as "0", "1", ..."""
+    """Write biencoder JSON[.gz], a record on each line. The format has no query ids: readers give the queries the ids
+    "0", "1", ..."""
     path = Path(path)
     with write_text(path) as file:
         file.write("[")
@@ -209,7 +212,8 @@ def _is_table_of_questions(sample: FileSample) -> bool:
 
 
 def _has_texts(sample: FileSample) -> bool:
-    """Return whether half of the rows of three columns have a text after the id, and not all a number at the end."""
+    """Return whether at least half of the rows have a text in the second or third column, and not all rows have a
+    number in the third."""
     texts = sum(is_text(row[1]) or is_text(row[2]) for row in sample.rows)
     numbers = sum(bool(is_number(row[2])) for row in sample.rows)
     return 2 * texts >= len(sample.rows) > numbers
@@ -219,14 +223,14 @@ def _is_corpus(sample: FileSample) -> bool:
     if sample.container != "table":
         return False
     first = sample.lines[0].rstrip("\r").split("\t")
-    if first[0] == "id" or (is_header(first) and len(first) == 3):  # the reader says which names are wrong
+    if first[0] == "id" or (is_header(first) and len(first) == 3):  # the reader reports wrong names
         return first[0] == "id" or "text" in first
     if sample.columns != 3 or not all(len(row[0].split()) == 1 for row in sample.rows):
         return False
-    if not _has_texts(sample):  # of single words: perhaps judgements, a run or triples
+    if not _has_texts(sample):  # single words: judgements, a run or triples
         return False
     text, title = (sum(len(row[column]) for row in sample.rows) for column in (1, 2))
-    # Else it is id, title, text (`rocketqa.py`), whose texts have several words.
+    # Otherwise the columns are id, title, text (`rocketqa.py`), and the texts have several words.
     return text >= title or (len(sample.rows) < 10 and not any(len(row[2].split()) > 1 for row in sample.rows))
 
 

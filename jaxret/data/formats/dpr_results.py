@@ -15,7 +15,7 @@ from jaxret.data.lines import Digest, PathLike, write_text
 from jaxret.data.record_checks import finite_number, require_key, require_object, shorten
 from jaxret.data.records import Passage, Query, Record
 
-CONTEXTS = ("ctxs", "contexts")  # the second is Pyserini's
+CONTEXTS = ("ctxs", "contexts")  # DPR's key, and Pyserini's key
 PASSAGE_IDS = ("id", "docid", "passage_id")
 SCORE = "score"
 
@@ -23,7 +23,8 @@ SCORE = "score"
 def _retrieved(
     file: DataFile, policy: Policy
 ) -> Iterator[tuple[Location, tuple[Query, list[tuple[Location, Passage | str, float]]]]]:
-    """Yield (query, its retrieved contexts: location, passage or id alone, score), in the file's order."""
+    """Yield (location, (query, its retrieved contexts)) in the file's order. A context is (location, passage, score);
+    the id stands in place of a passage whose text the file does not have."""
 
     def parse(
         record: Record, location: Location, query: Query
@@ -37,7 +38,7 @@ def _retrieved(
                 contexts.append(
                     (
                         context_location,
-                        _found(context, context_location, policy),
+                        _passage_or_id(context, context_location, policy),
                         _score(context.get(SCORE), context_location),
                     )
                 )
@@ -48,14 +49,14 @@ def _retrieved(
     return read_question_records(file, policy, parse)
 
 
-def _found(context: Record, location: Location, policy: Policy) -> Passage | str:
+def _passage_or_id(context: Record, location: Location, policy: Policy) -> Passage | str:
     if context.get("text") is not None:
         return parse_context(context, location, policy, PASSAGE_IDS)
     return str(require_key(context, first_present_key(context, PASSAGE_IDS), str, location))
 
 
 def _score(value: Any, location: Location) -> float:
-    """Return a number, or one in a string, as DPR writes it."""
+    """Return a score, which may be a number or a string (DPR writes strings)."""
     if (score := finite_number(value)) is None:
         raise location.error("bad score", f"score {shorten(value)} is not a finite number", "write a decimal number")
     return score
@@ -64,7 +65,7 @@ def _score(value: Any, location: Location) -> float:
 def read_result_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """Yield the retrieved passages whose text the file has, each once."""
+    """Yield the retrieved passages whose text the file has, without repetition."""
     pool = SharedPassages(policy)
     for _, (_, contexts) in _retrieved(file, policy):
         for location, passage, _ in contexts:
@@ -77,21 +78,29 @@ def read_result_passages(
 def read_result_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     """Yield the passages retrieved for each question, ranked in the file's order."""
     for _, (query, contexts) in _retrieved(file, policy):
-        for rank, (location, one, score) in enumerate(contexts, 1):
-            yield RunLine(location, query.id, one.id if isinstance(one, Passage) else one, rank, score, query.text)
+        for rank, (location, passage, score) in enumerate(contexts, 1):
+            passage_id = passage.id if isinstance(passage, Passage) else passage
+            yield RunLine(location, query.id, passage_id, rank, score, query.text)
 
 
 def write_retrieval_results(
     path: PathLike, results: Iterable[tuple[Query, Iterable[tuple[Passage, float, bool]]]]
 ) -> None:
-    """Write results as DPR's retriever does, a question a line: its passages, best first, with scores (as strings) and
-    whether the text has an answer. The format has no query ids: they are read back as "0", "1", ...
+    """Write results in the form of DPR's retriever, a question on each line: its passages, best first, with scores (as
+    strings) and whether the text has an answer. The format has no query ids: readers give the queries the ids "0", "1",
+    ...
     """
     with write_text(path) as file:
         for number, (query, passages) in enumerate(results):
             contexts = [
-                {PASSAGE_IDS[0]: one.id, "title": one.title, "text": one.text, SCORE: str(score), "has_answer": right}
-                for one, score, right in passages
+                {
+                    PASSAGE_IDS[0]: passage.id,
+                    "title": passage.title,
+                    "text": passage.text,
+                    SCORE: str(score),
+                    "has_answer": has_answer,
+                }
+                for passage, score, has_answer in passages
             ]
             record = {QUESTION: query.text, ANSWERS: list(query.answers), CONTEXTS[0]: contexts}
             file.write(f"{',' if number else '['}\n{json.dumps(record, ensure_ascii=False)}")

@@ -14,7 +14,7 @@ _RELATION = re.compile(r"(P\d+)\.")
 
 
 def read_relation_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """Return the questions of a file; ids are record numbers from "0", after the file's relation: "P17-0"."""
+    """Return the questions of a file. An id has the file's relation and the record's number from 0: "P17-0"."""
     relation = _RELATION.match(file.path.name)
     queries = read_question_queries(file, policy)
     return [replace(query, id=f"{relation[1]}-{query.id}") for query in queries] if relation else queries

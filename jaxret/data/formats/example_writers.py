@@ -1,4 +1,4 @@
-"""Examples -> training files, which count what they cannot hold."""
+"""Write training files from examples. The writers return counts of the values that a format cannot hold."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from jaxret.data.records import Example, Passage, Query
 
 
 def count_losses(examples: Iterable[Example], *contents: str) -> Losses:
-    """Count what a file does not hold of examples. `contents` lists what it holds: "query ids", "passage ids",
-    "titles", "answers", "instructions", "scores".
+    """Count the values of examples that a file does not hold. `contents` lists the values that it holds: "query ids",
+    "passage ids", "titles", "answers", "instructions", "scores".
     """
     losses: Losses = Counter()
     for number, example in enumerate(examples):
@@ -42,32 +42,32 @@ def write_dpr_example_file(path: Path, examples: Iterable[Example]) -> Losses:
 
 
 def make_tevatron_record(example: Example, every_positive: bool = True) -> dict[str, Any]:
-    """Return a record of Tevatron's first form, with ours of scores; every_positive: see Format."""
+    """Return a record of Tevatron's first form, with our keys for scores and `every_positive` (see `Format`)."""
 
-    def side(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
+    def texts_with_scores(passages: Iterable[Passage], scores: Iterable[float]) -> list[dict[str, Any]]:
         texts: list[dict[str, Any]] = [
             {tevatron.PASSAGE_ID: passage.id, "title": passage.title, "text": passage.text} for passage in passages
         ]
-        for text, score in zip(texts, scores):  # () where there are none
+        for text, score in zip(texts, scores):  # scores may be ()
             text |= {tevatron.SCORE: score} if math.isfinite(score) else {}
         return texts
 
     first = {} if every_positive else {tevatron.EVERY_POSITIVE: False}
     texts = {
-        tevatron.POSITIVES: side(example.positives, example.positive_scores),
-        tevatron.NEGATIVES: side(example.negatives, example.negative_scores),
+        tevatron.POSITIVES: texts_with_scores(example.positives, example.positive_scores),
+        tevatron.NEGATIVES: texts_with_scores(example.negatives, example.negative_scores),
     }
     return {
         tevatron.QUERY_ID: example.query.id,
         tevatron.QUERY: example.query.text,
-        **_more(example.query),
+        **_optional_keys(example.query),
         **first,
         **texts,
     }
 
 
-def _more(query: Query) -> dict[str, Any]:
-    """Return the keys of what few queries have."""
+def _optional_keys(query: Query) -> dict[str, Any]:
+    """Return the answers and the instruction of a query, if it has them, as keys of a record."""
     answers = {"answers": list(query.answers)} if query.answers else {}
     return answers | ({"instruction": query.instruction} if query.instruction else {})
 
@@ -98,21 +98,26 @@ def write_flag_examples(path: Path, examples: Iterable[Example]) -> Losses:
                 flag_embedding.NEGATIVE_SCORES: list(example.negative_scores),
             }
             prompt = {flag_embedding.PROMPT: example.query.instruction} if example.query.instruction else {}
-            yield {flag_embedding.QUERY: example.query.text, **texts, **(scores if whole(example) else {}), **prompt}
+            yield {
+                flag_embedding.QUERY: example.query.text,
+                **texts,
+                **(scores if has_all_scores(example) else {}),
+                **prompt,
+            }
 
-    def whole(example: Example) -> bool:
+    def has_all_scores(example: Example) -> bool:
         return example.score_count == len(example.positives) + len(example.negatives)
 
     write_records(path, rows())
     losses = count_losses(examples, "instructions", "scores")
     losses["scores of records in which a passage has none"] = sum(
-        example.score_count for example in examples if not whole(example)
+        example.score_count for example in examples if not has_all_scores(example)
     )
     return losses
 
 
 def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
-    """Write pairs, if no example has a negative; else a triplet for each positive with each negative."""
+    """Write pairs if no example has a negative, otherwise a triplet for each positive with each negative."""
     examples = list(examples)
     triplets = any(example.negatives for example in examples)
     losses = count_losses(examples, "scores")
@@ -125,9 +130,9 @@ def write_tuples(path: Path, examples: Iterable[Example]) -> Losses:
                 if not triplets:
                     yield pair
                 for j, negative in enumerate(example.negatives):
-                    both = [*example.positive_scores[i : i + 1], *example.negative_scores[j : j + 1]]
-                    has_scores = len(both) == 2 and all(map(math.isfinite, both))
-                    yield {**pair, "negative": joined_text(negative), **({"scores": both} if has_scores else {})}
+                    scores = [*example.positive_scores[i : i + 1], *example.negative_scores[j : j + 1]]
+                    has_scores = len(scores) == 2 and all(map(math.isfinite, scores))
+                    yield {**pair, "negative": joined_text(negative), **({"scores": scores} if has_scores else {})}
 
     def paired(example: Example) -> bool:
         return all(any(map(math.isfinite, side)) for side in (example.positive_scores, example.negative_scores))
@@ -161,7 +166,7 @@ def write_tevatron_id_examples(path: Path, examples: Iterable[Example]) -> Losse
                 tevatron.QUERY_ID: example.query.id,
                 tevatron.QUERY_TEXT: example.query.text,
                 "query_image": None,
-                **_more(example.query),  # readers of a record with a text look for no query elsewhere
+                **_optional_keys(example.query),  # a reader that has the text does not read the file of queries
                 **ids,
             }
 

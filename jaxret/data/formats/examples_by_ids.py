@@ -1,4 +1,4 @@
-"""Training examples that name ids: their texts are joined from a corpus and queries."""
+"""Join training examples by ids with the texts of a corpus and of queries."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ def join_texts(
     passages: Iterable[Passage],
     policy: Policy,
 ) -> list[Example]:
-    """Return the examples of ids with their texts. Only passages with such an id stay in memory.
+    """Return the examples with their texts. Only passages of the examples stay in memory.
 
     Args:
-        records: examples by ids, with their locations. An unknown id is bad input; under a policy that skips, it leaves
-            its example, and one without a positive then is left out.
+        records: examples by ids, with their locations.
         queries: query id -> query.
-        passages: the corpus, read once.
+        passages: the passages of the corpus, read once.
+        policy: what to do with an unknown id. If it is skipped, the example is kept without this passage; an example
+            without a positive is left out.
     """
-    passage_ids = {key for _, one in records for key in (*one.positives, *one.negatives)}
+    passage_ids = {key for _, record in records for key in (*record.positives, *record.negatives)}
     corpus = {passage.id: passage for passage in passages if passage.id in passage_ids}
     examples = []
-    for location, one in records:
+    for location, record in records:
         try:
-            if one.query is None:
-                require_known_id(one.query_id, "query", queries, location)
+            if record.query is None:
+                require_known_id(record.query_id, "query", queries, location)
         except DataError as error:
             policy.reject(error)
             continue
-        positives = _known_passages(one.positives, corpus, location, policy)
+        positives = _known_passages(record.positives, corpus, location, policy)
         negatives = _known_passages(
-            [key for key in one.negatives if key not in one.positives], corpus, location, policy
+            [key for key in record.negatives if key not in record.positives], corpus, location, policy
         )
         if positives:
-            examples.append(Example(one.query or queries[one.query_id], positives, negatives))
+            examples.append(Example(record.query or queries[record.query_id], positives, negatives))
     return examples
 
 

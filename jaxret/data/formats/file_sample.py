@@ -1,4 +1,4 @@
-"""The beginning of a file, as far as its format shows in it. Its name plays no part."""
+"""Read the beginning of a file, from which its format is detected. The file's name plays no part."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jaxret.data.formats.tables import is_header
 from jaxret.data.libraries.named import is_named
 from jaxret.data.libraries.open_sets import open_table
 
-_LOOKED_AT = 2**18  # bytes; up to the longest line there may be, if that holds no whole record
+_SAMPLE_BYTES = 2**18  # bytes of a sample; `LINE_LIMIT` bytes if these hold no complete record
 _RECORDS = 50
-# First bytes -> kind of file, and what to do with it.
+# First bytes -> (kind of file, remedy).
 _KINDS = {
     b"%PDF-": ("a PDF", "write its text to a file of docs/data.md"),
     b"PK\x03\x04": ("a zip archive", "unpack it, and give the folder or a file in it"),
@@ -43,26 +43,26 @@ _FIELD = re.compile(r"\"?[A-Za-z_][\w .-]{0,40}\"?\r?")
 class FileSample:
     """The first records or lines of a file."""
 
-    # "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (of a named set's table), "table" (fields between
+    # "lines", "array" or "object" (JSON), "csv", "parquet", "rows" (a table of a named set), "table" (fields between
     # tabs or white space), "empty", or "unreadable" (no complete record)
     container: str
-    records: tuple[dict[str, Any], ...] = ()  # The first records; () of a table
+    records: tuple[dict[str, Any], ...] = ()  # The first records; () for a table
     lines: tuple[str, ...] = ()  # The first lines of a table, without their ends
 
     @property
     def columns(self) -> int:
-        """Return the most frequent number of columns of a table's lines; of equally frequent numbers the smallest."""
+        """The most frequent number of columns in a table's lines, and the smallest of equally frequent ones."""
         counts = Counter(self.counts)
         return min(counts, key=lambda count: (-counts[count], count)) if counts else 0
 
     @property
     def counts(self) -> list[int]:
-        """Columns of each line of a table."""
+        """Number of columns in each line of a table."""
         return [len(line.split("\t")) for line in self.lines]
 
     @property
     def rows(self) -> list[list[str]]:
-        """The lines of a table that have that many columns, but for a first one that names them."""
+        """The rows with `columns` fields, without a header row."""
         split = [line.split("\t") for line in self.lines]
         return [row for number, row in enumerate(split) if len(row) == self.columns and (number or not is_header(row))]
 
@@ -83,7 +83,8 @@ class FileSample:
 
 
 def is_text(field: str) -> bool:
-    """Return whether a field is a text and no id: it has several words, or is long (some scripts have no spaces)."""
+    """Return whether a field is a text, not an id: it has several words, or it is long (some scripts have no
+    spaces)."""
     return len(field.split()) > 1 or len(field) > _LONGEST_ID or (not field.isascii() and len(field) > 8)
 
 
@@ -92,11 +93,12 @@ def is_number(field: str) -> bool:
 
 
 def read_sample(path: Path) -> FileSample:
-    """Read the beginning of a file. Raises DataError if it does not exist, or is damaged there."""
+    """Return the beginning of a file. Raises DataError if the file does not exist, or if its beginning is damaged or of
+    a kind that is not read."""
     if is_named(path):
         return FileSample("rows", tuple(islice(open_table(path).rows(), _RECORDS)))
-    for limit in (_LOOKED_AT, lines.LINE_LIMIT):
-        data, whole = _begin(path, limit)
+    for limit in (_SAMPLE_BYTES, lines.LINE_LIMIT):
+        data, is_complete = _read_beginning(path, limit)
         if data.startswith(b"PAR1"):
             return FileSample("parquet", tuple(parquet.read_first_parquet_rows(path, _RECORDS)))
         for begin, (kind, remedy) in _KINDS.items():
@@ -108,13 +110,13 @@ def read_sample(path: Path) -> FileSample:
         if _is_binary(data):
             remedy = "give text, plain or compressed by gzip or Zstandard, or parquet"
             raise Location(path).error("not UTF-8", f"this is a binary file, which begins with {data[:4]!r}", remedy)
-        sample = _parsed(data, whole)
-        if whole or sample.container != "unreadable":
+        sample = _parsed(data, is_complete)
+        if is_complete or sample.container != "unreadable":
             return sample
     return sample
 
 
-def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
+def _read_beginning(path: Path, limit: int) -> tuple[bytes, bool]:
     """Return at least `limit` decompressed bytes, and whether the file has no more."""
     parts, size = [], 0
     for chunk in lines.read_chunks(path):
@@ -126,8 +128,7 @@ def _begin(path: Path, limit: int) -> tuple[bytes, bool]:
 
 
 def _is_utf16(data: bytes) -> bool:
-    """Return whether it is UTF-16: by its byte order mark or, without one, because every other byte of its beginning is
-    0."""
+    """Return whether the bytes are UTF-16: they have a byte order mark, or every other byte of the beginning is 0."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return True
     begin = data[:64]
@@ -136,29 +137,29 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def _is_binary(data: bytes) -> bool:
-    """Return whether its first line is not text that a byte or two of damage would make: control characters, and no
-    UTF-8."""
+    """Return whether the first line is binary, not a text with a byte or two of damage: it has many control characters
+    and is not UTF-8."""
     begin = data[:1024].split(b"\n", 1)[0]
     return len(_CONTROLS.findall(begin)) > max(2, len(begin) // 32) and "\ufffd" in begin.decode("utf-8", "replace")
 
 
-def _parsed(data: bytes, whole: bool) -> FileSample:
+def _parsed(data: bytes, is_complete: bool) -> FileSample:
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     begin = text.lstrip(" \t\r\n")
     if not begin:
-        return FileSample("empty" if whole else "unreadable")
+        return FileSample("empty" if is_complete else "unreadable")
     lines = text.split("\n")
-    if not whole:
-        lines.pop()  # it may go on
+    if not is_complete:
+        lines.pop()  # the last line may be cut
     lines = [line for line in lines[: 20 * _RECORDS] if line.strip()][:_RECORDS]
-    if begin[0] == "[" and (sample := _array(begin, whole)):
+    if begin[0] == "[" and (sample := _array(begin)):
         return sample
     if begin[0] == "{" and (sample := _objects(lines, begin)):
         return sample
-    return _table([line.rstrip("\r") for line in lines])
+    return _table_sample([line.rstrip("\r") for line in lines])
 
 
-def _array(text: str, whole: bool) -> FileSample | None:
+def _array(text: str) -> FileSample | None:
     values: list[Any] = []
     position = 1
     while len(values) < _RECORDS:
@@ -174,8 +175,7 @@ def _array(text: str, whole: bool) -> FileSample | None:
 
 
 def _objects(lines: list[str], begin: str) -> FileSample | None:
-    """Return the objects: a line each, or one object that holds all, of which the values of the first key are the
-    records."""
+    """Return a sample of JSON lines, or of one object whose values are the records. None if no record is complete."""
     json_values = []
     for line in lines:
         try:
@@ -200,7 +200,7 @@ def _dicts(values: list[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _csv_records(lines: list[str]) -> tuple[dict[str, Any], ...]:
-    """Return the records of CSV with a header line; () if it is none."""
+    """Return the records of CSV with a header line, or () if the lines are no such CSV."""
     try:
         header = next(csv.reader(lines[:1]))
         if not all(_FIELD.fullmatch(field) for field in header) or len(set(header)) != len(header):
@@ -210,7 +210,7 @@ def _csv_records(lines: list[str]) -> tuple[dict[str, Any], ...]:
         return ()
 
 
-def _table(lines: list[str]) -> FileSample:
+def _table_sample(lines: list[str]) -> FileSample:
     if not lines:
         return FileSample("unreadable")
     if "\t" not in lines[0] and "," in lines[0] and (records := _csv_records(lines)):

@@ -1,4 +1,4 @@
-"""FlagEmbedding's training records: a query, texts of positives and negatives, perhaps a teacher's scores of both.
+"""FlagEmbedding's training records: a query, texts of positives and negatives, and optional scores of a teacher.
 
 A record's `prompt` is the instruction of its query; its `type` is not read.
 """
@@ -28,8 +28,8 @@ POSITIVE_SCORES, NEGATIVE_SCORES = "pos_scores", "neg_scores"
 
 
 def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Yield one example a record; ids of queries are the records' numbers, ids of passages are made of their texts.
-    Raises DataError for a record of another form."""
+    """Yield one example for each record. The id of a query is the number of its record; the id of a passage is a hash
+    of its text. Raises DataError for a record of another form."""
     pool = SharedPassages(policy)
 
     def parse(value: object, location: Location) -> Passage:
@@ -56,21 +56,23 @@ def read_flag_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Locatio
 
 
 def record_scores(record: Record, key: str, count: int, location: Location) -> list[float] | list[None]:
-    """Return the finite numbers of a list; None for each text if the record has no such key.
+    """Return the scores of a list in a record, or None for each text if the record has no scores.
 
     Args:
-        record: it may lack the key.
-        key: of the list.
-        count: how many scores are expected: one for each text.
+        record: record that may have the key.
+        key: key of the list.
+        count: number of texts, each of which needs a score.
+        location: location of the record, for errors.
+
     Raises:
-        DataError: there are more or fewer, or one is no finite number.
+        DataError: there are more or fewer scores, or a score is not a finite number.
     """
     scores = record_list(record, key, location)
     if not scores:
         return [None] * count
     if len(scores) != count:
         problem = f"{key!r} has {len(scores)} scores for {count} texts"
-        raise location.error("wrong number of scores", problem, "write one for each, or leave the key out")
+        raise location.error("wrong number of scores", problem, "write one for each text, or remove the key")
     numbers = list[float]()
     for score in scores:
         if isinstance(score, str) or (number := finite_number(score)) is None:
@@ -79,7 +81,7 @@ def record_scores(record: Record, key: str, count: int, location: Location) -> l
     return numbers
 
 
-def _fits(sample: FileSample) -> bool:
+def _is_flag_records(sample: FileSample) -> bool:
     return any(
         isinstance(record.get(QUERY), str) and isinstance(record.get(POSITIVES), list) for record in sample.records
     )
@@ -91,7 +93,7 @@ FORMATS = (
         title="FlagEmbedding training records",
         description=f"JSON records with {QUERY}, {POSITIVES}, {NEGATIVES} (lists of texts), and perhaps "
         f"{POSITIVE_SCORES}, {NEGATIVE_SCORES}, {PROMPT}",
-        matches=_fits,
+        matches=_is_flag_records,
         keys=(QUERY, POSITIVES, NEGATIVES, POSITIVE_SCORES, NEGATIVE_SCORES, PROMPT),
         without_query_ids=True,
         examples=read_flag_examples,

@@ -1,10 +1,10 @@
-"""Formats: how to recognize a file of one, and what it holds, each role by a reader of its own.
+"""The description of a file format: how to recognize its files, and a reader for each kind of record (role) in them.
 
 passages     (location, Passage)
 queries      Query, with answer strings where the file has them
 judgements   (location, Judgement)
 examples     (location, Example): a query with all its positives and negatives, and a teacher's scores
-id_examples  (location, IdExample): the same by ids, whose texts are in other files
+id_examples  (location, IdExample): examples by ids, whose texts are in other files
 rankings     RunLine: a passage retrieved for a query, with rank and score
 """
 
@@ -26,28 +26,28 @@ ROLES = ("passages", "queries", "judgements", "examples", "rankings")
 
 
 class IdExample(NamedTuple):
-    """An example by ids. `query` is None where its text is in another file too; `positives` is () if unknown."""
+    """An example by ids."""
 
     query_id: str
-    query: Query | None
-    positives: tuple[str, ...]
-    negatives: tuple[str, ...]
+    query: Query | None  # None: the text of the query is in another file
+    positives: tuple[str, ...]  # ids of passages; () if unknown
+    negatives: tuple[str, ...]  # ids of passages
 
 
 @dataclass(frozen=True)
 class Format:
     """A file format: how to recognize it, and a reader for each role that it holds."""
 
-    name: str  # Forces the format, as NAME:PATH
-    title: str  # Its usual name, for messages
-    description: str  # The keys or columns of its files, for messages and docs/data.md
-    matches: Callable[[FileSample], bool]  # Whether a sample is of this format
+    name: str  # Name in NAME:PATH, which forces the format
+    title: str  # Usual name, for messages
+    description: str  # Keys or columns of its files, for messages and docs/data.md
+    matches: Callable[[FileSample], bool]  # Whether a sample has this format
     keys: tuple[str, ...] = ()  # Keys of its records, to find the nearest format and keys that are not read
-    columns: tuple[int, ...] = ()  # Numbers of columns of its tables, to find the nearest format
-    every_positive: bool = True  # Whether each positive of an example is a training target; else the first one alone is
-    any_key: bool = False  # Records may have any keys, and all are read
-    without_scores: bool = False  # Its rankings have no scores; those of their lines are 1 / rank
-    # A query's id is the number of its row or record, which means nothing in another file
+    columns: tuple[int, ...] = ()  # Numbers of columns that its tables may have, to find the nearest format
+    every_positive: bool = True  # Whether each positive of an example is a training target, or only the first one
+    any_key: bool = False  # Whether records may have any keys, and all are read
+    without_scores: bool = False  # Whether its rankings have no scores; the scores of lines are then 1 / rank
+    # Whether a query's id is the number of its row or record, which means nothing in another file
     without_query_ids: bool = False
     # Role -> title, where the title depends on the role
     titles: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Format:
     rankings: Callable[[DataFile, Policy], Iterator[Any]] | None = None
 
     def gives(self, role: str) -> bool:
-        """Return whether a role can be read: by a reader of its own, or from examples."""
+        """Return whether records of a role can be read: by the role's reader, or from examples."""
         if getattr(self, role) is not None:
             return True
         if self.id_examples is not None and role in ("examples", "judgements"):
@@ -76,9 +76,9 @@ class DataFile:
 
     path: Path
     format: Format
-    container: str  # of its records, see `FileSample`
-    role: str = ""  # requested of the file; "": none
-    contents: str = ""  # in words: "JSON lines", "2 columns"
+    container: str  # container of its records, see `FileSample`
+    role: str = ""  # role for which the file was opened; "": any
+    contents: str = ""  # container in words: "JSON lines", "2 columns"
     unread_keys: tuple[str, ...] = ()  # keys of the first records that the reader ignores
 
     @property
@@ -88,12 +88,12 @@ class DataFile:
 
     def __str__(self) -> str:
         title = self.format.titles.get(self.role, self.format.title)
-        others = f" (other keys: {', '.join(self.unread_keys)})" if self.unread_keys else ""
-        return f"{title}{', ' * bool(self.contents)}{self.contents}{others}"
+        unread_keys = f" (other keys: {', '.join(self.unread_keys)})" if self.unread_keys else ""
+        return f"{title}{', ' * bool(self.contents)}{self.contents}{unread_keys}"
 
 
 def has_keys(*keys: str) -> Callable[[FileSample], bool]:
-    """Return a test whether some record has all these keys."""
+    """Return a function that tests whether a record of a sample has all these keys."""
 
     def fits(sample: FileSample) -> bool:
         return any(all(key in record for key in keys) for record in sample.records)
@@ -104,17 +104,17 @@ def has_keys(*keys: str) -> Callable[[FileSample], bool]:
 def record_format(
     name: str, title: str, required_keys: tuple[str, ...], optional_keys: tuple[str, ...] = (), **readers: Any
 ) -> Format:
-    """Return a format of JSON records, whose keys declare how it is recognized and described.
+    """Return a format of JSON records that are recognized by their keys.
 
     Args:
-        name: forces the format, as NAME:PATH.
-        title: its usual name, for messages.
+        name: name in NAME:PATH, which forces the format.
+        title: usual name, for messages.
         required_keys: keys by which a record is recognized.
         optional_keys: further keys that its readers look at.
         **readers: role -> reader, and other fields of `Format`.
     """
-    perhaps = f", and perhaps {', '.join(optional_keys)}" if optional_keys else ""
-    description = f"JSON records with {', '.join(required_keys)}{perhaps}"
+    optional_text = f", and perhaps {', '.join(optional_keys)}" if optional_keys else ""
+    description = f"JSON records with {', '.join(required_keys)}{optional_text}"
     return Format(name, title, description, has_keys(*required_keys), keys=(*required_keys, *optional_keys), **readers)
 
 
@@ -124,7 +124,7 @@ def content_id(text: str, title: str = "") -> str:
 
 
 def first_present_key(record: dict[str, Any], keys: Iterable[str]) -> str:
-    """Return the first of `keys` that a record has; the first of all if it has none, for the error to name."""
+    """Return the first of `keys` that a record has. If it has none, return the first key, for the error message."""
     keys = list(keys)
     return next((key for key in keys if record.get(key) is not None), keys[0])
 
@@ -133,11 +133,11 @@ def id_from_location(location: Location) -> str:
     """Return the id of a query in a file without ids: the number of its record, or of its line, from "0"."""
     if isinstance(location.line, int):
         return str(location.line - 1)
-    name = str(location.line).partition(" ")[2]  # "record 7", or "record 'key'" of an object: all of the key counts
+    name = str(location.line).partition(" ")[2]  # "record 7", or "record 'key'" in an object; a key may have spaces
     return str(ast.literal_eval(name)) if name[:1] in ("'", '"') else name
 
 
 def digest_file(path: Path, digest: Digest) -> None:
-    """Feed a file to a digest, for readers that read records of several lines."""
+    """Add a file's decompressed bytes to a digest, for readers of records with several lines."""
     for _ in read_chunks(path, digest):
         pass

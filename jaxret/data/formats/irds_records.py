@@ -1,4 +1,4 @@
-"""Records as ir_datasets has them, and as its `export --format jsonl` writes them."""
+"""Records of ir_datasets, also from files that its `export --format jsonl` writes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxret.data.formats.trec import RunLine
 
 
 def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Yield examples of query_id, doc_id_a, doc_id_b: a positive and a negative; one example for each query, in the
-    order in which they come."""
+    """Yield one example for each query of records with query_id, doc_id_a (a positive) and doc_id_b (a negative), in
+    the order of the queries' first records."""
     pairs: dict[str, tuple[Location, dict[str, None], dict[str, None]]] = {}
     for location, record in read_records(file, policy):
         try:
@@ -32,7 +32,7 @@ def read_document_pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
 
 
 def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yield query_id, doc_id, score as rankings, best first."""
+    """Yield the lines of rankings, best first, from records with query_id, doc_id and score."""
     by_query: dict[str, list[tuple[float, str, Location]]] = {}
     for location, record in read_records(file, policy):
         try:
@@ -43,8 +43,8 @@ def read_scored_documents(file: DataFile, policy: Policy) -> Iterator[RunLine]:
         except DataError as error:
             policy.reject(error)
     for query, scores in by_query.items():
-        best = sorted(scores, key=lambda one: -one[0])
-        for rank, (score, document, location) in enumerate(best, 1):
+        ranking = sorted(scores, key=lambda entry: -entry[0])
+        for rank, (score, document, location) in enumerate(ranking, 1):
             yield RunLine(location, query, document, rank, score)
 
 

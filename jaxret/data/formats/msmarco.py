@@ -1,7 +1,7 @@
 """MS MARCO's files: tables between tabs, without header and without quoting.
 
-The text of collection.tsv and of the triples is taken as it is, also where it was encoded twice ("cafÃ©"); ir_datasets
-repairs it, so its texts differ.
+Texts of collection.tsv and of the triples that were encoded twice ("cafÃ©") are not repaired. ir_datasets repairs them,
+so its texts differ.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jaxret.data.records import Example, Passage, Query
 
 QUERY_ID, POSITIVES, NEGATIVES = "qid", "pos", "neg"
 _GRADES = 4  # highest usual grade of qrels; a higher number is a rank or an id
-_ANY_GRADE = 100  # a column with no higher number in most lines holds no passage ids, if there are enough lines
+_ANY_GRADE = 100  # in a sample of `_ENOUGH_ROWS`, a column whose numbers are mostly not above this has no passage ids
 _ENOUGH_ROWS = 10
 
 
 def read_collection(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
-    """Yield (place, passage) of collection.tsv: id, text. Raises DataError for RocketQA's file of titles, whose lines
-    look alike."""
+    """Yield (location, passage) of collection.tsv: id, text. Raises DataError for RocketQA's file of titles, which has
+    the same columns."""
     if file.path.name.startswith("para.title."):
-        problem = "it has the titles of the passages of RocketQA's para.txt, and no texts"
+        problem = "this file has the titles of the passages of RocketQA's para.txt, and no texts"
         raise Location(file.path).error("titles", problem, "join the two files (docs/data.md has the command)")
     for location, (key, text) in tab_rows(file.path, ("passage id", "text"), policy, digest):
         try:
@@ -55,19 +55,18 @@ def read_tab_queries(file: DataFile, policy: Policy) -> list[Query]:
 
 
 def read_text_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Yield the examples of triples.train.small.tsv: query, text of a positive, text of a negative; one for each
-    query."""
+    """Yield one example for each query of triples.train.small.tsv: query, text of a positive, text of a negative."""
     rows = tab_rows(file.path, ("query", "positive", "negative"), policy)
-    read = (
+    text_rows = (
         TextRow(location, query, [(positive, None)], [(negative, None)])
         for location, (query, positive, negative) in rows
     )
-    return group_by_query(read, policy)
+    return group_by_query(text_rows, policy)
 
 
 def read_id_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Yield the examples of qidpidtriples.*.tsv: query, positive and negative by id; one for each query, in the order
-    in which they come."""
+    """Yield one example for each query of qidpidtriples.*.tsv, in the order of the queries' first lines. The columns
+    are the ids of query, positive and negative."""
     first: dict[str, Location] = {}
     by_query: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for location, (query, positive, negative) in tab_rows(
@@ -81,8 +80,9 @@ def read_id_triples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, 
 
 
 def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Yield the examples of sentence-transformers' msmarco-hard-negatives: negatives by the system that found them,
-    here one list of each once: the first of every system, the second of every system, ..."""
+    """Yield the examples of sentence-transformers' msmarco-hard-negatives, which has a list of negatives for each of
+    several systems. An example has one list: the first negative of every system, the second of every system, ...,
+    without repetition."""
     for location, record in read_records(file, policy):
         try:
             query = record_id(record, QUERY_ID, location)
@@ -100,13 +100,13 @@ def read_hard_negatives(file: DataFile, policy: Policy) -> Iterator[tuple[Locati
 def read_candidate_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """Yield the passages of top1000.*: query id, passage id, query, passage; each once."""
+    """Yield the passages of top1000.* without repetition. The columns are query id, passage id, query, passage."""
     first: dict[str, Location] = {}
     texts: dict[str, int] = {}
     for location, (_, key, _, text) in tab_rows(file.path, _CANDIDATES, policy, digest):
         try:
             passage = check_passage(Passage(key, text), location, policy)
-            if _same(key, text, "passage", location, first, texts):
+            if _is_repeat(key, text, "passage", location, first, texts):
                 continue
         except DataError as error:
             policy.reject(error)
@@ -115,14 +115,14 @@ def read_candidate_passages(
 
 
 def read_candidate_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """Return the queries of top1000.*, each once."""
+    """Return the queries of top1000.* without repetition."""
     queries: list[Query] = []
     first: dict[str, Location] = {}
     texts: dict[str, int] = {}
     for location, (key, _, text, _) in tab_rows(file.path, _CANDIDATES, policy):
         try:
             query = check_query(Query(key, normalize_question(text)), location)
-            if not _same(key, text, "query", location, first, texts):
+            if not _is_repeat(key, text, "query", location, first, texts):
                 queries.append(query)
         except DataError as error:
             policy.reject(error)
@@ -132,10 +132,10 @@ def read_candidate_queries(file: DataFile, policy: Policy) -> list[Query]:
 _CANDIDATES = ("query id", "passage id", "query", "passage")
 
 
-def _same(
+def _is_repeat(
     key: str, text: str, kind: str, location: Location, first: dict[str, Location], texts: dict[str, int]
 ) -> bool:
-    """Return whether the id was met before, with this text; with another one that is an error."""
+    """Return whether the id occurred before with this text. Raises DataError if it occurred with another text."""
     if key in first and texts[key] != hash(text):
         problem = f"{kind} {key!r} has another text than on line {first[key].line}"
         raise location.error("duplicate id", problem, "give different texts different ids")
@@ -150,7 +150,7 @@ def read_ranks(file: DataFile, policy: Policy) -> Iterator[RunLine]:
     for location, (query, passage, rank) in tab_rows(file.path, ("query id", "passage id", "rank"), policy):
         if not is_integer(rank) or int(rank) < 1:
             policy.reject(
-                location.error("bad rank", f"rank {shorten(rank)} is not a whole number from 1", "ranks count from 1")
+                location.error("bad rank", f"rank {shorten(rank)} is not a whole number from 1", "ranks start at 1")
             )
             continue
         yield RunLine(location, query, passage, int(rank), 1 / int(rank))
@@ -164,7 +164,8 @@ def is_one_word(row: list[str], *columns: int) -> bool:
 
 
 def holds_for_most(rows: list[list[str]], test: Callable[[list[str]], bool]) -> bool:
-    """Return whether a test holds for at least half of the rows: a single bad row does not change the format."""
+    """Return whether a test holds for at least half of the rows, so that a single bad row does not change the
+    format."""
     return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
 
 
@@ -178,12 +179,14 @@ def _is_texts(sample: FileSample) -> bool:
 
 
 def _looks_like_id(field: str) -> bool:
-    """Return whether it is one word with a digit: two columns of these pair queries with passages, and hold no text."""
+    """Return whether a field is one word with a digit. A table with two columns of such fields has pairs of ids, and no
+    texts."""
     return len(field.split()) == 1 and any(character.isdigit() for character in field)
 
 
 def looks_like_ranks(sample: FileSample) -> bool:
-    """Return whether there are three columns, the third 1, 2, 3, ... for each query, further than grades go."""
+    """Return whether a table has three columns, and the third has 1, 2, 3, ... for each query, up to a number that is
+    too large for a grade."""
     if sample.columns != 3 or not sample.rows or not all(is_integer(row[2]) for row in sample.rows):
         return False
     ranks: dict[str, list[int]] = {}
@@ -208,21 +211,22 @@ def _is_named(sample: FileSample) -> bool:
 
 
 def _are_scores(sample: FileSample) -> bool:
-    """Return whether the third column has numbers, and decimal ones among them."""
+    """Return whether most fields of the third column are numbers, and some have decimals."""
     numbers = [row[2] for row in sample.rows if is_number(row[2])]
     return 2 * len(numbers) >= len(sample.rows) and not all(map(is_integer, numbers))
 
 
 def _are_labels(sample: FileSample) -> bool:
-    """Return whether the third column has a few words again and again: no negative is that of most queries."""
-    several = 4  # of fewer lines nothing can be said
+    """Return whether the third column repeats a few words. They are labels, because one passage is not the negative of
+    most queries."""
+    several = 4  # fewer lines do not show it
     return len(sample.rows) >= several and len({row[2] for row in sample.rows}) <= max(
         2, len(sample.rows) // _ENOUGH_ROWS
     )
 
 
 def _is_triples(sample: FileSample) -> bool:
-    """Return whether they are triples, not pairs of texts with a score or a label."""
+    """Return whether the rows are triples of texts, not pairs of texts with a score or a label."""
     return (
         sample.columns == 3
         and holds_for_most(sample.rows, lambda row: len(row[0].split()) > 1 and bool(row[1] and row[2]))
@@ -233,7 +237,7 @@ def _is_triples(sample: FileSample) -> bool:
 
 
 def _is_candidates(sample: FileSample) -> bool:
-    """Return whether they are candidates, not the documents, whose second column is an address."""
+    """Return whether the rows are candidates, not documents, whose second column is a URL."""
     return sample.columns == 4 and holds_for_most(
         sample.rows, lambda row: is_one_word(row, 0, 1) and "://" not in row[1] and len(row[3].split()) > 1
     )
@@ -248,7 +252,7 @@ def _is_negatives(sample: FileSample) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Return the text with a space for each tab and line end, which would end the field."""
+    """Return the text with a space in place of each tab and line end, because these would end the field."""
     return text.translate({9: " ", 10: " ", 13: " "})
 
 

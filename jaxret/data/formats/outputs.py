@@ -1,4 +1,4 @@
-"""Refuse an output that would replace a file of one of its sources, or one that a run needs."""
+"""Check that an output replaces no file of its sources, and no file that a run needs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jaxret.storage.folder_kinds import require_no_folder_file
 def require_other_output(
     out: PathLike, sources: Iterable[tuple[str, PathLike]], splits: Iterable[str | None] = ()
 ) -> None:
-    """Raise ValueError if `out`, which is to be written, is a file of one of the sources, or one of the files of a run
-    that are not rankings. Call it before any work.
+    """Raise ValueError if `out` is a file of one of the sources, or a file of a run other than rankings. Call this
+    function before any work.
 
-    A source that is missing is the error of its reader.
+    A missing source is no error here, because its reader reports it.
 
     Args:
-        out: file to write.
-        sources: descriptions of sources, for the error, with folders, files or named sets; "" is none.
-        splits: splits that are read, whose files may have any names.
+        out: file that will be written.
+        sources: (description for the error, folder, file or named set; "" for no source).
+        splits: splits that are read; their files may have any names.
     """
     require_no_folder_file(out)
     if not os.path.exists(out):
@@ -35,15 +35,15 @@ def require_other_output(
         files = source_files(source, splits) if source else ()
         if any(os.path.exists(file) and os.path.samefile(out, file) for file in files):
             raise ValueError(
-                f"the output {out} is a file of {source} ({description}), which would be lost; give another name"
+                f"the output {out} is a file of {source} ({description}), which would be lost. Give another name"
             )
 
 
 def source_files(source: PathLike, splits: Iterable[str | None] = ()) -> Iterator[Path]:
-    """Yield all files of a source, whichever of them is read.
+    """Yield all files that may be read from a source.
 
-    These are the files of a folder or named set for all roles and splits; or a file, and the files beside it that have
-    the texts of its ids or the answers of its queries.
+    For a folder or named set, these are its files for all roles and splits. For a file, these are the file itself and
+    the files beside it with the texts of its ids or the answers of its queries.
     """
     path = source_path(source)
     if is_folder(path):
@@ -61,5 +61,5 @@ def source_files(source: PathLike, splits: Iterable[str | None] = ()) -> Iterato
 def _has_texts_elsewhere(source: PathLike) -> bool:
     try:
         return detect_file(source).format.id_examples is not None
-    except DataError:  # of a file that is not read without its format or its library
+    except DataError:  # its format or its library is unknown, so it cannot be read either
         return False

@@ -1,4 +1,4 @@
-"""Small formats of neighbours: PyLate's distillation data, Anserini's corpora and topics."""
+"""Small formats of other projects: PyLate's distillation data, Anserini's corpora and topics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LABEL_KEYS = (QUERY_ID, "doc_ids", "labels")
 
 
 def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yield PyLate's query_id, document_ids, scores as a ranking, best first. Lists may be strings of Python's
-    literals. The file does not state which documents are relevant. Raises DataError for a record of another form."""
+    """Yield the lines of rankings, best first, from PyLate's records with query_id, document_ids and scores. Lists may
+    be Python literals in strings. The file does not say which documents are relevant. Raises DataError for a record of
+    another form."""
     for location, record in read_records(file, policy):
         try:
             lists = {key: _list(record.get(key), key, location) for key in (DOCUMENT_IDS, SCORES)}
@@ -33,8 +34,8 @@ def read_scored_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
         except DataError as error:
             policy.reject(error)
             continue
-        best = sorted(zip(documents, scores), key=lambda both: -(both[1] or 0.0))
-        for rank, (document, score) in enumerate(best, 1):
+        ranking = sorted(zip(documents, scores), key=lambda entry: -(entry[1] or 0.0))
+        for rank, (document, score) in enumerate(ranking, 1):
             yield RunLine(location, query_id, document, rank, score or 0.0)
 
 
@@ -53,7 +54,7 @@ def _labels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgemen
     for location, record in read_records(file, policy):
         try:
             query_id, documents = record_id(record, query, location), record_list(record, ids, location)
-            record_ids(record, ids, location)  # for errors in one of them
+            record_ids(record, ids, location)  # for its errors: `documents` keeps repeated ids
             grades = record_scores(record, labels_key, len(documents), location)
             if any(grade is None or grade != int(grade) for grade in grades):
                 raise location.error(

@@ -1,6 +1,6 @@
-"""Training records without query ids, such as DPR's, beside a file of queries: joined by the text of the question.
+"""Join training records without query ids, such as DPR's, with a file of queries by the text of the question.
 
-Their row numbers are unrelated. DPR's dev.json lacks the questions of dev.qa.csv for which no passage is known.
+Row numbers cannot join them: DPR's dev.json lacks the questions of dev.qa.csv for which no passage is known.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from jaxret.data.records import Example, Query
 def join_by_question(
     records: Iterable[tuple[Location, Example]], queries: Iterable[Query], files: Sequence[Path], policy: Policy
 ) -> Iterator[tuple[Location, Example]]:
-    """Yield training records with the query of the same text, without its case and repeated spaces.
+    """Yield training records with the query of the same text. Case and repeated spaces do not count.
 
-    Of several queries with one text, the first goes to the first record with it, and so on; further records get the
-    last.
+    If several queries have one text, the first query goes to the first record with this text, and so on. If there are
+    more records than queries, they get the last query.
 
     Args:
+        records: training records with their locations.
         queries: queries of other files.
-        files: these files, for errors.
-        policy: what to do with a record whose question none of these files has.
+        files: the files of these queries, for errors.
+        policy: what to do with a record whose question is in none of these files.
     """
     by_text: dict[str, list[Query]] = defaultdict(list)
     for query in queries:
@@ -40,7 +41,7 @@ def join_by_question(
             remedy = "use files that belong together, or leave the record out (questions are joined by their text)"
             policy.reject(location.error("unknown question", problem, remedy))
             continue
-        same = by_text[text]
-        query = same[min(use_counts[text], len(same) - 1)]
+        text_queries = by_text[text]
+        query = text_queries[min(use_counts[text], len(text_queries) - 1)]
         use_counts[text] += 1
         yield location, replace(example, query=query)

@@ -1,4 +1,4 @@
-"""Rankings, of whatever file or named set has them."""
+"""Read rankings from a file or a named set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxret.data.records import Rankings
 
 
 def run_files(source: PathLike) -> list[Path]:
-    """Return the files that `read_run` reads. Raises DataError for one that is missing."""
+    """Return the files that `read_run` reads. Raises DataError for a missing file."""
     path = _run_path(source)
     if not source_exists(path):
         raise missing_file_error(path)
@@ -30,12 +30,12 @@ def _run_path(source: PathLike) -> Path:
 
 
 def detect_run(source: PathLike) -> DataFile:
-    """Return the description of the file that `read_run` reads."""
+    """Return the file that `read_run` reads, with its format."""
     return detect_path(_run_path(source), parse_source(source)[0], "rankings")
 
 
 def require_run_scores(source: PathLike, purpose: str) -> None:
-    """Raise DataError if a run has ranks alone. purpose: of its scores, for the error."""
+    """Raise DataError if a run has ranks without scores. `purpose` is the use of the scores, for the error."""
     file = detect_run(source)
     if file.format.without_scores:
         problem = f"this is a ranking without scores ({file}), and {purpose} are wanted"
@@ -43,14 +43,14 @@ def require_run_scores(source: PathLike, purpose: str) -> None:
 
 
 def read_run_lines(source: PathLike, policy: Policy) -> Iterator[trec.RunLine]:
-    """Yield the lines of a run, in the file's order, with places."""
+    """Yield the lines of a run with their locations, in the file's order."""
     file = detect_run(source)
     assert file.format.rankings is not None
     return file.format.rankings(file, policy)
 
 
 def read_ranked_lines(source: PathLike, policy: Policy) -> dict[str, list[trec.RunLine]]:
-    """Return a run by query, each in rank order, with places."""
+    """Return query id -> the lines of its ranking with their locations, in rank order."""
     return trec.rank_lines(read_run_lines(source, policy), policy)
 
 

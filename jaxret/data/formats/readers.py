@@ -1,4 +1,4 @@
-"""Read all queries, judgements or training examples of a source that nobody opened."""
+"""Open a source, and read all its queries, judgements or training examples."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def read_examples(
 
     Args:
         source: a folder, file or named set.
-        split: of a folder.
+        split: split of a folder or named set.
         policy: what to do with bad records; by default an error.
         negatives_run: a run to take negatives from.
-        targets: one example for each positive, see `TrainingSource.read`.
+        targets: whether to return one example for each positive, see `TrainingSource.read`.
     """
     return TrainingSource.open(source, split, negatives_run).read(policy, targets)
 
 
 def describe_source(source: PathLike, role: str, split: str | None = None) -> str:
-    """Return the format that a role is read from, in words: "MS MARCO collection, 2 columns".
+    """Return the format from which a role is read, in words: "MS MARCO collection, 2 columns".
 
     Args:
         source: a folder, file or named set.
         role: "passages", "queries", "judgements" or "examples".
-        split: of a folder.
+        split: split of a folder or named set.
 
     Raises:
-        DataError: as reading would.
+        DataError: the file is missing, or its format is unknown.
     """
     if role == "passages":
         return str(Corpus.open(source).file)

@@ -20,8 +20,8 @@ _IDS = re.compile(r"[^\s,]+(,[^\s,]+)*")
 
 
 def read_id_lists(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yield the lines of train.negatives.tsv as rankings: query id, ids of passages between commas. The score is 1 /
-    rank. Raises DataError for a record of another form."""
+    """Yield the lines of rankings from train.negatives.tsv: query id, ids of passages between commas. The score is
+    1 / rank. Raises DataError for a line of another form."""
     first: dict[str, Location] = {}
     for location, (query, ids) in tab_rows(file.path, ("query id", "passage ids between commas"), policy):
         try:
@@ -49,7 +49,7 @@ def read_titled_collection(
 
 
 def _is_id_lists(sample: FileSample) -> bool:
-    """Return whether there are two columns, the second ids between commas, of which most lines have several."""
+    """Return whether a table has two columns, and the second has several ids between commas in most lines."""
     if sample.container != "table" or sample.columns != 2:
         return False
     return holds_for_most(
@@ -58,7 +58,7 @@ def _is_id_lists(sample: FileSample) -> bool:
 
 
 def _is_titled(sample: FileSample) -> bool:
-    """Return whether there are three columns without a header line: an id, and then the shorter of two texts."""
+    """Return whether a table has no header line and three columns: an id, a shorter text, a longer text."""
     if sample.container != "table" or sample.columns != 3 or is_header(sample.lines[0].split("\t")):
         return False
     if not holds_for_most(sample.rows, lambda row: is_one_word(row, 0) and len(row[2].split()) > 1):

@@ -1,7 +1,7 @@
-"""sentence-transformers' training data: columns of texts (anchor, positive, negative, ...), perhaps a label or scores.
+"""sentence-transformers' training data: columns of texts (anchor, positive, negative, ...), optional label or scores.
 
-The library goes by the order of the columns, never by their names, but for label, labels, score and scores. Here
-columns whose names are known go by their names; with others the format must be forced (st.tuples:PATH), and the order
+The library uses the order of the columns; of their names it knows only label, labels, score and scores. This reader
+recognizes usual names of columns. If other names occur, the format must be forced (st.tuples:PATH), and the order
 counts.
 """
 
@@ -36,8 +36,11 @@ _NEGATIVE = re.compile(r"(hard_)?neg(ative)?(_?\d+)?", re.IGNORECASE)
 
 
 def text_columns(record: Record, first: Sequence[str] = (), location: Location | None = None) -> list[str]:
-    """Return the columns of texts: anchor, positive, negatives; by name where all are known, else in the order of the
-    first record, whose columns the others must have. Raises DataError if they do not."""
+    """Return the columns of texts in the order anchor, positive, negatives.
+
+    If all names are known, they decide. Otherwise the order of `first`, the columns of the first record, decides.
+    Raises DataError if another record has other columns.
+    """
     texts = [key for key in record if key not in LABELS]
     if not _known(texts):
         if location and first and set(texts) != set(first):
@@ -46,8 +49,8 @@ def text_columns(record: Record, first: Sequence[str] = (), location: Location |
                 "wrong columns", problem, f"the first one has {', '.join(map(repr, first))}; so must all"
             )
         return list(first or texts)
-    rest = [key for key in texts if _NEGATIVE.fullmatch(key)]
-    return [next(key for key in texts if name.fullmatch(key)) for name in (_ANCHOR, _POSITIVE)] + rest
+    negatives = [key for key in texts if _NEGATIVE.fullmatch(key)]
+    return [next(key for key in texts if name.fullmatch(key)) for name in (_ANCHOR, _POSITIVE)] + negatives
 
 
 def _known(texts: list[str]) -> bool:
@@ -55,20 +58,20 @@ def _known(texts: list[str]) -> bool:
     return counts[:2] == [1, 1] and sum(counts) == len(texts)
 
 
-def _rows(file: DataFile, policy: Policy) -> Iterator[TextRow]:
-    """Yield the rows. label 1 and 0: the second text is a positive or a negative; scores: of the positive and the
-    negatives; score of a triplet: its margin, score(positive) - score(negative)."""
+def _read_text_rows(file: DataFile, policy: Policy) -> Iterator[TextRow]:
+    """Yield the rows of a file. Label 1 or 0 says that the second text is a positive or a negative. `scores` are the
+    scores of the positive and the negatives. The `score` of a triplet is score(positive) - score(negative)."""
     first: list[str] = []
     for location, record in read_records(file, policy):
         try:
             columns = text_columns(record, first, location)
             first = first or [key for key in record if key not in LABELS]
-            yield _row(record, columns, location)
+            yield _text_row(record, columns, location)
         except DataError as error:
             policy.reject(error)
 
 
-def _row(record: Record, columns: list[str], location: Location) -> TextRow:
+def _text_row(record: Record, columns: list[str], location: Location) -> TextRow:
     if len(columns) < 2:
         problem = f"this record has the columns {', '.join(map(repr, record))}"
         raise location.error(
@@ -85,19 +88,19 @@ def _row(record: Record, columns: list[str], location: Location) -> TextRow:
     number = parse_number(value, key, location)
     if len(texts) == 1:
         if number not in (0, 1):
-            remedy = "1 is a positive, 0 a negative; pairs with scores are read as st.scored:PATH"
+            remedy = "1 means a positive, 0 a negative; give st.scored:PATH for pairs with scores"
             raise location.error("bad label", f"{key!r} of a pair is {value!r}", remedy)
         pair: list[tuple[str, float | None]] = [(texts[0], None)]
         return TextRow(location, anchor, pair, []) if number > 0 else TextRow(location, anchor, [], pair)
     if len(texts) > 2:
         problem = f"{key!r} is one number for {len(texts)} texts"
-        raise location.error("wrong number of scores", problem, f"write a list, the score of {columns[1]!r} first")
+        raise location.error("wrong number of scores", problem, f"write a list with the score of {columns[1]!r} first")
     return TextRow(location, anchor, [(texts[0], 0.0)], [(texts[1], -number)], scores_incomparable=True)
 
 
 def parse_number(value: Any, key: str, location: Location) -> float:
-    """Return a finite number, in CSV also one in a string; true and false are 1 and 0. Raises DataError for another
-    value."""
+    """Return a finite number, or a number in a string (as in CSV); true and false are 1 and 0. Raises DataError for
+    another value."""
     if str(value).lower() in ("true", "false"):
         return float(str(value).lower() == "true")
     if (number := finite_number(value)) is None:
@@ -105,7 +108,7 @@ def parse_number(value: Any, key: str, location: Location) -> float:
     return number
 
 
-# Pairs with a score: how near two texts are, not which are relevant
+# Pairs with a score: it says how similar two texts are, not which texts are relevant
 
 
 def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Passage, float]]:
@@ -114,7 +117,7 @@ def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Pa
         try:
             columns, labels = text_columns(record), [key for key in LABELS if record.get(key) is not None]
             if len(columns) < 2 or not labels:
-                problem = f"two texts and a score are expected, and the keys are {shorten(list(record))}"
+                problem = f"two texts and a score are expected, but the keys are {shorten(list(record))}"
                 raise location.error("missing keys", problem, f"the score is called {' or '.join(LABELS)}")
             first, second = (require_key(record, key, str, location) for key in columns[:2])
             key = labels[0]
@@ -129,7 +132,7 @@ def _pairs(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Query, Pa
 def read_pair_passages(
     file: DataFile, policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, Passage]]:
-    """Yield the second texts, each once."""
+    """Yield the second texts of the pairs without repetition."""
     ids: set[str] = set()
     for location, _, passage, _ in _pairs(file, policy):
         if passage.id not in ids:
@@ -140,18 +143,18 @@ def read_pair_passages(
 
 
 def read_pair_queries(file: DataFile, policy: Policy) -> list[Query]:
-    """Return the first texts, each once."""
+    """Return the first texts of the pairs without repetition."""
     return list({query.id: query for _, query, _, _ in _pairs(file, policy)}.values())
 
 
 def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yield the scores as rankings, best first."""
+    """Yield the lines of rankings, best first, from the scores of the pairs."""
     by_query: dict[Query, dict[str, tuple[Location, float]]] = {}
     for location, query, passage, score in _pairs(file, policy):
         by_query.setdefault(query, {}).setdefault(passage.id, (location, score))
     for query, scores in by_query.items():
-        best = sorted(scores.items(), key=lambda item: -item[1][1])
-        for rank, (passage_id, (location, score)) in enumerate(best, 1):
+        ranking = sorted(scores.items(), key=lambda item: -item[1][1])
+        for rank, (passage_id, (location, score)) in enumerate(ranking, 1):
             yield RunLine(location, query.id, passage_id, rank, score, query.text)
 
 
@@ -159,7 +162,7 @@ def read_pair_lines(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 
 
 def _is_scored(sample: FileSample) -> bool:
-    """Return whether a record is two texts and one number, other than 0 and 1."""
+    """Return whether records have two texts and a number that is not always 0 or 1."""
     if not _is_tuples(sample) or len(text_columns(sample.records[0])) != 2:
         return False
     numbers = [record[key] for record in sample.records for key in LABELS if record.get(key) is not None]
@@ -196,6 +199,6 @@ FORMATS = (
         keys=("anchor", "positive", "negative", *LABELS),
         any_key=True,
         without_query_ids=True,
-        examples=lambda file, policy: group_by_query(_rows(file, policy), policy),
+        examples=lambda file, policy: group_by_query(_read_text_rows(file, policy), policy),
     ),
 )

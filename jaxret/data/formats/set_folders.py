@@ -1,4 +1,4 @@
-"""Folders of data sets: BEIR's, a folder for each set, of which CQADupStack is a folder of twelve forums itself."""
+"""Folders with a folder for each data set, as BEIR has them. A set may have members, as CQADupStack's twelve forums."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SetFolders = Mapping[str, Mapping[str, Path]]  # set -> name of a member -> its 
 def list_sets(folder: Path) -> dict[str, dict[str, Path]]:
     """Return the data sets in a folder, by name.
 
-    A set is a folder with passages. A folder of such folders is a set too, whose members are named SET-FOLDER; files
-    and folders without passages are none.
+    A set is a folder with passages. A folder of such folders is a set, too; its members are named SET-FOLDER. Files and
+    folders without passages are ignored.
 
     Raises:
-        DataError: the folder does not exist, is a data set itself, or holds none.
+        DataError: the folder does not exist, is a data set itself, or has no data set.
     """
     location = Location(folder)
     if not folder.is_dir():
         raise location.error("missing folder", "this folder does not exist", "give a folder with a folder for each set")
     if has_passages(folder):
-        remedy = f"give the folder that it is in: {folder.absolute().parent}"
+        remedy = f"give its parent folder: {folder.absolute().parent}"
         raise location.error("one data set", "this is one data set, not a folder of several", remedy)
     sets: dict[str, dict[str, Path]] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
@@ -43,7 +43,7 @@ def list_sets(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def is_folder_of_sets(folder: Path) -> bool:
-    """Return whether a folder has no passages of its own, and folders in it have some."""
+    """Return whether a folder has no passages itself, but folders in it have passages."""
     return (
         not is_named(folder)
         and folder.is_dir()
@@ -59,5 +59,5 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def unjudged_members(members: Mapping[str, Path], split: str) -> list[str]:
-    """Return the members of a set that have no judgements of a split."""
+    """Return the names of a set's members that have no judgements of a split."""
     return [name for name, path in members.items() if not has_judgements(path, split)]

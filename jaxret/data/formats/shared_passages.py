@@ -1,4 +1,4 @@
-"""Passages of training files, shared by the examples that name them."""
+"""Passages of training files. Examples with the same passage share one object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.records import Example, Passage, Query
 
-ScoredPassages = dict[str, tuple[Passage, float | None]]  # by id, in order
+ScoredPassages = dict[str, tuple[Passage, float | None]]  # id -> (passage, score), in the record's order
 
 
 @dataclass
@@ -23,12 +23,13 @@ class SharedPassages:
     def parse_all(
         self, values: Iterable[Any], key: str, location: Location, parse: Callable[[Any, Location], Passage]
     ) -> ScoredPassages:
-        """Parse the passages of a record's key, in order, each id once. Bad ones are dropped under a policy that skips.
+        """Return the passages of a record's key, in order, each id once. A policy that skips drops bad passages.
 
         Args:
             values: the unparsed passages.
-            key: their key in the record, for errors.
-            parse: makes a passage of a value, or raises DataError.
+            key: key of the passages in the record, for errors.
+            location: location of the record, for errors.
+            parse: function of (value, location) that returns a passage, or raises DataError.
         """
         return self.parse_scored(((value, None) for value in values), key, location, parse)
 
@@ -39,12 +40,13 @@ class SharedPassages:
         location: Location,
         parse: Callable[[Any, Location], Passage],
     ) -> ScoredPassages:
-        """Parse passages with scores, see `parse_all`.
+        """Return passages with scores, see `parse_all`.
 
         Args:
             values: (unparsed passage, its score or None).
-            key: their key in the record, for errors.
-            parse: makes a passage of a value, or raises DataError.
+            key: key of the passages in the record, for errors.
+            location: location of the record, for errors.
+            parse: function of (value, location) that returns a passage, or raises DataError.
         """
         passages: ScoredPassages = {}
         for number, (value, score) in enumerate(values):
@@ -58,7 +60,8 @@ class SharedPassages:
         return passages
 
     def share(self, passage: Passage, location: Location) -> Passage:
-        """Return the first object of an equal passage. Raises DataError if its id has another title or text."""
+        """Return the first object that is equal to a passage. Raises DataError if its id occurred with another title or
+        text."""
         original, first = self.by_id.setdefault(passage.id, (passage, location))
         if original != passage:
             problem = f"passage id {passage.id!r} has another title or text than at {first.line}"
@@ -69,11 +72,12 @@ class SharedPassages:
 def make_example(
     query: Query, positives: Mapping[str, tuple[Passage, float | None]], negatives: ScoredPassages
 ) -> Example:
-    """Return an example. A positive is never a negative. A passage without a score among others with one has NaN."""
-    others = {key: both for key, both in negatives.items() if key not in positives}
-    sides = [[math.nan if score is None else score for _, score in side.values()] for side in (positives, others)]
+    """Return an example without the negatives that are positives. If some passages have scores, the missing scores are
+    NaN."""
+    negatives = {key: entry for key, entry in negatives.items() if key not in positives}
+    sides = [[math.nan if score is None else score for _, score in side.values()] for side in (positives, negatives)]
     scores = map(tuple, sides if any(map(math.isfinite, (*sides[0], *sides[1]))) else ((), ()))
-    return Example(query, _passages(positives), _passages(others), *scores)
+    return Example(query, _passages(positives), _passages(negatives), *scores)
 
 
 def _passages(entries: Mapping[str, tuple[Passage, float | None]]) -> tuple[Passage, ...]:
@@ -81,4 +85,4 @@ def _passages(entries: Mapping[str, tuple[Passage, float | None]]) -> tuple[Pass
 
 
 def no_positive_error(location: Location, key: str) -> DataError:
-    return location.error("no positive", f"{key!r} holds no passage", "add one, or leave the record out")
+    return location.error("no positive", f"{key!r} holds no passage", "add a passage, or leave the record out")

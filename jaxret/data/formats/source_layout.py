@@ -1,4 +1,4 @@
-"""Find the file of a folder, or the table of a named set, that holds a role: by its name, else by its rows."""
+"""Find the file of a folder, or the table of a named set, with the records of a role: by its name, else by its rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from jaxret.data.libraries.named import NamedSet, is_named
 from jaxret.data.libraries.open_sets import is_whole_set, open_named_set
 from jaxret.data.lines import find_file, missing_file_error, require_file
 
-_TABLES = {  # names of tables -> role
+_TABLES = {  # role -> names of tables
     "passages": ("passages", "corpus", "documents", "collection", "docs"),
     "queries": ("queries", "topics"),
     "judgements": ("judgements", "qrels"),
     "examples": ("examples", "docpairs"),
     "rankings": ("rankings", "scoreddocs", "top_ranked"),
 }
-_ALL = ("full", "corpus", "queries", "train")  # which split of a table is all there is, where there are several
+# Splits that contain all rows of a table, if it has several splits. The first one that exists is taken.
+_WHOLE_SPLITS = ("full", "corpus", "queries", "train")
 
 
 def is_folder(path: Path) -> bool:
@@ -29,58 +30,60 @@ def is_folder(path: Path) -> bool:
 
 
 def text_folder(path: Path) -> Path:
-    """Return the folder with the texts of the ids in a file or table."""
+    """Return the folder or named set that has the texts for the ids in a file or table."""
     return open_named_set(path).root if is_named(path) else path.absolute().parent
 
 
 def passages_path(folder: Path) -> Path:
-    """Return the file or table of the passages. Raises DataError if there is none."""
+    """Return the file or table of the passages. Raises DataError if it does not exist."""
     if is_named(folder):
-        return _require(folder, "passages", None)
+        return _require_table(folder, "passages", None)
     return _folder_corpus(folder) or require_file(folder, _PASSAGES[0])
 
 
 def has_passages(folder: Path) -> bool:
     """Return whether a folder or named set has a corpus."""
     return (
-        _table(open_named_set(folder), "passages", None) if is_named(folder) else _folder_corpus(folder)
+        _find_table(open_named_set(folder), "passages", None) if is_named(folder) else _folder_corpus(folder)
     ) is not None
 
 
 def query_paths(folder: Path, split: str | None = None) -> list[Path]:
-    """Return the files or tables of a split's queries; without a split, of all queries. Raises DataError if there is
+    """Return the files or tables of a split's queries, or of all queries without a split. Raises DataError if there are
     none."""
     if not is_named(folder):
         return _folder_queries(folder, split)
     named_set = open_named_set(folder)
     if split is None and not named_set.split:
         for config in _candidates(named_set, "queries"):
-            return [named_set.table_path(config, one) for one in named_set.tables[config]]
-    return [_require(folder, "queries", split)]
+            return [named_set.table_path(config, name) for name in named_set.tables[config]]
+    return [_require_table(folder, "queries", split)]
 
 
 def judgements_path(folder: Path, split: str | None) -> Path:
-    """Return the file of a split's judgements, or else of its training records, whose positives are judgements. Raises
-    DataError if there is neither, or no split was named."""
+    """Return the file of a split's judgements, or the file of its training records, whose positives are judgements.
+    Raises DataError if neither exists, or if no split was named."""
     if not is_named(folder):
         return _folder_judgements(folder, split)
-    return _table(open_named_set(folder), "judgements", split) or _require(folder, "examples", split)
+    return _find_table(open_named_set(folder), "judgements", split) or _require_table(folder, "examples", split)
 
 
 def has_judgements(folder: Path, split: str) -> bool:
     if is_named(folder):
-        return _table(open_named_set(folder), "judgements", split) is not None
+        return _find_table(open_named_set(folder), "judgements", split) is not None
     return _folder_judgement_file(folder, split) is not None
 
 
 def examples_path(folder: Path, split: str | None) -> Path | None:
-    """Return the training records of a split, if there are any."""
-    return _table(open_named_set(folder), "examples", split) if is_named(folder) else _folder_examples(folder, split)
+    """Return the file or table of a split's training records, or None."""
+    return (
+        _find_table(open_named_set(folder), "examples", split) if is_named(folder) else _folder_examples(folder, split)
+    )
 
 
 def rankings_path(folder: Path) -> Path:
-    """Return the table of rankings of a named set. Raises DataError if there is none."""
-    return _require(folder, "rankings", None)
+    """Return the table of rankings of a named set. Raises DataError if it has none."""
+    return _require_table(folder, "rankings", None)
 
 
 def list_splits(folder: Path) -> list[str]:
@@ -94,12 +97,14 @@ def list_splits(folder: Path) -> list[str]:
 
 
 def role_files(folder: Path, splits: Iterable[str | None] = ()) -> Iterator[Path]:
-    """Yield the files of a folder or named set for all roles and splits, as far as a library says which these are.
-
-    splits: further ones, as those of training files have any name.
-    """
+    """Yield the files of a folder or named set for all roles and splits, as far as a library names them. `splits` are
+    further splits, because training files may have any name."""
     if is_named(folder):
-        yield from _set_files(open_named_set(folder))
+        named_set = open_named_set(folder)
+        for config, names in named_set.tables.items():
+            for name in names:
+                with suppress(DataError):  # a table that is not on this machine
+                    yield from named_set.open(config, name).files
         return
     files = [_folder_corpus(folder), _first(folder, _QUERIES), *_queries_of_splits(folder), *_relations(folder, None)]
     files += [find_file(folder, "answers.jsonl")]
@@ -108,44 +113,37 @@ def role_files(folder: Path, splits: Iterable[str | None] = ()) -> Iterator[Path
     yield from (file for file in files if file)
 
 
-def _set_files(named_set: NamedSet) -> Iterator[Path]:
-    for config, splits in named_set.tables.items():
-        for split in splits:
-            with suppress(DataError):  # a table that is not on this machine
-                yield from named_set.open(config, split).files
-
-
-def _require(folder: Path, role: str, split: str | None) -> Path:
+def _require_table(folder: Path, role: str, split: str | None) -> Path:
     named_set = open_named_set(folder)
-    path = _table(named_set, role, split)
+    path = _find_table(named_set, role, split)
     if path is None:
         suffix = f" of {split}" if split else ""
-        remedy = f"its tables are {named_set.describe_tables()}; name one, as {named_set.root}/TABLE/SPLIT"
+        remedy = f"its tables are: {named_set.describe_tables()}. Name a table as {named_set.root}/TABLE/SPLIT"
         raise Location(folder).error("missing table", f"{named_set.title} has no {role}{suffix}", remedy)
     return path
 
 
-def _table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
-    """Return the table of a split: of the one that the set's path names, if it does. Passages and queries may be in a
-    table that is for all splits."""
+def _find_table(named_set: NamedSet, role: str, split: str | None) -> Path | None:
+    """Return the table of a split, or None. A split in the set's path wins. Passages, queries and rankings may
+    be in a table for all splits."""
     split = named_set.split or split
     for config in _candidates(named_set, role):
         splits = named_set.tables[config]
         if split in splits:
             return named_set.table_path(config, split or "")
         if role in ("passages", "queries", "rankings"):
-            for one in splits if len(splits) == 1 else (name for name in _ALL if name in splits):
-                return named_set.table_path(config, one)
+            for whole_split in splits if len(splits) == 1 else (name for name in _WHOLE_SPLITS if name in splits):
+                return named_set.table_path(config, whole_split)
     return None
 
 
 def _candidates(named_set: NamedSet, role: str) -> Iterator[str]:
-    """Yield the tables that may hold it: those with a name of the role, then those with other names and matching
-    rows."""
-    mine = [named_set.config] if named_set.config else list(named_set.tables)
-    yield from (name for name in _TABLES[role] if name in mine)
+    """Yield the tables that may have records of a role: first the tables with a name of the role, then the tables with
+    other names whose rows have its format."""
+    tables = [named_set.config] if named_set.config else list(named_set.tables)
+    yield from (name for name in _TABLES[role] if name in tables)
     role_names = {name for names in _TABLES.values() for name in names}
-    for config in mine:
+    for config in tables:
         if (
             config not in role_names
             and named_set.tables[config]
@@ -194,13 +192,13 @@ _EXAMPLES_OF = (
 
 
 def _folder_corpus(folder: Path) -> Path | None:
-    """Return the file of passages, if there is one."""
+    """Return the file of passages, or None."""
     return _first(folder, _PASSAGES)
 
 
 def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
-    """Return the file of all queries, or that of the split; without a split, those of all of them. Raises DataError if
-    there is none."""
+    """Return the file of the split's queries, else the file of all queries, else the files of relations or splits.
+    Raises DataError if no file exists."""
     query_file = _first(folder, [name.format(split) for name in _QUERIES_OF]) if split else None
     query_file = query_file or _first(folder, _QUERIES)
     if query_file:
@@ -211,7 +209,7 @@ def _folder_queries(folder: Path, split: str | None = None) -> list[Path]:
 
 
 def _relations(folder: Path, split: str | None) -> list[Path]:
-    """Return the files of EntityQuestions, one for each relation, of a split or of all."""
+    """Return the files of EntityQuestions, one for each relation, for one split or for all splits."""
     return sorted(folder.glob(f"P[0-9]*.{split or '*'}.json"))
 
 
@@ -220,10 +218,12 @@ def _queries_of_splits(folder: Path) -> list[Path]:
 
 
 def _folder_judgements(folder: Path, split: str | None) -> Path:
-    """Return the judgements of a split; else its training file, whose positives they are. Raises DataError if there is
-    neither, or no split was named."""
+    """Return the file of a split's judgements, or its training file, whose positives are judgements. Raises DataError
+    if neither exists, or if no split was named."""
     if split is None:
-        raise Location(folder).error("no split", "this is a folder, and no split was named", "name one, like 'test'")
+        raise Location(folder).error(
+            "no split", "this is a folder, and no split was named", "name a split, like 'test'"
+        )
     path = _folder_judgement_file(folder, split) or _folder_examples(folder, split)
     return path or require_file(folder / "qrels", f"{split}.tsv")
 
@@ -233,12 +233,12 @@ def _folder_judgement_file(folder: Path, split: str) -> Path | None:
 
 
 def _folder_examples(folder: Path, split: str | None) -> Path | None:
-    """Return the training file of a split, if there is one."""
+    """Return the training file of a split, or None."""
     return _first(folder, [name.format(split) for name in _EXAMPLES_OF]) if split else None
 
 
 def _folder_splits(folder: Path) -> list[str]:
-    """Return the splits that files of judgements or training are named after."""
+    """Return the splits in the names of files of judgements and of training records."""
     all_splits = {split for split in _USUAL_SPLITS if _folder_examples(folder, split)}
     for pattern in (*_JUDGEMENTS_OF, *_EXAMPLES_OF[:5]):
         start, end = pattern.split("{}")

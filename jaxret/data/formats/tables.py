@@ -1,7 +1,6 @@
-"""Tables: CSV, where a field may stand in quotes, and plain ones, where a tab or a line end always ends it.
+"""Tables: CSV, where a field may stand in quotes, and plain tables, where a tab or a line end always ends a field.
 
-CSV is read strictly, because a lenient reader takes one stray quote for the start of a field and swallows the lines up
-to the next.
+CSV is read strictly: for a lenient reader, one stray quote would join all lines up to the next quote into one field.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from pathlib import Path
 from jaxret.data.errors import DataError, Location, Policy
 from jaxret.data.lines import LINE_LIMIT, Digest, PathLike, decode_line, read_lines, too_long_error
 
-csv.field_size_limit(2**31 - 1)  # default 131,072 characters, less than a long document; this is C's long
+csv.field_size_limit(2**31 - 1)  # the default, 131,072 characters, is too low for a long document; this is C's limit
 
 
 def csv_rows(
     path: PathLike, policy: Policy, digest: Digest | None = None, delimiter: str = "\t"
 ) -> Iterator[tuple[Location, int, list[str]]]:
-    """Yield (location of its first line, number, fields) of the rows of a CSV file.
+    """Yield (location of the first line, row number, fields) of the rows of a CSV file.
 
-    Blank lines are not rows; rows that cannot be read are, so that skipping one does not renumber the others.
+    Blank lines are not counted as rows. Bad rows are counted, so that skipping one does not renumber the other rows.
 
     Args:
-        path: compressed or not.
+        path: the file, which may be compressed.
         policy: what to do with a bad row.
-        digest: is fed the decompressed bytes.
-        delimiter: between fields.
+        digest: digest to which the decompressed bytes are added.
+        delimiter: character between fields.
     """
     count, size = 0, 0
-    first: Location | None = None  # line of the row that is being read
+    first: Location | None = None  # first line of the row that is being read
     undecodable: list[DataError] = []
 
     def text() -> Iterator[str]:
@@ -42,12 +41,12 @@ def csv_rows(
                     continue
                 first = location
             size += len(line)
-            if size > LINE_LIMIT:  # perhaps a quote that is never closed
+            if size > LINE_LIMIT:  # a quote that is never closed has this effect
                 raise too_long_error(first, "row")
             try:
                 yield decode_line(line, location)
             except DataError as error:
-                undecodable.append(error)  # the row must reach its end before it can be rejected
+                undecodable.append(error)  # the csv module must read the row to its end before it can be rejected
                 yield line.decode("utf-8", errors="replace")
 
     reader = csv.reader(text(), delimiter=delimiter, strict=True)
@@ -80,7 +79,7 @@ def require_columns(row: Sequence[str], columns: Sequence[str], location: Locati
         raise location.error("wrong columns", problem, remedy)
 
 
-_HEADER = re.compile(  # each field of it: what columns are called, and no text is
+_HEADER = re.compile(  # a field of a header: names of columns that are not texts
     r"(q|p|n|d|doc|query|passage|corpus|document|question|pos|neg|positive|negative)?[ _-]?(id|ids|no)"
     r"|query|question|passage|text|title|doc|document|contents|positive|negative|pos|neg|answers?|score|rank|relevance|label",
     re.IGNORECASE,
@@ -88,12 +87,12 @@ _HEADER = re.compile(  # each field of it: what columns are called, and no text 
 
 
 def is_header(row: Sequence[str]) -> bool:
-    """Return whether a first line names the columns: each field is what one is called."""
+    """Return whether a first line is a header: each field is a usual name of a column."""
     return len(row) > 1 and all(_HEADER.fullmatch(field.strip()) for field in row)
 
 
 def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, str]]:
-    """Yield (place, line without its end) of the lines that are not blank."""
+    """Yield (location, line without its line end) of the lines that are not blank."""
     for location, raw in read_lines(path, digest):
         try:
             line = decode_line(raw, location).rstrip("\r\n")
@@ -107,13 +106,13 @@ def text_lines(path: PathLike, policy: Policy, digest: Digest | None = None) -> 
 def tab_rows(
     path: PathLike, columns: Sequence[str], policy: Policy, digest: Digest | None = None
 ) -> Iterator[tuple[Location, list[str]]]:
-    """Yield (location, fields) of the lines of a file without quoting; a header line is skipped.
+    """Yield (location, fields) of the lines of a file without quoting. A header line is skipped.
 
     Args:
-        path: compressed or not.
-        columns: their names, for errors; a line with another number of columns is bad.
+        path: the file, which may be compressed.
+        columns: names of the columns, for errors; a line with another number of columns is bad.
         policy: what to do with a bad line.
-        digest: is fed the decompressed bytes.
+        digest: digest to which the decompressed bytes are added.
     """
     for location, line in text_lines(path, policy, digest):
         row = line.split("\t")

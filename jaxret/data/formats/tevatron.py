@@ -1,7 +1,7 @@
-"""Tevatron's records: training with the texts in them (its first form) or by ids (since 2.0), corpus, queries.
+"""Tevatron's records: training records with texts (its first form) or with ids (since 2.0), corpus, queries.
 
-Ours are two keys more of the first form, which Tevatron ignores: a passage may have a `score`, and a record
-may say `"every_positive": false`: then only its first positive is a target, as in DPR's.
+jaxret adds two keys to the first form, which Tevatron ignores. A passage may have a `score`. A record may have
+`"every_positive": false`: then only its first positive is a target, as in DPR's records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PASSAGE_ID, SCORE = "docid", "score"
 
 
 def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Yield one example a record: positive_passages, negative_passages (which may be empty)."""
+    """Yield one example for each record with positive_passages and negative_passages, which may be empty."""
     pool = SharedPassages(policy)
     for location, record in read_records(file, policy):
         try:
@@ -43,7 +43,7 @@ def read_tevatron_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Loc
 
 
 def parse_tevatron_example(record: Record, location: Location, pool: SharedPassages) -> Example:
-    """Return the example of one record. Raises DataError if it is none."""
+    """Return the example of one record. Raises DataError for a record of another form."""
 
     def parse(value: Any, location: Location) -> Passage:
         return parse_passage(require_object(value, location), location, pool.policy, PASSAGE_ID)
@@ -69,7 +69,8 @@ def _score(value: Any, location: Location) -> float | None:
 
 
 def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[Location, IdExample]]:
-    """Yield examples of positive_document_ids, negative_document_ids; a query_text that is null is looked up."""
+    """Yield one example for each record with positive_document_ids and negative_document_ids. If query_text is null,
+    the text of the query is in another file."""
     for location, record in read_records(file, policy):
         try:
             query_id = record_id(record, QUERY_ID, location)
@@ -82,7 +83,7 @@ def read_tevatron_id_examples(file: DataFile, policy: Policy) -> Iterator[tuple[
             policy.reject(error)
 
 
-def _fits(every_positive: bool) -> Callable[[FileSample], bool]:
+def _has_texts(every_positive: bool) -> Callable[[FileSample], bool]:
     keys = has_keys(QUERY, POSITIVES)
 
     def fits(sample: FileSample) -> bool:
@@ -91,22 +92,22 @@ def _fits(every_positive: bool) -> Callable[[FileSample], bool]:
     return fits
 
 
-KEYS = (QUERY_ID, QUERY, "instruction", "answers", POSITIVES, NEGATIVES, EVERY_POSITIVE)
+_TEXT_KEYS = (QUERY_ID, QUERY, "instruction", "answers", POSITIVES, NEGATIVES, EVERY_POSITIVE)
 FORMATS = (
     Format(
         name="tevatron.examples",
         title="Tevatron training records",
         description=f"JSON records with {QUERY_ID}, {QUERY}, {POSITIVES}, {NEGATIVES}",
-        matches=_fits(True),
-        keys=KEYS,
+        matches=_has_texts(True),
+        keys=_TEXT_KEYS,
         examples=read_tevatron_examples,
     ),
     Format(
         name="tevatron.first",
         title="Tevatron training records, whose first positive is the target",
         description=f"as tevatron.examples, with {EVERY_POSITIVE}: false",
-        matches=_fits(False),
-        keys=KEYS,
+        matches=_has_texts(False),
+        keys=_TEXT_KEYS,
         every_positive=False,
         examples=read_tevatron_examples,
     ),

@@ -1,4 +1,4 @@
-"""Training files that are rows of texts: a query, a positive, perhaps negatives; the same query in many rows."""
+"""Group the rows of training files by query. A row has a query, a positive and optional negatives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxret.data.records import Example, Passage, Query
 class TextRow(NamedTuple):
     """Texts of one row."""
 
-    location: Location  # of the row
-    query: str  # its text
-    # positives, negatives: texts, each with a teacher's score or None
+    location: Location
+    query: str
+    # texts of positives and negatives, each with a teacher's score or None
     positives: list[tuple[str, float | None]]
     negatives: list[tuple[str, float | None]]
-    scores_incomparable: bool = False  # whether its scores cannot be compared with those of other rows
+    scores_incomparable: bool = False  # whether its scores cannot be compared with the scores of other rows
 
 
 @dataclass
@@ -33,8 +33,11 @@ class _Group:
 
 
 def group_by_query(rows: Iterable[TextRow], policy: Policy) -> Iterator[tuple[Location, Example]]:
-    """Yield one example a query, in the order in which queries come first; its id is the number of that row. Texts are
-    held once, under an id that is made of them. A query that has no positive in any row gives no example."""
+    """Yield one example for each query, in the order of the queries' first rows.
+
+    The id of a query is the number of its first row. Equal texts are stored once; the id of a text is computed from it.
+    A query that has no positive in any row gives no example.
+    """
     passages: dict[str, Passage] = {}
     groups: dict[str, _Group] = {}
 
@@ -54,9 +57,9 @@ def group_by_query(rows: Iterable[TextRow], policy: Policy) -> Iterator[tuple[Lo
         positives = "".join(f"\0{texts.id}" for texts, _ in sides[0]) if row.scores_incomparable else ""
         group = groups.setdefault(query.text + positives, _Group(row.location, query))
         for side, texts in zip((group.positives, group.negatives), sides):
-            for one, score in texts:
-                if side.setdefault(one.id, (one, score))[1] is None:  # another row may have it
-                    side[one.id] = (one, score)
+            for text, score in texts:
+                if side.setdefault(text.id, (text, score))[1] is None:  # this row may have the missing score
+                    side[text.id] = (text, score)
     for group in groups.values():
         if group.positives:
             yield group.location, make_example(group.query, group.positives, group.negatives)

@@ -1,4 +1,4 @@
-"""Passages and queries that are records with an id and a text, under whatever names."""
+"""Readers of passages and queries from records with an id and a text. Formats give the names of the keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def record_id(record: Record, key: str, location: Location, numbers: bool = True
     """Return the id of a record.
 
     Args:
-        key: of the id.
+        record: record with the id.
+        key: key of the id.
+        location: location of the record, for errors.
         numbers: whether the id may be a whole number.
     """
     if numbers and type(record.get(key)) is int:
@@ -28,8 +30,8 @@ def record_id(record: Record, key: str, location: Location, numbers: bool = True
 def passage_reader(
     key: str, text: str = "text", numbers: bool = True
 ) -> Callable[[DataFile, Policy, Digest | None], Iterator[tuple[Location, Passage]]]:
-    """Return a reader of passages by the keys of id and text; a title that is absent or null is an empty one. numbers:
-    whether an id may be a whole number."""
+    """Return a reader of passages whose id and text have the keys `key` and `text`. A missing or null title is empty.
+    With `numbers`, an id may be a whole number."""
 
     def passages(file: DataFile, policy: Policy, digest: Digest | None = None) -> Iterator[tuple[Location, Passage]]:
         for location, record in read_records(file, policy, digest):
@@ -55,7 +57,8 @@ def parse_passage(
 
 
 def query_reader(key: str, text: str = "text", numbers: bool = True) -> Callable[[DataFile, Policy], list[Query]]:
-    """Return a reader of queries by the names of their keys; "answers" is a list of strings, where there is one."""
+    """Return a reader of queries whose id and text have the keys `key` and `text`. Answers, if any, are a list of
+    strings under "answers"."""
 
     def queries(file: DataFile, policy: Policy) -> list[Query]:
         valid_queries: list[Query] = []
@@ -83,16 +86,17 @@ def parse_query(record: Record, location: Location, key: str, text: str = "text"
 
 
 def parse_instruction(record: Record, location: Location, key: str = "instruction") -> str:
-    """Return a query's own instruction; "" if its record has none."""
+    """Return the instruction of a query, or "" if its record has none."""
     return "" if record.get(key) is None else require_key(record, key, str, location).strip()
 
 
 def require_new_id(key: str, kind: str, location: Location, first: dict[str, Location]) -> None:
-    """Raise DataError if an id occurred before, else remember its location.
+    """Raise DataError if an id occurred before. Otherwise add it to `first`.
 
     Args:
         key: the id.
         kind: "query id" or "passage id", for the error.
+        location: location of the id.
         first: id -> location of its first occurrence; updated.
     """
     if key in first:
@@ -107,12 +111,13 @@ def duplicate_id_error(key: str, kind: str, location: Location, first: Location)
 
 
 def record_list(record: Record, key: str, location: Location) -> list[Any]:
-    """Return the list of a record; an absent key and null are an empty one."""
+    """Return a list of a record. A missing key and null mean an empty list."""
     return [] if record.get(key) is None else require_key(record, key, list, location)
 
 
 def record_ids(record: Record, key: str, location: Location) -> tuple[str, ...]:
-    """Return a list of ids, which may be whole numbers, each once. Raises DataError for another value."""
+    """Return a list of ids of a record, without repetition. They may be whole numbers. Raises DataError for another
+    value."""
     values = record_list(record, key, location)
     for value in values:
         if type(value) not in (str, int):

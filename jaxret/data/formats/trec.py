@@ -1,4 +1,4 @@
-"""TREC files: judgements (qrels, also with BEIR's three columns) and runs, also Tevatron's with three."""
+"""TREC files: judgements (qrels, also with BEIR's three columns) and runs (also Tevatron's with three columns)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxret.data.lines import PathLike, write_text
 from jaxret.data.record_checks import finite_number, require_grade, require_id, shorten
 from jaxret.data.records import Judgement
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # of 64 bits; Python refuses to read 4,301 digits
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")  # an integer of 64 bits; Python raises an error for 4,301 digits
 _SCORE_HEADERS = ("score", "relevance", "rel", "label")
 
 
@@ -26,10 +26,10 @@ def is_integer(text: str) -> bool:
 
 
 def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
-    """Yield (place, judgement) of a qrels file: "query TAB passage TAB score", with or without a header line, or TREC's
-    "query 0 passage score"."""
+    """Yield (location, judgement) of a qrels file. Its lines are "query TAB passage TAB score", with or without a
+    header line, or TREC's "query 0 passage score"."""
 
-    def every() -> Iterator[tuple[Location, Judgement]]:
+    def read_all() -> Iterator[tuple[Location, Judgement]]:
         for location, line in text_lines(file.path, policy):
             if location.line == 1 and line.split()[-1].lower() in _SCORE_HEADERS:
                 continue
@@ -38,13 +38,13 @@ def read_qrels(file: DataFile, policy: Policy) -> Iterator[tuple[Location, Judge
             except DataError as error:
                 policy.reject(error)
 
-    return reject_contradictions(every(), policy)
+    return reject_contradictions(read_all(), policy)
 
 
 def reject_contradictions(
     judgements: Iterable[tuple[Location, Judgement]], policy: Policy
 ) -> Iterator[tuple[Location, Judgement]]:
-    """Yield the judgements without those that repeat an earlier one; one that contradicts it is bad input."""
+    """Yield the judgements without repetitions. Two grades for the same query and passage are an error."""
     grades: dict[tuple[str, str], tuple[int, Location]] = {}
     for location, judgement in judgements:
         pair = judgement.query_id, judgement.passage_id
@@ -82,11 +82,12 @@ def reject_unknown_ids(
     passage_ids: Collection[str] | None,
     policy: Policy,
 ) -> Iterator[tuple[Location, Judgement]]:
-    """Yield the judgements whose ids are valid; others are bad input.
+    """Yield the judgements whose ids are valid. Other ids are errors.
 
     Args:
-        query_ids: the valid ids; None: any.
-        passage_ids: the valid ids; None: any.
+        judgements: judgements with their locations.
+        query_ids: valid ids of queries; None: any.
+        passage_ids: valid ids of passages; None: any.
         policy: what to do with a bad judgement.
     """
     for location, judgement in judgements:
@@ -105,7 +106,8 @@ def require_known_id(key: str, kind: str, valid_ids: Collection[str] | None, loc
     Args:
         key: the id.
         kind: "query" or "passage", for the error.
-        valid_ids: None: any.
+        valid_ids: all valid ids; None: any.
+        location: location of the id.
     """
     if valid_ids is not None and key not in valid_ids:
         remedy = "correct the id, remove the line, or use the files that belong together"
@@ -120,7 +122,7 @@ class RunLine(NamedTuple):
     passage_id: str
     rank: int
     score: float
-    query_text: str = ""  # where the format has it
+    query_text: str = ""  # text of the query; "" if the format has none
 
 
 def read_trec_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
@@ -146,7 +148,7 @@ def _parse_score(score: str, location: Location) -> float:
 
 
 def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
-    """Yield the lines "query TAB passage TAB score" of Tevatron's rankings; ranks are those of the file's order."""
+    """Yield the lines "query TAB passage TAB score" of Tevatron's rankings. The file's order gives the ranks."""
     ranks: dict[str, int] = {}
     for location, (query_id, passage_id, score) in tab_rows(file.path, ("query id", "passage id", "score"), policy):
         try:
@@ -159,8 +161,8 @@ def read_tevatron_run(file: DataFile, policy: Policy) -> Iterator[RunLine]:
 
 
 def rank_lines(lines: Iterable[RunLine], policy: Policy) -> dict[str, list[RunLine]]:
-    """Return a run by query, each in rank order. A passage retrieved twice, or a score that grows with the rank
-    (evaluation tools sort by score, so the file would mean two rankings), is bad input.
+    """Return query id -> the lines of its ranking, in rank order. A passage that is retrieved twice is an error, and so
+    is a score that grows with the rank: evaluation tools sort by score, so the file would mean two rankings.
     """
     by_query: dict[str, list[RunLine]] = {}
     for line in lines:
@@ -191,11 +193,12 @@ def _check_ranked(line: RunLine, previous: RunLine | None, first: dict[str, Loca
 
 
 def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, SupportsFloat]]], tag: str) -> None:
-    """Write a TREC run, ranks from 1. `rankings` hold passages best first; what `read_run` would refuse is refused.
+    """Write a TREC run with ranks from 1. `rankings` have passages best first. A line that `read_run` would reject is
+    an error.
 
-    trec_eval ignores ranks: it reads scores as float32, sorts by them, and equal ones by passage id. So that it sees
-    the ranking given, scores are written as float32, and one that is not below the one before it is lowered to the
-    next float32 below that. Others are written so that float32 and float64 read them back exactly.
+    trec_eval ignores ranks. It reads scores as float32, and sorts by score and, for equal scores, by passage id. To
+    keep the ranking, scores are written as strictly descending float32 numbers (`descending_scores`), with all their
+    digits.
     """
     path = Path(path)
     with write_text(path) as file:
@@ -212,14 +215,14 @@ def write_run(path: PathLike, rankings: Mapping[str, Sequence[tuple[str, Support
                 require_id(passage_id, "passage id", location)
                 line = RunLine(location, query_id, passage_id, rank, _parse_score(repr(float(score)), location))
                 _check_ranked(line, previous, first)
-                _parse_score(repr(file_score), location)  # beyond float32
+                _parse_score(repr(file_score), location)  # raises an error for a score that float32 cannot hold
                 file.write(f"{query_id} Q0 {passage_id} {rank} {file_score!r} {tag}\n")
                 previous = line
 
 
 def descending_scores(scores: Sequence[float]) -> list[float]:
-    """Return float32 values, each the score or, if that is not below the one before, the next value below the one
-    before."""
+    """Return strictly descending float32 scores. A score that is not below the score before it becomes the next smaller
+    float32 below that."""
     with np.errstate(over="ignore"):
         bits = np.asarray(scores, np.float32).view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # neighbouring floats are neighbouring integers
@@ -230,25 +233,27 @@ def descending_scores(scores: Sequence[float]) -> list[float]:
 
 
 def _is_qrels(sample: FileSample) -> bool:
-    """Return whether there are four words, the second 0 or Q0, the last a number; or BEIR's three columns, the last one
-    a grade."""
+    """Return whether most lines have four words, the second 0 or Q0 and the last a number, or BEIR's three columns, the
+    last a grade."""
     if sample.container != "table":
         return False
     if sample.columns == 3:
         header = sample.lines[0].split()[-1].lower() in _SCORE_HEADERS
-        return header or _most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
-    return _most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_number(row[3]))
+        return header or _holds_for_most(sample.rows, lambda row: is_integer(row[2]) and int(row[2]) <= 4)
+    return _holds_for_most(sample.words, lambda row: len(row) == 4 and row[1] in ("0", "Q0") and is_number(row[3]))
 
 
 def _is_run(sample: FileSample) -> bool:
-    return _most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0")
+    return _holds_for_most(sample.words, lambda row: len(row) == 6 and row[1].upper() == "Q0")
 
 
 def _is_scored(sample: FileSample) -> bool:
-    return sample.columns == 3 and _most(sample.rows, lambda row: bool(re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", row[2])))
+    return sample.columns == 3 and _holds_for_most(
+        sample.rows, lambda row: bool(re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", row[2]))
+    )
 
 
-def _most(rows: Sequence[Sequence[str]], test: Callable[[Sequence[str]], bool]) -> bool:
+def _holds_for_most(rows: Sequence[Sequence[str]], test: Callable[[Sequence[str]], bool]) -> bool:
     return bool(rows) and 2 * sum(map(test, rows)) >= len(rows)
 
 

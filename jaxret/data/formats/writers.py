@@ -1,4 +1,4 @@
-"""Records -> files: a writer for each kind of record of a format, which counts the values that it cannot hold."""
+"""Writers of records for each format. They return counts of the values that the format cannot hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxret.data.records import Judgement, Passage, Query, Rankings
 
 
 def passage_writer(key: str) -> Callable[[Path, Iterable[Passage]], Losses]:
-    """Return a writer of passages as JSON records, whose id has this key."""
+    """Return a writer of passages as JSON records, in which `key` is the key of the id."""
 
     def write(path: Path, passages: Iterable[Passage]) -> Losses:
         def rows() -> Iterator[dict[str, str]]:
@@ -36,7 +36,7 @@ def passage_writer(key: str) -> Callable[[Path, Iterable[Passage]], Losses]:
 
 
 def query_writer(key: str, text: str = "text", answers: bool = False) -> Callable[[Path, Iterable[Query]], Losses]:
-    """Return a writer of queries as JSON records with these keys."""
+    """Return a writer of queries as JSON records with the keys of id and text, and answers if `answers`."""
 
     def write(path: Path, queries: Iterable[Query]) -> Losses:
         losses: Losses = Counter()
@@ -45,9 +45,9 @@ def query_writer(key: str, text: str = "text", answers: bool = False) -> Callabl
             for number, query in enumerate(queries, 1):
                 check_query(query, Location(path, f"query {number}"))
                 losses["queries' answers"] += not answers and bool(query.answers)
-                more: dict[str, Any] = {"answers": list(query.answers)} if answers and query.answers else {}
-                more |= {"instruction": query.instruction} if query.instruction else {}
-                yield {key: query.id, text: query.text, **more}
+                options: dict[str, Any] = {"answers": list(query.answers)} if answers and query.answers else {}
+                options |= {"instruction": query.instruction} if query.instruction else {}
+                yield {key: query.id, text: query.text, **options}
 
         write_records(path, rows())
         return losses
@@ -109,13 +109,13 @@ def _dpr_queries(path: Path, queries: Iterable[Query]) -> Losses:
 
 
 def _qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
-    rows = ((one.query_id, "0", one.passage_id, str(one.relevance)) for one in _checked(path, judgements))
+    rows = ((entry.query_id, "0", entry.passage_id, str(entry.relevance)) for entry in _checked(path, judgements))
     write_tab_rows(path, rows, Counter())
     return Counter()
 
 
 def _beir_qrels(path: Path, judgements: Iterable[Judgement]) -> Losses:
-    rows = ((one.query_id, one.passage_id, float(one.relevance)) for one in _checked(path, judgements))
+    rows = ((entry.query_id, entry.passage_id, float(entry.relevance)) for entry in _checked(path, judgements))
     write_records(path, (dict(zip(QRELS_KEYS, row)) for row in rows))
     return Counter()
 

@@ -1,4 +1,4 @@
-"""Records and tables on disk, and counts of values that a format cannot hold."""
+"""Write records and tables, and count values that a format cannot hold."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Losses = Counter[str]  # kind of value that a file cannot hold -> how often
 
 
 def joined_text(passage: Passage) -> str:
-    """Return title and text for a format that has no titles: with a space between, as Tevatron joins them."""
+    """Return title and text with a space between them, for a format without titles. Tevatron joins them so."""
     return f"{passage.title} {passage.text}" if passage.title.strip() else passage.text
 
 
 def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines; parquet, if the name ends so."""
+    """Write JSON lines, or parquet if the name ends in .parquet."""
     if path.suffix == ".parquet":
         parquet.write_parquet(path, rows)
         return
@@ -32,8 +32,8 @@ def write_records(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_tab_rows(path: Path, rows: Iterable[Iterable[str]], losses: Losses) -> None:
-    """Write fields between tabs, compressed if the path ends in .gz or .zst; a tab or line end inside becomes a space,
-    and is counted in `losses`."""
+    """Write fields between tabs, compressed if the path ends in .gz or .zst. A tab or line end inside a field becomes a
+    space. `losses` counts the texts that change."""
     with write_text(path) as file:
         for row in rows:
             fields = list(row)

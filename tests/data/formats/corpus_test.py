@@ -204,13 +204,13 @@ def test_a_search_detects_the_format_once(root: Path, run: Run, openings: Counte
 def samples(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Name of a file -> how often its beginning was read to detect its format."""
     counts: Counter[str] = Counter()
-    begin = file_sample._begin
+    begin = file_sample._read_beginning
 
     def counted(path: Path, limit: int) -> Any:
         counts[path.name] += 1
         return begin(path, limit)
 
-    monkeypatch.setattr(file_sample, "_begin", counted)
+    monkeypatch.setattr(file_sample, "_read_beginning", counted)
     return counts
 
 
@@ -315,12 +315,12 @@ def test_encoding_and_a_query_read_the_start_of_the_file_once_each(
         monkeypatch.setattr(module, name, counted)
 
     count(detect, "read_sample")
-    count(file_sample, "_begin")  # opens the file
+    count(file_sample, "_read_beginning")  # opens the file
     folder = encode_corpus(run, Corpus.open(path), "few", progress=False).folder
-    assert calls == {"read_sample": 1, "_begin": 1}
+    assert calls == {"read_sample": 1, "_read_beginning": 1}
     calls.clear()
     assert Searcher(run, folder).passages(["p3"])["p3"].text == "river 3"
-    assert calls == {"read_sample": 1, "_begin": 1}
+    assert calls == {"read_sample": 1, "_read_beginning": 1}
 
 
 def test_an_open_corpus(root: Path) -> None:
