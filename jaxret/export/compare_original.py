@@ -111,7 +111,6 @@ def original_vectors(run: Run, directory: Path, library: str, texts: list[str], 
         directory: folder of the model.
         library: name of the library, from `original_library`.
         texts: texts without prompts.
-        side: side of the texts.
     """
     prompt = run.tokenizer.prompt(side)
     if library == "pylate":

@@ -47,11 +47,7 @@ def write_head(run: Run, out: Path, base: bool = False) -> list[str]:
     if base:
         config["encoder"]["sha256"] = read_json(run.workdir.data)["start"].get("weights", "")
     else:
-        config["encoder"] |= {
-            "layers": 0,
-            "checkpoint": "",
-            "sha256": "",
-        }  # the exported encoder has only the layers of the run
+        config["encoder"] |= {"layers": 0, "checkpoint": "", "sha256": ""}  # the files have only the run's layers
     write_json(out / CONFIG, config)
     return sorted(flat)
 
@@ -78,8 +74,7 @@ class Exported:
 def read_export(folder: str | Path) -> Exported:
     """Open an export of `jaxret export --to=hf`.
 
-    Raises FileNotFoundError for a folder without jaxret.json, as other exports, and ValueError for files that do not
-    fit together.
+    Raises FileNotFoundError for a folder without jaxret.json, and ValueError for files that do not fit together.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():

@@ -103,9 +103,7 @@ def make_run(model: str, workdir: str | Path, options: ImportOptions = ImportOpt
             config.update_from_flattened_dict({key: min(UNSET[key], shapes.longest)})
         ends = False if is_language_model(shapes) else None
         if not token and "cls" in shapes.lacks:
-            token = (
-                "last" if "leading_tokens" in shapes.lacks else "mean"
-            )  # if tokens see only earlier tokens, the last token
+            token = "last" if "leading_tokens" in shapes.lacks else "mean"  # last: tokens see only earlier tokens
     values = {"head.token": token or None, "normalize": options.normalize, END_TOKEN: ends}
     values[TITLE_SEPARATOR] = options.title_separator
     keys = {key: value for key, value in values.items() if value is not None}

@@ -74,7 +74,6 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
     """Write README.md of an export.
 
     Args:
-        run: the run.
         kind: the library, one of `export.EXPORT_KINDS`.
         name: name of the exported model.
         out: folder of the export.

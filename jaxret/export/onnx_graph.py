@@ -19,9 +19,7 @@ from jaxret.models.encoders.layers import MASKED_LOGIT
 from jaxret.models.encoders.protocol import EncoderConfig
 
 OPSET, IR_VERSION = 17, 8
-IN_ONE_FILE = (
-    2**31 - 2**20
-)  # largest size of weights inside the file, as a protobuf has less than 2 GiB; larger weights are in NAME.data
+IN_ONE_FILE = 2**31 - 2**20  # a protobuf has less than 2 GiB: above this size, weights are in NAME.data
 INSTALL = "pip install onnx onnxruntime (or jaxret[export])"
 
 

@@ -92,8 +92,6 @@ def write_encoder(run: Run, side: Side, folder: Path, all_layers: bool = False) 
     """Write the encoder of a side in transformers' files: config.json, model.safetensors, and the tokenizer.
 
     Args:
-        run: the run.
-        side: side of the texts.
         folder: folder to write into.
         all_layers: whether transformers' model returns the hidden states of all layers.
     """
@@ -151,8 +149,8 @@ def append_end_token(folder: Path, tokenizer: TextTokenizer) -> dict[str, Any]:
 
 
 def require_tokens_of_run(run: Run, side: Side, folder: Path) -> None:
-    """Raise ValueError if the tokenizer in a folder makes other tokens of texts with the run's prompt than the run. It
-    compares nothing for a head that adds tokens."""
+    """Raise ValueError if the tokenizer in a folder and the run tokenize texts with the run's prompt differently.
+    Nothing is compared for a head that adds tokens."""
     tokenizer, texts = run.tokenizer, sample_texts()
     if tokenizer.query_marker is not None or tokenizer.passage_marker is not None or tokenizer.expand_queries:
         return
@@ -205,8 +203,6 @@ def _write_chain(run: Run, side: Side, form: VectorForm | None, out: Path, root:
     """Write the modules of a side, and return {folder: type}.
 
     Args:
-        run: the run.
-        side: side of the texts.
         form: form of the vectors; None: only the encoder is written.
         out: folder to write into.
         root: prefix of the modules' folders.
@@ -287,7 +283,6 @@ def read_states(
 
     Args:
         folder: folder of the encoder.
-        tokens: tokens of the texts.
         ignore: name prefixes of tensors that may be unused, as in `encoder.ignore`.
         attention_mask: mask of the tokens that can be attended to, [rows,T]; None: all real tokens.
     """

@@ -146,9 +146,7 @@ def write_topics(run: Run, queries: QuerySource, words: list[str], path: Path) -
 
     Args:
         run: a run with a sparse head.
-        queries: queries to write.
         words: words of the vocabulary, by id.
-        path: file to write.
 
     Raises:
         ValueError: the impacts of a query are all 0.

@@ -64,9 +64,6 @@ def compare_last_states(run: Run, side: Side, tokens: Ragged, folder: Path) -> t
     """Return the last hidden states [tokens,H] of the run and of the written encoder.
 
     Args:
-        run: the run.
-        side: side of the texts.
-        tokens: tokens of the texts.
         folder: folder of the written encoder.
     """
     states, mask = read_states(folder, tokens, run.config.encoder.ignore)

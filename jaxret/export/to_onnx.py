@@ -63,11 +63,7 @@ def write_graph(run: Run, config: Any, side: Side, form: VectorForm | None, path
     """Write a graph with the last hidden states, and with vectors or, for a head that reads them, all hidden states.
 
     Args:
-        run: the run.
-        config: config of the encoder.
-        side: side of the texts.
         form: form of the vectors; None: hidden states.
-        path: file to write.
 
     Raises:
         ValueError: the run leaves prompts out of means, which a graph cannot compute.
@@ -106,9 +102,6 @@ def run_and_graph_outputs(
     """Return the numbers of the run and of onnxruntime: vectors, or hidden states without a form.
 
     Args:
-        run: the run.
-        side: side of the texts.
-        tokens: tokens of the texts.
         form: form of the vectors; None: hidden states.
         path: file of the graph.
     """
@@ -116,11 +109,9 @@ def run_and_graph_outputs(
     outputs = run_graph(path, ids, attention_mask)
     if form is None:
         run_numbers = run_states(run, side, tokens)
-        return (
-            (run_numbers, outputs[ALL_OUTPUT][:, mask])
-            if ALL_OUTPUT in outputs
-            else (run_numbers[-1], outputs[LAST_OUTPUT][mask])
-        )
+        if ALL_OUTPUT in outputs:
+            return run_numbers, outputs[ALL_OUTPUT][:, mask]
+        return run_numbers[-1], outputs[LAST_OUTPUT][mask]
     run_numbers = run_vectors(run, side, tokens)
     if form.token != EVERY_TOKEN:
         return run_numbers, outputs[VECTOR_OUTPUT]

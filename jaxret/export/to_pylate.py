@@ -84,8 +84,6 @@ def pylate_file_vectors(run: Run, out: Path, side: Side, tokens: Ragged) -> np.n
     Args:
         run: the run, for token ids and expected settings.
         out: the PyLate directory.
-        side: side of the texts.
-        tokens: tokens of the texts.
 
     Raises:
         ValueError: a setting, read back, differs from the run's.

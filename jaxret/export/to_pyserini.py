@@ -70,9 +70,7 @@ def write_index(encoded_corpus: EncodedCorpus, path: Path) -> None:
 
     header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(encoded_corpus.dimension)).tobytes())
     header[_COUNT : _COUNT + 8] = struct.pack("<q", encoded_corpus.total_rows)
-    header[-8:] = struct.pack(
-        "<Q", encoded_corpus.total_rows * encoded_corpus.dimension
-    )  # number of floats after the header
+    header[-8:] = struct.pack("<Q", encoded_corpus.total_rows * encoded_corpus.dimension)  # number of floats
     with atomic_write(path, "wb") as file:
         file.write(header)
         for _, vectors in encoded_corpus:
@@ -112,9 +110,8 @@ def compare_search(searcher: Searcher, out: Path) -> str:
     if not largest <= TIE:
         raise ValueError(f"{sentence} at most, more than {TIE:.0e}: nothing was exported")
     gaps = np.abs(np.diff(run_scores, axis=1)) / size <= TIE
-    ties = np.pad(gaps, ((0, 0), (1, 0))) | np.pad(
-        gaps, ((0, 0), (0, 1)), constant_values=True
-    )  # rank k may tie with rank k + 1
+    # Rank k may tie with rank k + 1, which is not compared.
+    ties = np.pad(gaps, ((0, 0), (1, 0))) | np.pad(gaps, ((0, 0), (0, 1)), constant_values=True)
     if (ids_differ & ~ties).any():
         raise ValueError(f"{sentence}, but {(ids_differ & ~ties).sum()} passages differ: nothing was exported")
     return f"{sentence} at most, and the passages are the same" + (

@@ -96,7 +96,6 @@ class CrossEncoderModel(LinenModel):
         """Return a float32 score for each pair, which is transformers' logit.
 
         Args:
-            params: parameters.
             pairs: token ids; `pairs.first` has the lengths of the queries.
             train: whether to use dropout.
             dropout_key: random key, required if `train`.

@@ -26,10 +26,7 @@ from jaxret.types import Params
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 EXPORT = "jaxret.json"  # file of a jaxret export: the config of the run, with the digest of the base
 WRAPPER = "base_model.model."  # PEFT's prefix of every tensor name
-MATRICES = {
-    "lora_a": "lora_A",
-    "lora_b": "lora_B",
-}  # our matrices, [in, rank] and [rank, out] -> PEFT's, which are transposed
+MATRICES = {"lora_a": "lora_A", "lora_b": "lora_B"}  # our matrices -> PEFT's, which are transposed
 
 # Keys of adapter_config.json that change the computation -> the implemented values.
 ADAPTER_ONLY: dict[str, tuple[Any, ...]] = {
@@ -50,7 +47,6 @@ def save_adapters(directory: Path, config: EncoderConfig, params: Mapping[str, A
 
     Args:
         directory: folder to write to.
-        config: config of the encoder.
         params: parameters of the encoder; only the adapters among them are written.
         settings: the config's group `lora`.
         base: name or directory of the model that the adapters belong to.
@@ -121,7 +117,6 @@ def load_adapters(directory: str | Path, config: EncoderConfig, settings: Any, i
 
     Args:
         directory: folder with adapter_config.json and adapter_model.safetensors.
-        config: config of the encoder.
         settings: the config's group `lora`, which must equal adapter_config.json.
         ignore: name prefixes of modules that the encoder does not have; their adapters are left out.
 
@@ -219,7 +214,6 @@ def require_same_settings(path: Path, config: EncoderConfig, settings: Any, igno
 
     Args:
         path: path of adapter_config.json.
-        config: config of the encoder.
         settings: the config's group `lora`.
         ignore: name prefixes of modules that the encoder does not have.
     """
@@ -265,7 +259,6 @@ def described_layers(
     Args:
         path: path of the file, for errors.
         raw: content of the file.
-        config: config of the encoder.
         ignore: name prefixes of modules that the encoder does not have.
     """
     modules, layers = raw.get("target_modules"), raw.get("layers_to_transform")

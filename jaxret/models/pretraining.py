@@ -214,7 +214,6 @@ class PretrainingModel(LinenModel):
         """Return the losses of a batch.
 
         Args:
-            params: parameters.
             batch: texts with masked tokens.
             train: whether to use dropout.
             dropout_key: random key, used if `train`.

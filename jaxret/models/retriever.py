@@ -198,7 +198,6 @@ class RetrieverModel(LinenModel):
         """Return the Embeddings of texts, [B,V,D] float32. V = 1 for queries, except under late interaction.
 
         Args:
-            params: parameters.
             tokens: token ids [B,T] of the texts.
             side: whether the texts are queries or passages.
             train: whether to use dropout, and to keep the vectors of passages that only the loss reads.

@@ -175,7 +175,6 @@ class ParameterGatherer:
         """Return the gatherer of a mesh's parameters.
 
         Args:
-            mesh: mesh of the devices.
             dtype, reduce_dtype: fields of the class.
             options: the fields `at_once` and `frozen`.
         """
@@ -223,13 +222,13 @@ def _gather(x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any, stack
     return jax.lax.pcast(full_parameter, "data", to="varying").astype(x.dtype)
 
 
-def _read_forward(
+def _gather_forward(
     x: jax.Array, axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool
 ) -> tuple[jax.Array, None]:
     return _gather(x, axis, dtype, reduce_dtype, stacked), None
 
 
-def _read_backward(
+def _gather_backward(
     axis: int | None, dtype: Any, reduce_dtype: Any, stacked: bool, _: None, gradient: jax.Array
 ) -> tuple[jax.Array]:
     total = gradient.astype(reduce_dtype)
@@ -249,7 +248,7 @@ def _scatter(gradient: jax.Array, axis: int, stacked: bool) -> jax.Array:
     return jnp.sum(parts.reshape(count, *part_shape), axis=0)
 
 
-_gather.defvjp(_read_forward, _read_backward)
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 def shard_batch(mesh: Mesh, batch: Tree, stacked: bool = False) -> Tree:

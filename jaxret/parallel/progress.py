@@ -186,7 +186,6 @@ def with_progress(
     """Yield the items, and show how many were used.
 
     Args:
-        items: items of the work.
         name: name of the work, in one or two words.
         total: number of items; None: unknown.
         unit: name of an item, in one word.

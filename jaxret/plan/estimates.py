@@ -80,7 +80,6 @@ def cost(seconds: float, topology: Topology, price: float, utilization: float) -
 
     Args:
         seconds: seconds of the products at the full rate.
-        topology: chips.
         price: price of a chip in dollars per hour.
         utilization: expected share of the full rate, which is listed with COST_SHARES.
     """
@@ -99,7 +98,6 @@ def lower_bound(
 
     Args:
         kinds: FLOPs from `program_work`.
-        topology: chips.
         traffic: lower bound of the bytes that a device reads and writes.
         executable: the compiled program, whose collectives give the time of links; None: links are ignored.
     """
@@ -117,7 +115,6 @@ def device_memory(
 
     Args:
         program: the program, whose state is in memory.
-        topology: chips.
         executable: the compiled program; None: the result is a lower bound, and `fits` is False or None (unknown).
         training: whether the program computes gradients.
     """
@@ -156,7 +153,6 @@ def plan_training(
     """Estimate the needs of a training step.
 
     Args:
-        config: config of the run.
         directory: folder of the encoder.
         shapes: shapes of the largest batch.
         topology: chips; None: a plan without chips.
@@ -194,7 +190,6 @@ def plan_encoding(
     """Estimate the needs of encoding a corpus whose passages have the largest length.
 
     Args:
-        config: config of the run.
         directory: folder of the encoder.
         passages: number of passages.
         topology: chips; None: a plan without chips.
@@ -245,7 +240,6 @@ def plan_searching(
     block on one device. Each of several hosts searches its part of the passages, and the results are merged.
 
     Args:
-        config: config of the run.
         directory: folder of the encoder.
         search: passages, queries, k and precision.
         topology: chips; None: a plan without chips.

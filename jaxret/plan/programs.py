@@ -139,7 +139,6 @@ def training_program(config: ConfigDict, directory: Path, shapes: Shapes, device
     """Build the program of a training step.
 
     Args:
-        config: config of the run.
         directory: folder of the encoder.
         shapes: shapes of the largest batch.
         devices: all devices of the mesh.
@@ -217,7 +216,6 @@ def search_program(
     the first device.
 
     Args:
-        config: config of the run.
         directory: folder of the encoder.
         load: passages on the devices, k and precision.
         devices: all devices of the mesh.
@@ -250,8 +248,6 @@ def list_search_program(
     """Build the program that searches one block of lists of vectors, for QUERY_ROWS vectors of queries.
 
     Args:
-        config: config of the run.
-        retriever: retriever of the run.
         load: k and precision.
         device: device with the block.
     """
@@ -352,7 +348,6 @@ def describe_program(
 
     Args:
         kind: train, encode or search.
-        config: config of the run.
         directory: folder of the encoder.
         shapes: shapes of the largest batch, for training.
         search: load, for a search.

@@ -14,7 +14,6 @@ def start_problems(verb: str, config: ConfigDict, topology: Topology) -> Iterato
 
     Args:
         verb: train, encode or search.
-        config: config of the job.
         topology: chips of the plan.
     """
     platform = "gpu" if topology.chip.is_gpu else "tpu"

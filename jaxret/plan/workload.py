@@ -64,10 +64,7 @@ def read_plan_texts(
     """Read and tokenize config.data.train, or draw texts of the mean `lengths`.
 
     Args:
-        config: config of the run.
         directory: folder of the encoder, with its tokenizer.
-        retriever: retriever of the run.
-        log: prints progress.
         lengths: mean numbers of tokens of queries and passages, for a config without data.train.
 
     Raises:
@@ -131,8 +128,6 @@ def measure_workload(config: ConfigDict, retriever: RetrieverModel, texts: PlanT
     """Measure the work of a run with these texts.
 
     Args:
-        config: config of the run.
-        retriever: retriever of the run.
         texts: texts of the run.
         devices: number of devices.
     """
@@ -170,8 +165,6 @@ def measure_batches(
     """Measure WORKLOAD_BATCHES evenly spread batches of a run, padded and packed.
 
     Args:
-        config: config of the run.
-        data: data of the run.
         plan: plan of the batches.
         longest: shapes of the longest batch.
         steps: number of steps of the run; None: one epoch is measured.

@@ -72,9 +72,7 @@ class CorpusRows:
         if self._metadata:
             ((part, _, part_rows),) = self.encoded_corpus.by_part(rows)  # a shard is in one part
             read = self._passages[part].read(set(ids))
-            passages = [
-                read.get(key) or Passage(key, "") for key in ids
-            ]  # passages without text were encoded under "keep"
+            passages = [read.get(key) or Passage(key, "") for key in ids]  # without text: encoded under "keep"
             columns += [pa.array([getattr(p, name) for p in passages], pa.string()) for name in ("title", "text")]
             columns += self._metadata.arrays(part, part_rows)
         return pa.record_batch([*columns, self._vectors(vectors)], schema=self.schema)

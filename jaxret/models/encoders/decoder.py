@@ -57,13 +57,13 @@ class DecoderConfig:
     hidden_act: str = "silu"
     norm_eps: Number = 1e-6
     attention_bias: bool = False  # whether the dense layers of attention have biases
-    mlp_bias: bool = False  # whether those of the feed-forward network have them
+    mlp_bias: bool = False  # the same for the feed-forward network
     theta: Number = 10_000.0  # base of the rotary rates, theta ** -(2i / head_size)
     local_theta: Number = 0.0  # theta of layers with a window; 0: the same theta
     rope_type: str = "default"  # scaling of theta's rates: default (none), linear or llama3
     rope_factor: Number = 1.0
-    rope_low: Number = 1.0  # llama3: wavelengths above rope_original / rope_low are scaled, ...
-    rope_high: Number = 4.0  # ... those below rope_original / rope_high are not
+    rope_low: Number = 1.0  # llama3: rates of wavelengths above rope_original / rope_low are scaled
+    rope_high: Number = 4.0  # llama3: rates of wavelengths below rope_original / rope_high are not scaled
     rope_original: int = 8192  # llama3: tokens of a text before the extension to longer texts
     window: int = 0  # tokens that a token attends to in layers with a window; 0: no layer has one
     first_window: int = 0  # the first layer with a window

@@ -110,8 +110,6 @@ def _call(kernel: Kernel, function: Any, outputs: list[Any], inputs: tuple[Any, 
     shape of the keys, and the gradients among them are summed over the blocks.
 
     Args:
-        kernel: static arguments.
-        function: kernel function.
         outputs: arrays with the shapes of the outputs.
         inputs: query, key, value and, backward, the gradient of the output.
         masks: real keys [B,1,T] and, with a window, positions of queries [Q,1] and of keys [1,T].

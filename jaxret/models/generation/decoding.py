@@ -23,9 +23,6 @@ def generate_tokens(
     """Return the token ids of the queries for each text, best beams first. After `end_id` comes `pad_id`.
 
     Args:
-        generator: the model.
-        options: options of decoding.
-        params: parameters of the model.
         tokens: tokens of the source texts. A row without tokens has no query.
         numbers: the index of each text in its source. It seeds the samples with the seed, so that they do not depend on
           the batch.
@@ -80,9 +77,6 @@ def decode_tokens(
     """Return the token ids of n sequences for each text, whose tokens are chosen one after the other.
 
     Args:
-        generator: the model.
-        options: options of decoding.
-        params: parameters of the model.
         tokens: tokens of the source texts.
         choose: (logits, key) -> token.
         numbers: the index of each text in its source, which seeds its samples.
@@ -138,9 +132,6 @@ def beam_search(
     sequences.
 
     Args:
-        generator: the model.
-        options: options of decoding.
-        params: parameters of the model.
         tokens: tokens of the source texts.
     """
     config, beams, length = generator.config, options.beams, options.query_length

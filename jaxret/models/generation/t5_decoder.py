@@ -52,7 +52,6 @@ def empty_cache(config: T5Config, rows: int, length: int, dtype: Any) -> KeysVal
     """Return a cache of zeros.
 
     Args:
-        config: config of the decoder.
         rows: R, the number of sequences that are decoded together.
         length: U, the largest number of tokens of a sequence.
         dtype: type of keys and values.

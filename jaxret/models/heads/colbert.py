@@ -112,9 +112,7 @@ class ColbertHead(VectorHead):
 
     def contract(self) -> dict[str, Any]:
         keys = super().contract()
-        return {
-            key: value for key, value in keys.items() if not (self.late and key == "token")
-        }  # with `late`, `token` is not used
+        return {key: value for key, value in keys.items() if not (self.late and key == "token")}  # `late`: not used
 
     def tokenizer_options(self) -> dict[str, Any]:
         markers = {"query": self.query_marker, "passage": self.passage_marker}

@@ -173,7 +173,6 @@ class I3Head(VectorHead):
         Args:
             interaction: states Z.
             labels: token ids of the pseudo-query; -1: no token.
-            config: config of the encoder.
         """
         logits = self.vocabulary(interaction, config, compute)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]

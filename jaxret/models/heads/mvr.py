@@ -81,6 +81,4 @@ class MvrHead(VectorHead):
         return table[:count]
 
     def loss_settings(self) -> dict[str, Any]:
-        return {
-            "local_target": "argmax"
-        }  # the local term needs one vector with a high score, no matter which (MVR eq. 7)
+        return {"local_target": "argmax"}  # the local term needs one best vector, no matter which (MVR eq. 7)
