@@ -238,7 +238,7 @@ def read_result(location: str, data: str) -> RunResult:
         initial_weights=None if lineage else (record or {}).get("start"),
         seed={key: value for key, value in config.items() if key.startswith("seed.")},
         checkpoint=sha256_json([provenance["checkpoint"]["digest"], search.get("reranked")]),
-        training_data=trained_on(record, whole=False).get("train"),
+        training_data=trained_on(record, whole_sets=False).get("train"),
         coverage=(report.get("queries_found", 0), report.get("queries_expected", 0)),
     )
 
@@ -261,7 +261,7 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
     if lineage:
         system = [lineage["sha256"], {key: value for key, value in keys.items() if key not in RUN_KEYS}]
     else:
-        system = [keys, trained_on(record, whole=bool(config.get("data.subset")))]
+        system = [keys, trained_on(record, whole_sets=bool(config.get("data.subset")))]
     names = ("reranked", "query_length", "passage_length", "dimension", "max_passage")
     return sha256_json([system, *(search.get(name) for name in names)])
 

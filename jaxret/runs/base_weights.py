@@ -26,7 +26,7 @@ def read_base(
     """Return the encoders of a run's base, on the host: of encoder.checkpoint, or of the run train.start_from.
 
     Args:
-        model: of the run, whose encoders these are.
+        model: model of the run, whose encoders are read.
         open_other: (folder of a run, a checkpoint's step) -> its parameters, and step and digest of the checkpoint.
 
     Raises:
@@ -69,6 +69,6 @@ def require_same_base(workdir: Workdir, record: Mapping[str, Any], present: Mapp
     Args:
         record: digest of the base that the run began with.
         present: digest of the base that is there now.
-        name: of the base, for the error.
+        name: name of the base, for the error.
     """
     require_equal({"base": record}, {"base": present}, str(workdir.data), name, _REMEDY)

@@ -219,10 +219,10 @@ class Embedder:
             length = min(length, self.max_lengths[side])
             padding = np.full(size - len(rows), -1)
             tokens = Tokens(*texts.padded(np.concatenate([rows, padding]), length, self.pad_id))
-            before = program.count
+            count_before = program.count
             vectors = program(self.params, shard_whole_batch(self.mesh, tokens))
             vectors.copy_to_host_async()  # starts when it is computed, during the next batch
-            self.counts.programs += program.count - before
+            self.counts.programs += program.count - count_before
             self.counts.real_tokens += int(texts.lengths[rows].sum())
             self.counts.padded_tokens += size * length
             yield rows, vectors
@@ -241,8 +241,10 @@ class _Vectors:
         counts = self.offsets[rows + 1] - self.offsets[rows]
         exists = np.arange(vectors.shape[1]) < counts[:, None]
         positions = (self.offsets[rows][:, None] + np.arange(vectors.shape[1]))[exists]
-        own, size = vectors[: len(rows)][exists], self.flat.shape[1]
-        self.flat[positions] = own if size == own.shape[1] else cut_vectors(own, size, self.normalize)
+        new_vectors, size = vectors[: len(rows)][exists], self.flat.shape[1]
+        self.flat[positions] = (
+            new_vectors if size == new_vectors.shape[1] else cut_vectors(new_vectors, size, self.normalize)
+        )
         self.missing_texts -= len(rows)
 
     def complete(self) -> Ragged:
@@ -254,13 +256,13 @@ class _SparseVectors:
     """Buffer for the words and weights of a part; `missing_texts` have none yet."""
 
     missing_texts: int
-    most: int  # words of a text; 0: all
+    limit: int  # largest number of words of a text; 0: all
     rows: list[np.ndarray] = field(default_factory=list)
     batches: list[SparseRows] = field(default_factory=list)
 
     def store(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         self.rows.append(rows)
-        self.batches.append(SparseRows.from_dense(vectors[: len(rows), 0], self.most))
+        self.batches.append(SparseRows.from_dense(vectors[: len(rows), 0], self.limit))
         self.missing_texts -= len(rows)
 
     def complete(self) -> SparseRows:

@@ -74,14 +74,14 @@ def apply_settings(
         value = tuple(value) if isinstance(value, list) else value
         *groups, name = key.split(".")
         group = reduce(getattr, groups, config)
-        now = group[name]
-        if now == value or (key in prompt_keys and not now):
+        current = group[name]
+        if current == value or (key in prompt_keys and not current):
             continue
-        if now == UNSET[key] and key not in own_keys:
+        if current == UNSET[key] and key not in own_keys:
             group[name] = value
             changes += [f"{key}={value!r}"] if key in settings else []
-        elif key != TITLE_SEPARATOR and (key not in LENGTH_KEYS.values() or now > value):
-            problems.append(f"{key} is {now!r}, there {value!r}")
+        elif key != TITLE_SEPARATOR and (key not in LENGTH_KEYS.values() or current > value):
+            problems.append(f"{key} is {current!r} in the config and {value!r} in the modules")
     if problems:
         raise ValueError(
             f"the sentence-transformers modules of {source} contradict the config: {'; '.join(problems)}. "

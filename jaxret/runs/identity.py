@@ -25,13 +25,14 @@ def without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not re.fullmatch(rf"seed\..*|{NO_RESULT}", key)}
 
 
-def trained_on(record: Mapping[str, Any] | None, whole: bool) -> dict[str, Any]:
+def trained_on(record: Mapping[str, Any] | None, whole_sets: bool) -> dict[str, Any]:
     """Return digests of the data sets in a run's data.json, and of what its validation read.
 
-    With `whole`, a random part (data.subset) counts as the set that it was drawn from: another seed draws another part.
+    With `whole_sets`, a random part (data.subset) counts as the set that it was drawn from, as another seed draws
+    another part.
     """
     sets = {name: entry for name, entry in (record or {}).items() if isinstance(entry, Mapping) and name not in WEIGHTS}
-    if whole:
+    if whole_sets:
         sets = {name: entry.get("subset_of") or entry for name, entry in sets.items()}
     return {
         name: dict(entry) if name == VALIDATION else [entry.get("sha256"), entry.get("scores")]

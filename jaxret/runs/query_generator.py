@@ -51,8 +51,8 @@ class PromptTokenizer:
 
     def __call__(self, passage: Passage) -> tuple[list[int], bool]:
         """Return the ids of the prompt with a passage, and whether the passage was cut."""
-        most = _CHARACTERS * self.limit
-        title, text = passage.title.strip()[:most], passage.text.strip()[:most]
+        longest = _CHARACTERS * self.limit
+        title, text = passage.title.strip()[:longest], passage.text.strip()[:longest]
         cut = len(title) + len(text) < len(passage.title.strip()) + len(passage.text.strip())
         ids = self._ids(self._prompt(title, text))
         while len(ids) > self.limit:
@@ -72,11 +72,11 @@ class PromptTokenizer:
         passage = " ".join(part for part in (title, text) if part)
         values = dict(zip(FIELDS, (passage, title, text), strict=True))
         # One pass: a passage that spells "{title}" is not filled in.
-        parts, rest = [], self.template
-        while rest:
-            name = min((name for name in FIELDS if name in rest), key=rest.index, default="")
-            before, _, rest = rest.partition(name) if name else (rest, "", "")
-            parts += [before, values.get(name, "")]
+        parts, template = [], self.template
+        while template:
+            name = min((name for name in FIELDS if name in template), key=template.index, default="")
+            prefix, _, template = template.partition(name) if name else (template, "", "")
+            parts += [prefix, values.get(name, "")]
         return "".join(parts)
 
     def _ids(self, prompt: str) -> list[int]:
@@ -118,7 +118,7 @@ class QueryGenerator:
         """Return the queries of each passage, without empty ones and repetitions, and the number of passages cut.
 
         Args:
-            passages: in the order of the corpus.
+            passages: passages in the order of the corpus.
             first: number of the first one in the corpus, on which its samples depend.
             advance: called with the number of passages of each finished batch.
         """
@@ -160,8 +160,8 @@ def open_query_generator(
         directory: T5 with its decoder, and its tokenizer.
         template: prompt, as of PromptTokenizer.
         limit: most tokens of a prompt with its passage.
-        dtype: of products and kernels: "float32" or "bfloat16".
-        tokens_per_batch: as of QueryGenerator.
+        dtype: type of products and kernels: "float32" or "bfloat16".
+        tokens_per_batch: see QueryGenerator.
 
     Raises:
         FileNotFoundError: there are no weights.

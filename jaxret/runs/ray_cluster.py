@@ -171,7 +171,7 @@ class RayWorkers:
                 result = self._ray.get(answer)
             except self._ray.exceptions.RayTaskError as error:
                 self._idle.add(number)
-                self._calls = {other: (busy, None) for other, (busy, _) in self._calls.items()}  # of no later run
+                self._calls = {call: (busy, None) for call, (busy, _) in self._calls.items()}  # of no later run
                 raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 queue += [] if place is None else [place]

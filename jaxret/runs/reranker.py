@@ -122,8 +122,8 @@ def make_pair_scorer(
     """
     require_passage_room(tokenizer.query_length, model.longest)
     markers = classifier(model.module.config).separators
-    both = tokenizer.query_length + tokenizer.passage_length + markers - 2
-    joiner = PairJoiner((tokenizer.sep_id,) * (markers - 1), min(both, model.longest), tokenizer.pad_id)
+    pair_length = tokenizer.query_length + tokenizer.passage_length + markers - 2
+    joiner = PairJoiner((tokenizer.sep_id,) * (markers - 1), min(pair_length, model.longest), tokenizer.pad_id)
     return PairScorer(model, params, mesh, joiner, tokens_per_batch)
 
 

@@ -35,16 +35,16 @@ def require_same_run(workdir: Workdir, config: ConfigDict) -> Changes:
     Raises ContractError with both values of every key that must not change, or if a file of the run is damaged or
     edited; ValueError if a new encoder.checkpoint does not have the weights of encoder.sha256.
     """
-    before, now = flatten(config_json(stored_config(workdir))), flatten(config_json(config))
+    old, new = flatten(config_json(stored_config(workdir))), flatten(config_json(config))
     changes: Changes = {
-        key: (before.get(key, _ABSENT), now.get(key, _ABSENT))
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key, _ABSENT) != now.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
+        key: (old.get(key, _ABSENT), new.get(key, _ABSENT))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, _ABSENT) != new.get(key, _ABSENT) and not _of_another_family(key, config.head.name)
     }
     same_encoder = bool(changes.keys() & set(_ENCODER)) and _is_same_encoder(workdir, config)
     refusals = {
-        key: both
-        for key, both in changes.items()
+        key: values
+        for key, values in changes.items()
         if not (_may_change(key, config.head.name) or (same_encoder and key in _ENCODER))
     }
     require_equal(
@@ -79,8 +79,8 @@ def _of_another_family(key: str, family: str) -> bool:
 
 
 def _may_change(key: str, family: str) -> bool:
-    own = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "FREE", ()))
-    return key in (*SCHEDULE, *own) or bool(re.fullmatch(_FREE, key))
+    head_keys = (f"head.{family}.{name}" for name in getattr(HEADS.get(family), "FREE", ()))
+    return key in (*SCHEDULE, *head_keys) or bool(re.fullmatch(_FREE, key))
 
 
 def record_changes(
@@ -98,8 +98,8 @@ def record_changes(
     values = {workdir.contract: contract, workdir.data: data, workdir.config: config_json(config)}
     stale = not workdir.seal.exists() or any(not p.exists() or read_json(p) != value for p, value in values.items())
     if changes:
-        line = {"step": step, "changes": {key: list(both) for key, both in changes.items()}}
-        before = workdir.history.read_text(encoding="utf-8") if workdir.history.exists() else ""
-        values = {workdir.history: before + json.dumps(line, sort_keys=True) + "\n", **values}
+        line = {"step": step, "changes": {key: list(change) for key, change in changes.items()}}
+        history = workdir.history.read_text(encoding="utf-8") if workdir.history.exists() else ""
+        values = {workdir.history: history + json.dumps(line, sort_keys=True) + "\n", **values}
     if changes or stale:
         write_sealed(workdir, values)

@@ -176,8 +176,8 @@ class OpenedRun(Generic[ModelT]):
 
         Length limits may differ, and vectors may be cut.
         """
-        here = f"the model in {self.workdir}"
-        require_same_contract(contract, self.contract, name, here, remedy, lengths=False)
+        model_name = f"the model in {self.workdir}"
+        require_same_contract(contract, self.contract, name, model_name, remedy, lengths=False)
 
 
 Run: TypeAlias = OpenedRun[RetrieverModel]
@@ -264,7 +264,7 @@ def open_run(
     Raises:
         FileNotFoundError: the folder is not a run.
         CheckpointError: the run has no such checkpoint.
-        ContractError: its files were changed since training.
+        ContractError: files of the run were changed since training.
         ValueError: the encoder does not support a length, or the attention does not run here.
     """
     return open_model(
@@ -390,8 +390,8 @@ def base_of_run(workdir: Workdir, config: ConfigDict, model: Model) -> Params:
 
     def open_other(folder: str, step: str) -> tuple[Params, dict[str, Any]]:
         build = make_retriever_model if config.task == "retrieval" else make_cross_encoder_model
-        other = open_model(folder, config.task, build, step)
-        return other.params, other.checkpoint
+        run = open_model(folder, config.task, build, step)
+        return run.params, run.checkpoint
 
     return read_base(workdir, config, model, open_other)
 

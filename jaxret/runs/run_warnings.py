@@ -20,7 +20,7 @@ class RunWarning(NamedTuple):
 def keep_warnings(workdir: Workdir, job: str, warnings: Iterable[RunWarning]) -> None:
     """Write the warnings of a job ("train", "encode scifact", "search scifact.test"). A job without any has a file,
     too: it shows that the job checked."""
-    write_json(workdir.warnings(job), {"job": job, "warnings": [one._asdict() for one in warnings]})
+    write_json(workdir.warnings(job), {"job": job, "warnings": [warning._asdict() for warning in warnings]})
 
 
 def read_warnings(workdir: Workdir) -> dict[str, list[RunWarning]]:
@@ -29,7 +29,9 @@ def read_warnings(workdir: Workdir) -> dict[str, list[RunWarning]]:
     for path in sorted(workdir.path.glob("warnings/*.json")):
         content = read_json(path)
         try:
-            jobs[str(content["job"])] = [RunWarning(str(one["kind"]), str(one["text"])) for one in content["warnings"]]
+            jobs[str(content["job"])] = [
+                RunWarning(str(entry["kind"]), str(entry["text"])) for entry in content["warnings"]
+            ]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no warnings of a job ({error!r}); remove it") from error
     return jobs

@@ -36,16 +36,16 @@ def write_sealed(workdir: Workdir, values: Mapping[Path, Any]) -> None:
         _name(workdir, path): sha256_bytes(value.encode()) if isinstance(value, str) else sha256_json(value)
         for path, value in values.items()
     }
-    before = {_name(workdir, path): _digest(workdir, path) for path in _sealed(workdir)}
-    after = before | names
-    _write(workdir, {name: [before.get(name), digest] for name, digest in after.items()})
+    old = {_name(workdir, path): _digest(workdir, path) for path in _sealed(workdir)}
+    new = old | names
+    _write(workdir, {name: [old.get(name), digest] for name, digest in new.items()})
     for path, value in values.items():
         if isinstance(value, str):
             with atomic_write(path) as file:
                 file.write(value)
         else:
             write_json(path, value)
-    _write(workdir, {name: [digest] for name, digest in after.items()})
+    _write(workdir, {name: [digest] for name, digest in new.items()})
 
 
 def check_seal(workdir: Workdir) -> None:

@@ -37,7 +37,7 @@ class Tracker(NamedTuple):
     finish: Callable[[], object]  # ends the run there
     newest: int | None = None  # the last step that it has; None where that is not known
     # returns those of a step's values that it does not have; None where it cannot tell
-    absent: Callable[[int, StepValues], StepValues] | None = None
+    missing: Callable[[int, StepValues], StepValues] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,18 @@ def open_mlflow(run: TrackedRun) -> Tracker:
         return name.replace("@", "_at_")  # mlflow allows no @
 
     def log(step: int, values: StepValues) -> None:
-        now = int(time.time() * 1000)
-        client.log_batch(key, metrics=[Metric(named(name), value, now, step) for name, value in values.items()])
+        milliseconds = int(time.time() * 1000)
+        client.log_batch(
+            key, metrics=[Metric(named(name), value, milliseconds, step) for name, value in values.items()]
+        )
 
-    def absent(step: int, values: StepValues) -> StepValues:
+    def missing_values(step: int, values: StepValues) -> StepValues:
         def has(name: str) -> bool:
             return any(metric.step == step for metric in client.get_metric_history(key, named(name)))
 
         return {name: value for name, value in values.items() if not has(name)}
 
-    return Tracker(key, log, partial(client.set_terminated, key), absent=absent)
+    return Tracker(key, log, partial(client.set_terminated, key), missing=missing_values)
 
 
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
@@ -142,7 +144,7 @@ class RunTracker:
             for kind in LINE_KINDS & self._newest.keys():
                 self._newest[kind] = min(self._newest[kind], newest)
         # A killed process may have sent a line that it did not record: the first of each kind is asked for.
-        self._unsure = set(LINE_KINDS) if state and self._tracker.absent else set[str]()
+        self._unsure = set(LINE_KINDS) if state and self._tracker.missing else set[str]()
         self._store()
 
     def catch_up(self) -> int:
@@ -154,9 +156,9 @@ class RunTracker:
         kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else TRAINING
         if not values or step <= self._newest.get(kind, -1):
             return False
-        if kind in self._unsure and self._tracker.absent:
+        if kind in self._unsure and self._tracker.missing:
             self._unsure.remove(kind)
-            values = self._tracker.absent(step, values)
+            values = self._tracker.missing(step, values)
         if values:
             self._tracker.log(step, values)
         self._newest[kind] = step
@@ -190,9 +192,9 @@ class LiveTrackers:
     """The trackers of a training. None ends it: one that fails is left out, with a warning.
 
     Args:
-        names: of the trackers.
-        workdir: of the run; it has config.json and env.json.
-        project: at the trackers.
+        names: names of the trackers.
+        workdir: folder of the run; it has config.json and env.json.
+        project: project of the run at the trackers.
     """
 
     def __init__(self, names: Sequence[str], workdir: Workdir, project: str) -> None:

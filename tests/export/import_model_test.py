@@ -232,5 +232,5 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_a_token_flag_that_contradicts_the_modules(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"head.token is 'cls', there 'mean'"):
+    with pytest.raises(ValueError, match=r"head.token is 'cls' in the config and 'mean'"):
         import_model(str(write_modules(tmp_path / "model")), tmp_path / "run", ImportOptions(token="cls"))

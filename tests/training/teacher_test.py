@@ -249,7 +249,7 @@ def test_a_student_run_resumes_without_teacher_in_checkpoints(
     """Its checkpoints hold nothing of the teacher, which data.json names; interrupted, it ends with the same bytes."""
     config, record = student_config(root), read_json(whole / "data.json")
     assert record["teacher"] == open_run(root / "teacher").checkpoint
-    assert set(trained_on(record, whole=False)) == {"train", "dev"}
+    assert set(trained_on(record, whole_sets=False)) == {"train", "dev"}
     (saved,) = {frozenset(saved_leaves(path)) for path in whole.glob("checkpoints/*/_CHECKPOINT_METADATA")}
     (plain,) = {frozenset(saved_leaves(path)) for path in (root / "teacher").glob("checkpoints/*/_CHECKPOINT_METADATA")}
     assert saved == plain

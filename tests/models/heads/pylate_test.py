@@ -90,7 +90,7 @@ def test_keys_set_by_a_pylate_directory(tmp_path: Path) -> None:
     assert len(message) == 11
     assert apply_settings(adopted, SAID, "there") == (adopted, [])
     config.head.colbert.projection = 128
-    with pytest.raises(ValueError, match=r"head.colbert.projection is 128, there 6"):
+    with pytest.raises(ValueError, match=r"head.colbert.projection is 128 in the config and 6"):
         apply_settings(config, SAID, "there")
 
 
