@@ -80,6 +80,7 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
         notes: sentences on how the files differ from the run.
     """
     config, tokens, measures = run.config, run.config.tokens, _measures(run)
+    measure_texts = [(set, ", ".join(f"{name} {value:.4f}" for name, value in mean.items())) for set, mean in measures]
     lengths = f"| tokens at most | {tokens.query_length} | {tokens.passage_length} |\n"
     prompts = f"| text in front | `{run.tokenizer.prompt('query')!r}` | `{run.tokenizer.prompt('passage')!r}` |\n"
     export = f"jaxret export --workdir={run.workdir} --to={kind} --out={name}"
@@ -93,8 +94,7 @@ def write_card(run: Run, kind: str, name: str, out: Path, notes: list[str]) -> N
         f"{_vector_sentence(run)}\n",
         "".join(f"- {note}\n" for note in notes),
         f"## Data\n\nTrained on {config.data.train or 'nothing further'}, {run.checkpoint['step']} steps.\n",
-        "## Measures\n\n"
-        + ("".join(f"- {set}: {_measures_line(mean)}\n" for set, mean in measures) or "No evaluation.\n"),
+        "## Measures\n\n" + ("".join(f"- {set}: {text}\n" for set, text in measure_texts) or "No evaluation.\n"),
         f"## Commands\n\n```\n{export}\n```\n",
     ]
     with atomic_write(out / "README.md") as file:
@@ -153,10 +153,6 @@ def _header(run: Run, kind: str, name: str, measures: list[tuple[str, dict[str, 
     return "".join(
         f"{key}: {value if isinstance(value, str) else json.dumps(value)}\n" for key, value in values.items()
     )
-
-
-def _measures_line(mean: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in mean.items())
 
 
 def _measures(run: Run) -> list[tuple[str, dict[str, float]]]:

@@ -227,8 +227,8 @@ class RetrieverModel(LinenModel):
 
 
 def encoder_config(config: ConfigDict, directory: Path) -> EncoderConfig:
-    """Return the config of the encoder in a Hugging Face directory, changed by a run's config: all layers or the first
-    ones, with the MLM head if the retrieval head needs it. Raises ValueError for options that the encoder lacks."""
+    """Return the config of the encoder in a Hugging Face directory with the changes of a run's config. The MLM head is
+    included if the retrieval head needs it. Raises ValueError for options that the encoder lacks."""
     shapes = read_config(directory)
     if config.encoder.layers:
         if not 0 < config.encoder.layers <= shapes.num_layers:

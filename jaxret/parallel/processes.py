@@ -207,20 +207,14 @@ def agreement() -> Iterator[None]:
         yield
     except Exception as error:
         if not getattr(error, _RAISED_IN_ALL, False):
-            _exchange("", error)
+            agreed_texts("", error)
         raise
-    _exchange("")
+    agreed_texts("")
 
 
-def agreed_texts(text: str) -> list[str]:
-    """Return the texts of all processes, like `gather_texts`. Raise the error of a process that failed in
-    `agreement`."""
-    return _exchange(text)
-
-
-def _exchange(text: str, error: Exception | None = None) -> list[str]:
-    """Return the texts of all processes. If a process has an error, raise it in this process, and an error that names
-    the process in all other processes."""
+def agreed_texts(text: str, error: Exception | None = None) -> list[str]:
+    """Return the texts of all processes, like `gather_texts`. If a process has an error, here or in `agreement`, raise
+    it in this process, and an error that names the process in all other processes."""
     failure: Exception | None = error
     texts: list[str] = []
     try:

@@ -119,8 +119,8 @@ def test_one_process_needs_no_coordinator() -> None:
     ("arguments", "message"),
     [
         (("host:1",), r"--coordinator=host:1 .*--num_processes=1 .*--process_id=0: .*process"),
-        (("host:1", 2, 2), "--num_processes=2 and --process_id=2: every process must have"),
-        (("host:1", 2, -1), "every process must have"),
+        (("host:1", 2, 2), "--num_processes=2 and --process_id=2: every process needs"),
+        (("host:1", 2, -1), "every process needs"),
         (("", 2, 0), "--num_processes=2 and --process_id=0 need --coordinator=HOST:PORT"),
         (("auto", 1, 1), "need --coordinator=HOST:PORT"),
         (("host", 2, 0), "--coordinator=host must be HOST:PORT"),

@@ -86,8 +86,8 @@ class DecoderConfig:
 
     @property
     def gemma(self) -> bool:
-        """Whether this is Gemma: norms multiply by 1 + weight, and there is one after each block, too; embeddings are
-        multiplied by the square root of the hidden size; without `causal`, half of a window is on each side."""
+        """Whether this is Gemma. Its norms multiply by 1 + weight, and one follows each block, too. Embeddings are
+        multiplied by the square root of the hidden size. Without `causal`, half of a window is on each side."""
         return self.model_type.startswith("gemma")
 
     @property

@@ -72,8 +72,8 @@ def _global_every(raw: Mapping[str, Any]) -> Any:
     period = types.index(FULL) + 1 if isinstance(types, list) and FULL in types else 0
     if not layers or types != pattern(period):
         raise ValueError(
-            f"layer_types is {types}; it must name each of the num_hidden_layers layers, every n-th {FULL!r}, the "
-            f"others {SLIDING!r}"
+            f"layer_types is {types}; it must have an entry for each of the num_hidden_layers layers: every n-th entry "
+            f"is {FULL!r}, all other entries are {SLIDING!r}"
         )
     return period
 

@@ -350,8 +350,8 @@ def translate_modernbert(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         expected = ["sliding_attention" if i % period else "full_attention" for i in range(layers)]
         if types != expected or layers != raw.get("num_hidden_layers"):
             raise ValueError(
-                f"layer_types is {types}; it must name each of the num_hidden_layers layers, the first and every n-th "
-                "after it 'full_attention', the others 'sliding_attention'"
+                f"layer_types is {types}; it must have an entry for each of the num_hidden_layers layers: the first "
+                "and every n-th after it are 'full_attention', all other entries are 'sliding_attention'"
             )
         older["global_attn_every_n_layers"] = period
     rope = raw.get("rope_parameters") or {}

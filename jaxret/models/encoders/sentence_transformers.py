@@ -123,7 +123,7 @@ def read_sentence_transformers_keys(root: Path) -> dict[str, Any]:
         raise ValueError(f"{root / SETTINGS}: model_type is {kind!r}; only 'SentenceTransformer' is read")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity not in ("cosine", "dot"):
-        raise ValueError(f"{root / SETTINGS}: similarity_fn_name is {similarity!r}; scores here are 'cosine' or 'dot'")
+        raise ValueError(f"{root / SETTINGS}: similarity_fn_name is {similarity!r}; it must be 'cosine' or 'dot'")
     size = settings.get("truncate_dim") or 0
     if type(size) is not int or size < 0:
         raise ValueError(f"{root / SETTINGS}: truncate_dim is {size!r}; a whole number from 1 on is needed, or null")

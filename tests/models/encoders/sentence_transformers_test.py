@@ -120,7 +120,7 @@ def test_an_encoder_in_a_subfolder(tmp_path: Path) -> None:
         ),
         ({"pooling": {"pooling_mode": "weightedmean"}}, r"the pooling is weightedmean"),
         ({"pooling": {"include_prompt": "no"}}, r"include_prompt .*'no'; .*needed"),
-        ({"similarity": "euclidean"}, r"similarity_fn_name is 'euclidean'; scores here are 'cosine' or 'dot'"),
+        ({"similarity": "euclidean"}, r"similarity_fn_name is 'euclidean'; it must be 'cosine' or 'dot'"),
         ({"settings": {"model_type": "SparseEncoder"}}, r"model_type is 'SparseEncoder'; only 'SentenceTransformer'"),
         ({"settings": {"truncate_dim": "8"}}, r"truncate_dim .*'8'; .*1 .*needed"),
         ({"settings": {"default_prompt_name": "sts"}}, r"default_prompt_name is 'sts'"),
