@@ -1,6 +1,6 @@
 """Evaluate a run on every data set of a folder, as BEIR does: `jaxret beir`.
 
-Each set is encoded and searched as `jaxret encode` and `jaxret search` do. A set that is done is not done again.
+Each set is encoded and searched as by `jaxret encode` and `jaxret search`. A finished set is not evaluated again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from jaxret.storage.atomic import read_json, write_json
 from jaxret.storage.working_copy import shown_path
 
 BEIR_MEASURES = ("nDCG@10", "R@100")
-K = 100
+BEIR_DEPTH = 100  # passages per query
 
 
 def evaluate_beir(job: BeirJob) -> dict[str, Any]:
     """Evaluate a run on every set, write the result as JSON, print it as a table, and return it.
 
     Raises:
-        DataError: there is no set, or a record is bad.
-        FileNotFoundError: a folder of `columns` has no evaluation of any set.
-        ValueError: a set of `sets` is missing, or is not judged; another system was evaluated with other judgements.
+        DataError: the folder has no set, or a record is bad.
+        FileNotFoundError: a folder of `columns` has no evaluation of the sets.
+        ValueError: a set of `sets` is missing or has no judgements, or another system was evaluated with other
+            judgements.
     """
     sets = choose_sets(job)
     require_evaluations(job, sets)
@@ -54,9 +55,9 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
         results[name] = combined_members({member: run.evaluate(member, corpus) for member, corpus in corpora.items()})
         for member, corpus in corpora.items() if job.bm25 else ():
             run.evaluate_bm25(member, corpus)
-        result = run.write_result()  # after each set, so that finished sets are visible
-    others = (*job.columns, *([f"BM25={run.bm25_folder}"] if job.bm25 else ()))
-    columns = {Workdir(job.workdir).name: results} | read_columns(others, results, job.split)
+        result = run.write_result()  # written after each set, so that users see finished sets
+    columns_to_read = (*job.columns, *([f"BM25={run.bm25_folder}"] if job.bm25 else ()))
+    columns = {Workdir(job.workdir).name: results} | read_columns(columns_to_read, results, job.split)
     print(beir_table(columns))
     print(f"written to {job.result}")
     emit("beir", path=job.result, result=result)
@@ -64,27 +65,27 @@ def evaluate_beir(job: BeirJob) -> dict[str, Any]:
 
 
 def choose_sets(job: BeirJob) -> SetFolders:
-    """Return the sets to evaluate on, and print why others of the folder are left out.
+    """Return the sets to evaluate on, and print why other sets of the folder are left out.
 
     Raises:
         DataError: the folder has no set.
-        ValueError: a set that is asked for is missing or not judged, or no set is judged.
+        ValueError: a requested set is missing or has no judgements, or no set has judgements.
     """
     sets = list_sets(Path(job.folder))
-    if absent := [name for name in job.sets if name not in sets]:
-        raise ValueError(f"{job.folder} has no set {', '.join(absent)}; it has {', '.join(sets)}")
+    if unknown_names := [name for name in job.sets if name not in sets]:
+        raise ValueError(f"{job.folder} has no set {', '.join(unknown_names)}; it has {', '.join(sets)}")
     selection = {name: members for name, members in sets.items() if not job.sets or name in job.sets}
     reasons = unjudged_sets(selection, job.split)
     if reasons and (job.sets or len(reasons) == len(selection)):
         name, reason = next(iter(reasons.items()))
-        raise ValueError(f"{job.folder}: {name} has {reason}; give another --split, or leave it out")
+        raise ValueError(f"{job.folder}: {name} has {reason}; give another --split, or other --sets")
     for name, reason in reasons.items():
         print(f"left out: {name} has {reason}")
     return {name: members for name, members in selection.items() if name not in reasons}
 
 
 def unjudged_sets(sets: SetFolders, split: str) -> dict[str, str]:
-    """Return the reason for each set that cannot be evaluated on: members have no judgements of the split."""
+    """Return set -> reason, for the sets that cannot be evaluated because members have no judgements of the split."""
     reasons: dict[str, str] = {}
     for name, members in sets.items():
         if unjudged_names := unjudged_members(members, split):
@@ -95,8 +96,8 @@ def unjudged_sets(sets: SetFolders, split: str) -> dict[str, str]:
 
 
 def require_evaluations(job: BeirJob, sets: SetFolders) -> None:
-    """Raise FileNotFoundError if a folder of `columns` has no evaluation of any set: before the work, whose result
-    `read_columns` compares with."""
+    """Raise FileNotFoundError if a folder of `columns` has no evaluation of the sets. `read_columns` would raise it
+    after hours of work."""
     stems = [
         f"{stem}.{job.split}"
         for name, members in sets.items()
@@ -112,17 +113,17 @@ def require_evaluations(job: BeirJob, sets: SetFolders) -> None:
 
 def _no_evaluation(folder: Path, stem: str) -> FileNotFoundError:
     return FileNotFoundError(
-        f"{folder} has no evaluation of these sets; files are named as {stem}.json, in the folder or in its eval/"
+        f"{folder} has no evaluation of these sets: it, or its folder eval/, must have files such as {stem}.json"
     )
 
 
 class _Evaluator:
-    """Encodes and searches one set after the other; models are opened when a set needs them."""
+    """Encodes and searches single sets. A model is opened when the first set needs it."""
 
     def __init__(self, job: BeirJob) -> None:
         self.job, self.workdir = job, Workdir(job.workdir)
         self.ledger = Ledger(job.result.with_suffix(""))
-        self.bm25_folder = job.result.parent / "bm25"  # of its index of each set, and its evaluations
+        self.bm25_folder = job.result.parent / "bm25"  # folder of BM25's indexes and evaluations
 
     @cached_property
     def encoder(self) -> Run:
@@ -133,7 +134,7 @@ class _Evaluator:
         return open_run(self.job.workdir, self.job.checkpoint, query_length=self.job.query_length)
 
     def label(self, query: bool) -> str:
-        """Return the part of file names that distinguishes checkpoints and lengths."""
+        """Return the part of file names that has checkpoint and lengths; the query length only if `query` is set."""
         step = "" if self.job.checkpoint == "best" else f"step-{self.searcher.checkpoint['step']}"
         lengths = [f"q{self.job.query_length}" * bool(query and self.job.query_length)]
         lengths.append(f"p{self.job.passage_length}" * bool(self.job.passage_length))
@@ -144,14 +145,14 @@ class _Evaluator:
         return EvaluationSource.open(corpus.source, corpus.source, self.job.split)
 
     def _stem(self, name: str) -> str:
-        """Return the name of the files of a set's evaluation."""
+        """Return the name, without suffix, of the files of a set's evaluation."""
         return ".".join(filter(None, (f"{name}.{self.job.split}", self.label(True))))
 
     def evaluate(self, name: str, corpus: Corpus) -> dict[str, Any]:
-        """Evaluate on a set, the folder of a corpus, unless it is done; return its measures, queries and file."""
+        """Evaluate on the set in a corpus's folder, unless that is done, and return the set's result (`read_set`)."""
         encoded_name, label = ".".join(filter(None, (name, self.label(False)))), self.label(True)
         options = EvaluationOptions(
-            k=K,
+            k=BEIR_DEPTH,
             measures=BEIR_MEASURES,
             latency=0,
             label=label,
@@ -171,9 +172,11 @@ class _Evaluator:
         return read_set(path)
 
     def evaluate_bm25(self, name: str, corpus: Corpus) -> None:
-        """Evaluate BM25 on a set, the folder of a corpus, unless it is done."""
+        """Evaluate BM25 on the set in a corpus's folder, unless that is done."""
         settings, stem, workdir = BM25Settings(), f"{name}.{self.job.split}", Workdir(self.bm25_folder)
-        options = EvaluationOptions(k=K, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem)
+        options = EvaluationOptions(
+            k=BEIR_DEPTH, measures=BEIR_MEASURES, latency=0, on_error=self.job.on_error, name=stem
+        )
 
         def measure() -> list[Path]:
             self.bm25_folder.parent.mkdir(parents=True, exist_ok=True)
@@ -185,20 +188,19 @@ class _Evaluator:
         )
 
     def _inputs(self, folder: Path, on_error: str) -> dict[str, Any]:
-        """Return what the run's result on a set depends on, as JSON."""
+        """Return the values that the run's result on a set depends on, as JSON."""
         encode = self.searcher.config.encode
         system = {"checkpoint": self.searcher.checkpoint, "dtype": encode.dtype, "words": encode.words}
         return system | _data_inputs(folder, on_error)
 
     def _is_evaluated(self, member: str, folder: Path) -> bool:
-        """Return whether an evaluation is complete. One with "error" had no bad record: it is that of every policy."""
+        """Return whether an evaluation is complete. An evaluation with on_error "error" found no bad record, so it is
+        valid for every policy."""
         return any(self.ledger.has(member, self._inputs(folder, on_error)) for on_error in {"error", self.job.on_error})
 
     def write_result(self) -> dict[str, Any]:
-        """Write the results of all complete sets of the folder, also those of other jobs, and return them.
-
-        A job that evaluates on a part of the sets keeps the results of the others.
-        """
+        """Write the results of all complete sets of the folder, and return them. Sets that other jobs evaluated are
+        among them."""
         sets = list_sets(Path(self.job.folder))
         reasons = unjudged_sets(sets, self.job.split)
         results = {
@@ -230,14 +232,15 @@ class _Evaluator:
 
 
 def _data_inputs(source: str | Path, on_error: str) -> dict[str, Any]:
-    """Return what a result on a set depends on beside the system, as JSON."""
+    """Return the values, except the system, that a result on a set depends on, as JSON."""
     folder = Path(source)
     files = sorted(file for pattern in ("*.*", "qrels/*") for file in folder.glob(pattern) if file.is_file())
     return {"folder": shown_path(folder.absolute()), "files": stat_files(files), "on_error": on_error}
 
 
 def read_set(path: Path) -> dict[str, Any]:
-    """Return measures, queries and judgements' digest of an evaluation file. Raises ValueError if it is none."""
+    """Return measures, number of queries, digest of judgements and path of an evaluation file. Raises ValueError for
+    another file."""
     report = read_json(path)
     try:
         digests = report.get("provenance", {}).get("dataset", {})
@@ -256,95 +259,104 @@ def read_set(path: Path) -> dict[str, Any]:
 
 
 def combined_members(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a set: that of its only member, or the mean over its members (CQADupStack's forums)."""
+    """Return the result of a set from the results of its members: the mean, if it has several (CQADupStack)."""
     if len(members) == 1:
         return dict(next(iter(members.values())))
-    measures = {measure: fmean(one["measures"][measure] for one in members.values()) for measure in BEIR_MEASURES}
-    queries = sum(one["queries"] for one in members.values())
-    return {"measures": measures, "queries": queries, "members": {name: dict(one) for name, one in members.items()}}
+    measures = {measure: fmean(result["measures"][measure] for result in members.values()) for measure in BEIR_MEASURES}
+    queries = sum(result["queries"] for result in members.values())
+    return {
+        "measures": measures,
+        "queries": queries,
+        "members": {name: dict(result) for name, result in members.items()},
+    }
 
 
 def missing_sets(mean: str, results: Mapping[str, Any]) -> list[str]:
+    """Return the sets of a mean that have no result."""
     return [name for name in paper_means()[mean] if name not in results]
 
 
 def mean_of(mean: str, results: Mapping[str, Any]) -> dict[str, float]:
-    """Return measure -> mean over the sets of a mean; {} if one has no result."""
+    """Return measure -> mean over the sets of a mean; {} if one of the sets has no result."""
     if missing_sets(mean, results):
         return {}
     return {m: fmean(results[name]["measures"][m] for name in paper_means()[mean]) for m in BEIR_MEASURES}
 
 
 def read_columns(columns: Sequence[str], results: Mapping[str, Any], split: str = "test") -> dict[str, dict[str, Any]]:
-    """Return the results of other systems on the same sets, by name.
+    """Return system -> set -> result, for other systems on the same sets.
 
     Args:
-        columns: folders of runs, or of evaluation files (SET.SPLIT.json); NAME=FOLDER names one.
-        results: the run's, which say which sets, files and judgements.
+        columns: folders of runs, or of evaluation files (SET.SPLIT.json); NAME=FOLDER names a system.
+        results: results of the run, with its sets, files and judgements.
         split: split of the judgements.
 
     Raises:
-        FileNotFoundError: a folder has no evaluation of any set.
-        ValueError: it was made with other judgements.
+        FileNotFoundError: a folder has no evaluation of the sets.
+        ValueError: an evaluation was made with other judgements.
     """
     systems: dict[str, dict[str, Any]] = {}
     for column in columns:
         name, folder = split_column(column)
-        others: dict[str, Any] = {}
+        system_results: dict[str, Any] = {}
         for set_name, result in results.items():
             members = result.get("members") or {set_name: result}
-            same = {
-                key: result_of_other(folder, [f"{key}.{split}", f"{key.removeprefix(f'{set_name}-')}.{split}"], one)
-                for key, one in members.items()
+            set_results = {
+                key: read_system_result(
+                    folder, [f"{key}.{split}", f"{key.removeprefix(f'{set_name}-')}.{split}"], member
+                )
+                for key, member in members.items()
             }
-            complete = {key: one for key, one in same.items() if one}
+            complete = {key: member for key, member in set_results.items() if member}
             if len(complete) == len(members):
-                others[set_name] = combined_members(complete)
-        if not others:
+                system_results[set_name] = combined_members(complete)
+        if not system_results:
             raise _no_evaluation(folder, f"{next(iter(results))}.{split}")
-        systems[name] = others
+        systems[name] = system_results
     return systems
 
 
-def result_of_other(folder: Path, stems: Sequence[str], own: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return another system's result on a set; None if it has none.
+def read_system_result(folder: Path, stems: Sequence[str], run_result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return another system's result on a set; None without one.
 
-    A file with the same checkpoint and lengths in its name as the run's comes before one without.
+    A file with the name of the run's file (checkpoint and lengths) is preferred to a file of `stems`.
 
     Args:
-        folder: of a run, or of evaluation files.
-        stems: names of the file, without labels: of a forum of CQADupStack, with and without the set's name.
-        own: the run's result on the set.
+        folder: folder of a run, or of evaluation files.
+        stems: names of the file without checkpoint, lengths and suffix. A forum of CQADupStack has two names, with and
+            without the name of the set.
+        run_result: the run's result on the set.
 
     Raises:
-        ValueError: it was made with other judgements.
+        ValueError: the result was made with other judgements.
     """
-    names = dict.fromkeys((Path(own["evaluation"]).name, *(f"{stem}.json" for stem in stems)))
+    names = dict.fromkeys((Path(run_result["evaluation"]).name, *(f"{stem}.json" for stem in stems)))
     paths = [path for place in (folder / "eval", folder) for name in names if (path := place / name).is_file()]
     if not paths:
         return None
-    other = read_set(paths[0])
-    if (own["qrels"] and other["qrels"] and own["qrels"] != other["qrels"]) or own["queries"] != other["queries"]:
+    result = read_set(paths[0])
+    has_other_qrels = run_result["qrels"] and result["qrels"] and run_result["qrels"] != result["qrels"]
+    if has_other_qrels or run_result["queries"] != result["queries"]:
         raise ValueError(
-            f"{paths[0]} was evaluated with other judgements ({other['queries']} queries) than {own['evaluation']} "
-            f"({own['queries']}); evaluate both with the same"
+            f"{paths[0]} was evaluated with other judgements ({result['queries']} queries) than "
+            f"{run_result['evaluation']} ({run_result['queries']}); evaluate both with the same judgements"
         )
-    return other
+    return result
 
 
 def beir_table(systems: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the results of systems as a table: sets, then the means whose sets are all present; below it, which sets
-    the other means lack. The first system decides the sets."""
+    """Return a table of the results of systems on the sets of the first system. Below the sets are the means whose sets
+    all have results; below the table are the missing sets of the other means."""
     first = next(iter(systems.values()))
     header = ["set", "queries", *(f"{measure} {name}" for measure in BEIR_MEASURES for name in systems)]
 
     def cells(values: Sequence[Mapping[str, float]]) -> list[str]:
-        return [f"{one[m]:.{MEAN_DECIMALS}f}" if m in one else "-" for m in BEIR_MEASURES for one in values]
+        return [f"{means[m]:.{MEAN_DECIMALS}f}" if m in means else "-" for m in BEIR_MEASURES for means in values]
 
     rows = []
-    for name, one in first.items():
+    for name, result in first.items():
         values = [results.get(name, {}).get("measures", {}) for results in systems.values()]
-        rows.append([name, f"{one['queries']:,}", *cells(values)])
+        rows.append([name, f"{result['queries']:,}", *cells(values)])
     means = [name for name in paper_means() if mean_of(name, first)]
     rows += [[name, "", *cells([mean_of(name, results) for results in systems.values()])] for name in means]
     lines = [aligned_table(header, rows)]

@@ -37,38 +37,38 @@ def index_corpus(workdir: Workdir, options: IndexOptions, encoded_name: str = ""
 
     Args:
         workdir: folder of the run that encoded the corpus.
-        options: how to build and to measure.
+        options: how the index is built and measured.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
-        progress: show progress.
+        progress: whether progress is printed.
 
     Raises:
-        ValueError: fewer than two passages.
+        ValueError: the corpus has fewer than two passages, or an option does not fit its vectors.
     """
     run = open_run(workdir.path, options.checkpoint) if options.queries else None
     folder = corpus_folder(workdir, encoded_name)
-    place = index_folder(folder, options.name or options.factory)
+    index_path = index_folder(folder, options.name or options.factory)
     encoded_corpus = open_encoded_by(run, folder) if run else open_encoded(folder)
-    check_options_of_index(encoded_corpus, options)  # wrong options are an error before anything is built
+    check_options_of_index(encoded_corpus, options)  # wrong options are errors before an index is built
     if encoded_corpus.total_rows < 2:
-        raise ValueError(f"{folder} has {encoded_corpus.total_rows} of its passages left: an index needs two at least")
+        raise ValueError(f"{folder} has {encoded_corpus.total_rows} passages; an index needs at least two")
     queries = _encoded_queries(run.with_dimension(encoded_corpus.dimension), options) if run else None
     build, measure, as_queries = build_faiss_index, measure_recall, passages_as_queries
     if encoded_corpus.sparse:
         build, measure, as_queries = build_seismic_index, measure_seismic_recall, sparse_passages_as_queries
-    with hold_folder(place, "indexing"):
-        if not _is_built(place, encoded_corpus, options):
-            build(encoded_corpus, place, options, print, progress)
+    with hold_folder(index_path, "indexing"):
+        if not _is_built(index_path, encoded_corpus, options):
+            build(encoded_corpus, index_path, options, print, progress)
         queries = queries or as_queries(encoded_corpus, options.sample, options.seed)
         print(f"recall of exact search, with {len(queries.vectors):,} {queries.source}:")
-        recall = measure(encoded_corpus, place, queries, options.parameters, progress)
+        recall = measure(encoded_corpus, index_path, queries, options.parameters, progress)
     print("\n".join(recall_table(recall)))
-    print(f"{place}: search it with --index={place.name} (without, search is exact)")
-    emit("index", folder=place, factory=options.factory, recall=recall)
-    return place
+    print(f"{index_path}: search it with --index={index_path.name} (without, search is exact)")
+    emit("index", folder=index_path, factory=options.factory, recall=recall)
+    return index_path
 
 
 def check_options_of_index(encoded_corpus: EncodedCorpus, options: IndexOptions) -> None:
-    """Raise ValueError for a factory or for search parameters that do not fit the vectors of a corpus."""
+    """Raise ValueError for a factory or search parameters that do not fit the vectors of a corpus."""
     if encoded_corpus.sparse:
         parse_factory(options.factory)
     else:
@@ -84,29 +84,28 @@ def check_options_of_index(encoded_corpus: EncodedCorpus, options: IndexOptions)
             raise ValueError(f"parameters={error}") from error
 
 
-def _is_built(place: Path, encoded_corpus: EncodedCorpus, options: IndexOptions) -> bool:
-    """Return whether this index was built already, of these vectors. Raises ValueError if the name is another
-    index's."""
+def _is_built(index_path: Path, encoded_corpus: EncodedCorpus, options: IndexOptions) -> bool:
+    """Return whether this index of these vectors exists already. Raises ValueError if another index has its name."""
     try:
-        manifest = read_index_manifest(place)
-        check_index_file(place, manifest)
+        manifest = read_index_manifest(index_path)
+        check_index_file(index_path, manifest)
     except (FileNotFoundError, ShardError):
         return False
     factory = manifest["factory"]
     if factory != options.factory:
-        raise ValueError(f"{place} is an index {factory}; choose another name for {options.factory}, or delete it")
+        raise ValueError(f"{index_path} is an index {factory}; choose another name for {options.factory}, or delete it")
     if manifest["corpus"] != identity_of(encoded_corpus):
-        print(f"{place} is of other vectors than the corpus has now: it is built again")
+        print(f"{index_path} was built from other vectors than the corpus has now: it is built again")
         return False
     if (manifest["training"]["sample"], manifest["training"]["seed"]) != (options.train_vectors, options.seed):
-        print(f"{place} was trained on another sample: it is built again")
+        print(f"{index_path} was trained on another sample: it is built again")
         return False
-    print(f"{place} was built already")
+    print(f"{index_path} was built already")
     return True
 
 
 def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
-    """Return the vectors of up to `sample` of the queries, evenly spread."""
+    """Return the vectors of at most `options.sample` queries, evenly spread over the file."""
     source = EvaluationSource.open(options.queries, options.qrels, options.split)
     queries = read_evaluation_queries(source, Policy("error")).queries
     numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
@@ -121,7 +120,7 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
 
 
 def recall_table(recall: dict[str, Any]) -> list[str]:
-    """Return the measured recall, a line for each parameters; * marks the default of searches."""
+    """Return the lines of a table with the recall of each search parameters; a * marks the default of searches."""
     depths = list(recall["measured"][0]["recall"])
     rows = [["", "parameters", *(f"recall@{depth}" for depth in depths), "ms a question"]]
     for row in recall["measured"]:

@@ -22,16 +22,16 @@ from jaxret.evaluation.answers import AnswerMatcher
 
 @dataclass
 class ChunkCounts:
-    """Counts of the records of `chunk_data`: read, written, and left out as no chunk of a positive has an answer."""
+    """Counts of the records of `chunk_data`."""
 
     records_read: int = 0
     records_written: int = 0
-    without_answer: int = 0
+    without_answer: int = 0  # records that are left out, because no chunk of a positive has an answer
 
 
 def open_texts(source: PathLike) -> Corpus | TrainingSource:
-    """Return the training records of a file, or the corpus of a folder or of another file. Raises DataError if there is
-    none."""
+    """Return the training records of a file, or the corpus of a folder or of another file. Raises DataError if the
+    source has neither."""
     records = None if is_folder(source_path(source)) else TrainingSource.find(source, "")
     return records or Corpus.open(source)
 
@@ -41,16 +41,18 @@ def chunk_data(
 ) -> ChunkCounts:
     """Write the chunks of a corpus (a line each: docid, title, text), or training records whose passages are chunks.
 
-    Of training records, the chunks of a positive that have an answer are the positives, and all chunks of a negative
-    are negatives (MVR, section 5.1). A teacher's scores are of whole passages, and are not written.
+    In training records, the chunks of positives that contain an answer become the positives, and all chunks of
+    negatives become negatives (MVR, section 5.1). A teacher's scores are not written, because they belong to whole
+    passages.
 
     Args:
         source: corpus, or training records with answers.
         out: JSONL file to write (.jsonl, .jsonl.gz or .jsonl.zst).
-        options: where passages are split.
+        options: how passages are split.
+        policy: what to do with bad records; None raises an error.
 
     Raises:
-        DataError: a bad record.
+        DataError: a record is bad.
         ValueError: a training record has no answers, no record is left, or the output is a file of the source.
     """
     policy = policy or Policy()
@@ -58,10 +60,10 @@ def chunk_data(
     counts = ChunkCounts()
     if isinstance(source, TrainingSource):
         records = _chunk_examples(source, source.read(policy, targets=False), options, counts)
-        write_records(Path(out), map(make_tevatron_record, records))  # one at a time: chunks take more room than texts
+        write_records(Path(out), map(make_tevatron_record, records))  # streamed, because chunks are larger than texts
     else:
-        passages = split_passages(_counted(source, source.read(policy), counts), options)
-        WRITERS["tevatron.corpus"]["passages"](Path(out), _written(passages, counts))
+        passages = split_passages(_count_read(source, source.read(policy), counts), options)
+        WRITERS["tevatron.corpus"]["passages"](Path(out), _count_written(passages, counts))
     return counts
 
 
@@ -70,14 +72,14 @@ def _require_some(source: Corpus | TrainingSource, counts: ChunkCounts) -> None:
         raise ValueError(f"{source} has no record to split; nothing is written")
 
 
-def _counted(source: Corpus, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
+def _count_read(source: Corpus, passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
     for passage in passages:
         counts.records_read += 1
         yield passage
     _require_some(source, counts)
 
 
-def _written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
+def _count_written(passages: Iterable[Passage], counts: ChunkCounts) -> Iterator[Passage]:
     for passage in passages:
         counts.records_written += 1
         yield passage
@@ -92,8 +94,8 @@ def _chunk_examples(
         query = example.query
         if not query.answers:
             raise ValueError(
-                f"{source}: query {query.id!r} has no answers, by which the chunks of a positive are chosen; split the "
-                "corpus alone, and train on whole passages"
+                f"{source}: query {query.id!r} has no answers, which choose the chunks of a positive. Split only the "
+                "corpus, and train on whole passages"
             )
         chunks = [chunk for passage in example.positives for chunk in split_passage(passage, options)]
         has_answer = matcher((chunk.text for chunk in chunks), query)

@@ -31,33 +31,34 @@ class RunResult:
 
     path: Path  # the result file
     name: str  # name of the run
-    values: dict[str, dict[str, float]]  # measure -> query id -> value; accuracies by answer strings included
+    values: dict[str, dict[str, float]]  # measure -> query id -> value, with accuracies by answer strings
     data: dict[str, Any]  # digests of queries, judgements and corpus, and the settings that choose passages
     k: int  # passages per query
     system: str  # digest of the config without its seeds, and of its training data
     initial_weights: Any  # digests of the weights that training started from; None if unknown or part of `system`
-    seed: Any  # the seeds of the config
+    seed: Any  # the seeds of the config, by key
     checkpoint: str  # digest of the checkpoint
     training_data: Any  # digests of the training data
     coverage: tuple[int, int]  # (queries with a passage in the run, queries expected)
 
     @property
     def group(self) -> str:
-        """Return a digest that all seeds of one system share."""
+        """A digest that all seeds of one system share."""
         return sha256_json([self.system, self.initial_weights])
 
 
 def compare_runs(
     arguments: Sequence[str], data: str = "", measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
 ) -> tuple[SystemComparison, dict[str, list[RunResult]]]:
-    """Compare runs; return the comparison, and the results of each system.
+    """Compare runs, and return (comparison, system -> its results).
 
     Args:
         arguments: folders of runs, or result files. Runs that started from the same weights and whose configs differ
-            only in their seeds are one system. "NAME=RUN,RUN" makes one system, whatever the configs.
-        data: name of the result to read in the folders; needed if they have several in common.
-        measures: by default all that every result has.
-        seed, resamples: see `paired_comparison`.
+            only in their seeds are one system. "NAME=RUN,RUN" makes one system of runs with any configs.
+        data: name of the result to read in the folders; "" for the only one that all have.
+        measures: names of the measures to compare; () for all that every result has.
+        seed: seed of the randomization test (`paired_comparison`).
+        resamples: number of its permutations.
     Raises:
         FileNotFoundError, ValueError: a result is missing, or cannot be compared.
         ContractError: the results are on different data.
@@ -78,22 +79,25 @@ Comparison = tuple[SystemComparison, dict[str, list[RunResult]]]
 def compare_on_sets(
     arguments: Sequence[str], data: Sequence[str], measures: Sequence[str] = (), seed: int = 0, resamples: int = 100_000
 ) -> dict[str, Comparison]:
-    """Compare runs on one or several data sets; return data set -> what `compare_runs` returns, with p-values that are
+    """Compare runs on one or several data sets, and return data set -> result of `compare_runs`. The p-values are
     corrected for the tests of all sets.
 
     Args:
-        arguments: as of `compare_runs`; of several sets folders of runs.
-        data: names of results; "all": those that all folders have; (): the only one.
-        measures: by default all that every result of every set has.
-        seed, resamples: see `paired_comparison`.
+        arguments: arguments of `compare_runs`; with several sets they must be folders of runs.
+        data: names of results; ("all",) for all that every folder has; () for the only one.
+        measures: names of the measures to compare; () for all that every result of every set has.
+        seed: seed of the randomization test (`paired_comparison`).
+        resamples: number of its permutations.
 
     Raises:
-        FileNotFoundError, ValueError, ContractError: as `compare_runs`; the sets do not have the same systems.
+        FileNotFoundError: a result is missing.
+        ValueError: results cannot be compared, or the sets do not have the same systems.
+        ContractError: the results of a set are on different data.
     """
     locations = [path for argument in arguments for path in split_argument(argument)[1]]
     names = _all_results(locations) if list(data) == ["all"] else list(data)
     if len(names) > 1 and (files := [location for location in locations if not Path(location).is_dir()]):
-        raise ValueError(f"--data={','.join(data)} reads several results, and {files[0]} is not a folder of a run")
+        raise ValueError(f"--data={','.join(data)} needs folders of runs, but {files[0]} is not one")
     if len(names) > 1 and not measures:
         results = [read_result(location, name) for name in names for location in locations]
         measures = common_measures(results)
@@ -101,25 +105,25 @@ def compare_on_sets(
     for name in names or [""]:
         comparison, systems = compare_runs(arguments, name, measures, seed, resamples)
         sets[name or next(iter(systems.values()))[0].path.stem] = comparison, systems
-    first, *others = sets
-    for other in others:
-        if sets[other][0].systems != sets[first][0].systems:
-            both = " and ".join(f"{', '.join(sets[name][0].systems)} on {name}" for name in (first, other))
-            raise ValueError(f"the systems differ between data sets: {both}; name them, as NAME=RUN,RUN")
+    first, *further_sets = sets
+    for further in further_sets:
+        if sets[further][0].systems != sets[first][0].systems:
+            listing = " and ".join(f"{', '.join(sets[name][0].systems)} on {name}" for name in (first, further))
+            raise ValueError(f"the systems differ between data sets: {listing}; name each system with NAME=RUN,RUN")
     comparisons = correct_together({name: comparison for name, (comparison, _) in sets.items()})
     return {name: (comparisons[name], systems) for name, (_, systems) in sets.items()}
 
 
 def _all_results(locations: Sequence[str]) -> list[str]:
-    """Return the names of the results that all folders have. Raises ValueError if there is none."""
+    """Return the names of the results that all folders have. Raises ValueError if they have none in common."""
     stems = [{path.stem for path in Workdir(folder).evaluations} for folder in locations if Path(folder).is_dir()]
     if not (common := sorted(set.intersection(*stems)) if stems else []):
-        raise ValueError("--data=all: the runs have no result of the same name; name the files of eval/ themselves")
+        raise ValueError("--data=all: the runs have no result of the same name; give the files of eval/ themselves")
     return common
 
 
 def render_sets(sets: Mapping[str, Comparison], form: str = "text") -> str:
-    """Return comparisons and their notes as text, "markdown", "csv" or "latex"; the last two without notes."""
+    """Return comparisons as "text", "markdown", "csv" or "latex". The first two have the notes, too."""
     comparisons = {name: comparison for name, (comparison, _) in sets.items()}
     if form in ("csv", "latex"):
         return csv_table(comparisons) if form == "csv" else latex_table(comparisons)
@@ -144,21 +148,23 @@ def emit_comparisons(sets: Mapping[str, Comparison]) -> None:
 
 def require_comparable(results: Sequence[RunResult]) -> None:
     """Raise ContractError unless all results are on the same queries, judgements and passages."""
-    first, *others = results
-    for other in others:
+    first = results[0]
+    for result in results[1:]:
         remedy = "Search all runs with the same queries, judgements and corpus."
-        require_equal(first.data, other.data, str(first.path), str(other.path), remedy)
+        require_equal(first.data, result.data, str(first.path), str(result.path), remedy)
 
 
 def common_measures(results: Sequence[RunResult], measures: Sequence[str] = ()) -> list[str]:
-    """Return the measures to compare: `measures`, or all that every result has. Raises ValueError for a measure that
-    some result lacks, and if there is none."""
-    first, *others = results
-    names = list(dict.fromkeys(measures)) or [m for m in first.values if all(m in other.values for other in others)]
+    """Return the measures to compare: `measures`, or all that every result has. Raises ValueError for a measure that a
+    result does not have, and if the results have none in common."""
+    names = list(dict.fromkeys(measures))
+    names = names or [name for name in results[0].values if all(name in result.values for result in results)]
     for measure in names:
         require_measure(measure, results)
     if not names:
-        raise ValueError(f"{first.path} and the others have no measure in common; search with the same --measures")
+        raise ValueError(
+            f"{results[0].path} and the other results have no measure in common; search with the same --measures"
+        )
     return names
 
 
@@ -171,7 +177,7 @@ def render_comparison(
 
 
 def split_argument(argument: str) -> tuple[str, list[str]]:
-    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN]). Raises ValueError for no name, or no runs."""
+    """Split "NAME=RUN,RUN" into (NAME, runs); "RUN" gives ("", [RUN]). Raises ValueError without a name or runs."""
     if "=" not in argument or os.path.exists(argument):
         return "", [argument]
     name, _, runs = argument.partition("=")
@@ -182,8 +188,8 @@ def split_argument(argument: str) -> tuple[str, list[str]]:
 
 
 def common_result_name(folders: Sequence[str]) -> str:
-    """Return the name of the only result that all folders have; "" without folders. Raises FileNotFoundError or
-    ValueError for a folder without results; several common results, or none."""
+    """Return the name of the only result that all folders have; "" without folders. Raises FileNotFoundError for a
+    folder without results, ValueError if the folders have no result in common, or several."""
     if not folders:
         return ""
     stems = [{path.stem for path in Workdir(folder).evaluations} for folder in folders]
@@ -196,15 +202,15 @@ def common_result_name(folders: Sequence[str]) -> str:
         return common[0]
     if common:
         raise ValueError(
-            f"the runs have several results, {', '.join(common)}: choose one with --data=NAME, or NAME,NAME or all"
+            f"the runs have several results, {', '.join(common)}: choose some with --data=NAME,NAME, or --data=all"
         )
     listing = "; ".join(f"{folder} has {', '.join(sorted(names))}" for folder, names in zip(folders, stems))
     raise ValueError(f"the runs have no result of the same name: {listing}. Give the files of eval/ themselves")
 
 
 def read_result(location: str, data: str) -> RunResult:
-    """Read a result file, or the result `data` of a run's folder. Raises FileNotFoundError, and ValueError for a file
-    that is not a result or has no digests of its data."""
+    """Read a result file, or the result `data` of a run's folder. Raises FileNotFoundError if it is missing, and
+    ValueError for a file that is not a result or has no digests of its data."""
     is_folder = Path(location).is_dir()
     path = Workdir(location).evaluation(data) if is_folder else Path(location)
     if not path.exists():
@@ -223,7 +229,7 @@ def read_result(location: str, data: str) -> RunResult:
     return RunResult(
         path=path,
         name=run.name.removesuffix(".eval"),
-        values=_values(path, report),
+        values=_read_values(path, report),
         data={
             **dataset["sha256"],
             "corpus": provenance["corpus"]["sha256"],
@@ -244,19 +250,17 @@ def read_result(location: str, data: str) -> RunResult:
 
 
 def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search: Mapping[str, Any]) -> str:
-    """Return the digest of everything that makes a run's results, except seeds.
+    """Return the digest of all that a run's results depend on, except seeds.
 
     Args:
         config: the flat config of the run.
-        lineage: of a recipe's stage, else None. Each seed of a stage mines its own data and starts from its own run,
-            so the lineage identifies both.
-        record: the training data of the run, None if there is no record.
+        lineage: lineage of a recipe's stage, which identifies its data and its initial weights (each seed mines its own
+            data and starts from its own run); None for other runs.
+        record: the training data of the run; None without a record.
         search: the search settings of the result.
     """
-    names_in_search = {
-        "encode.dtype": "dtype",
-        "encode.words": "words",
-    }  # the corpus may have been encoded with other ones
+    # The corpus may have been encoded with other values than the config's.
+    names_in_search = {"encode.dtype": "dtype", "encode.words": "words"}
     keys = without_seeds(config) | {key: search.get(name, config.get(key)) for key, name in names_in_search.items()}
     if lineage:
         system = [lineage["sha256"], {key: value for key, value in keys.items() if key not in RUN_KEYS}]
@@ -266,9 +270,9 @@ def _system_digest(config: Mapping[str, Any], lineage: Any, record: Any, search:
     return sha256_json([system, *(search.get(name) for name in names)])
 
 
-def _values(path: Path, report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return measure -> query id -> value in the order of tables; accuracies by answer strings are last. Raises
-    ValueError for a value that is not a finite number."""
+def _read_values(path: Path, report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return measure -> query id -> value. Measures have the order of tables, with accuracies by answer strings last.
+    Raises ValueError for a value that is not a finite number."""
     answers = report.get("answers", {})
     parts = [report["per_query"], answers.get("per_query", {}) if isinstance(answers, dict) else answers]
     values_by_measure: dict[str, dict[str, float]] = {}
@@ -279,20 +283,22 @@ def _values(path: Path, report: Mapping[str, Any]) -> dict[str, dict[str, float]
     for measure, values in values_by_measure.items():
         for query, value in values.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{path}: {measure} of query {query!r} is {value!r}, no finite number; search again")
+                raise ValueError(
+                    f"{path}: {measure} of query {query!r} is {value!r}, not a finite number; search again"
+                )
     return dict(sorted(values_by_measure.items(), key=lambda item: _measure_order(item[0])))
 
 
 def _approximation(search: Mapping[str, Any]) -> str:
-    """Return how candidates were chosen: the factory and effort of an index, or the proxies of passages and their
-    number; "" for an exact search."""
+    """Return the description of an approximate search: factory and effort of an index, or proxies and number of
+    candidates; "" for an exact search."""
     index = search.get("index", {})
     effort = [f"{key} {index[key]}" for key in sorted(index) if key not in ("factory", "recall")]
     return str(search.get("candidates") or ", ".join([index.get("factory", ""), *effort]))
 
 
 def _measure_order(measure: str) -> tuple[int, int]:
-    """Return the sort key of a measure in tables; files have them alphabetically."""
+    """Return the sort key of a measure in tables. In files, measures are in alphabetical order."""
     if is_accuracy(measure):
         return len(MEASURE_KINDS), int(measure.partition("@")[2])
     parsed_measure = parse_measure(measure)
@@ -312,8 +318,8 @@ def group_by_system(arguments: Sequence[str], results: dict[str, RunResult]) -> 
         system = name or _shared_name(members)
         systems[f"{system} ({members[0].path})" if system in systems else system] = members
     paths = Counter(result.path.resolve() for members in systems.values() for result in members)
-    if twice := [path for path, count in paths.items() if count > 1]:
-        raise ValueError(f"{twice[0]} is in two systems, and a run counts once; leave it out of one")
+    if duplicates := [path for path, count in paths.items() if count > 1]:
+        raise ValueError(f"{duplicates[0]} is in two systems, and a run counts once; remove it from one")
     return systems
 
 
@@ -327,7 +333,7 @@ def comparison_notes(systems: Mapping[str, Sequence[RunResult]]) -> list[str]:
 
 
 def missing_query_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
-    """Yield a sentence for each run without rankings for some of the queries."""
+    """Yield a sentence for each run that has no rankings for some of the queries."""
     for result in itertools.chain.from_iterable(systems.values()):
         count, expected = result.coverage
         if count < expected:
@@ -336,7 +342,7 @@ def missing_query_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[
 
 def initial_weight_notes(systems: Mapping[str, Sequence[RunResult]]) -> Iterator[str]:
     """Yield a sentence for runs with the same config and data that started from different weights."""
-    by_system: dict[str, dict[str, RunResult]] = {}  # system -> weights -> the first run
+    by_system: dict[str, dict[str, RunResult]] = {}  # system -> digest of weights -> first result with both
     for result in itertools.chain.from_iterable(systems.values()):
         by_system.setdefault(result.system, {}).setdefault(sha256_json(result.initial_weights), result)
     for by_weights in by_system.values():
@@ -355,8 +361,10 @@ def _describe_weights(start: Mapping[str, Any] | None) -> str:
 
 
 def training_data_note(systems: Mapping[str, Sequence[RunResult]]) -> str:
-    """Return a sentence on systems whose runs were trained on different data; "" if there are none."""
-    several = {name: len({sha256_json(one.training_data) for one in results}) for name, results in systems.items()}
+    """Return a sentence about systems whose runs were trained on different data; "" if no system has such runs."""
+    several = {
+        name: len({sha256_json(result.training_data) for result in results}) for name, results in systems.items()
+    }
     parts = [f"of {name} ({count} sets for {len(systems[name])} runs)" for name, count in several.items() if count > 1]
     if not parts:
         return ""
@@ -364,30 +372,33 @@ def training_data_note(systems: Mapping[str, Sequence[RunResult]]) -> str:
 
 
 def require_distinct_runs(results: Sequence[RunResult], named: bool) -> None:
-    """Raise ValueError if two results are of one run. A named system may have the same seed twice."""
-    for index, result in enumerate(results):
-        for other in results[:index]:
-            if other.checkpoint == result.checkpoint or (other.seed == result.seed and not named):
-                same = other.checkpoint == result.checkpoint
-                reason = "are of one checkpoint" if same else "have the same config, seeds included"
-                remedy = "leave one out" if named else "NAME=RUN makes each a system of its own"
-                raise ValueError(f"{other.path} and {result.path} {reason}, and a run counts once; {remedy}")
+    """Raise ValueError if two results belong to the same run. Runs of a `named` system may have the same seeds."""
+    for first, second in itertools.combinations(results, 2):
+        is_same_checkpoint = first.checkpoint == second.checkpoint
+        if is_same_checkpoint or (first.seed == second.seed and not named):
+            reason = "are of one checkpoint" if is_same_checkpoint else "have the same config, seeds included"
+            remedy = "remove one" if named else "make each a system of its own with NAME=RUN"
+            raise ValueError(f"{first.path} and {second.path} {reason}, and a run counts once; {remedy}")
 
 
 def _shared_name(results: Sequence[RunResult]) -> str:
     """Return the common prefix of the names of a system's runs ("mlr" for "mlr-1" and "mlr-2")."""
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*(result.name for result in results)))
-    prefix = "".join(letters[0] for letters in same)
+    columns = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*(result.name for result in results)))
+    prefix = "".join(letters[0] for letters in columns)
     return (re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", prefix) if len(results) > 1 else prefix) or results[0].name
 
 
 def require_measure(name: str, results: Sequence[RunResult]) -> None:
-    """Raise ValueError unless all results have the measure and, if it reads whole rankings, the same depth."""
+    """Raise ValueError unless all results have the measure. If it has no cut-off, they must have the same depth,
+    too."""
     for result in results:
         if name not in result.values:
             raise ValueError(f"{result.path} has no {name!r}; it has {', '.join(result.values)}")
-    whole = not is_accuracy(name) and parse_measure(name).cutoff is None
+    has_no_cutoff = not is_accuracy(name) and parse_measure(name).cutoff is None
     depths = {result.k: result.path for result in results}
-    if whole and len(depths) > 1:
-        (k, path), (other, second) = list(depths.items())[:2]
-        raise ValueError(f"{name} reads whole rankings, of {k} passages in {path} and of {other} in {second}")
+    if has_no_cutoff and len(depths) > 1:
+        (k, path), (second_k, second_path) = list(depths.items())[:2]
+        raise ValueError(
+            f"{name} reads whole rankings, which have {k} passages in {path} and {second_k} in {second_path}: search "
+            "both with the same --k"
+        )

@@ -1,6 +1,6 @@
-"""Check whether this machine can do jaxret's work: packages, devices, backends, disks (`jaxret doctor`).
+"""Check whether this machine can run jaxret: packages, devices, backends, disks (`jaxret doctor`).
 
-Every check is a function of the examined values; `checks_of_machine` passes those of this machine.
+Every check is a function of the values that it examines; `checks_of_machine` passes the values of this machine.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FAISS = ("faiss-cpu", "faiss-gpu")
 GPU_FILES, TPU_FILES = ("/dev/nvidia0", "/dev/kfd"), ("/dev/accel0", "/dev/vfio/0")
 SPACE = 10 * 10**9  # bytes that a disk should have free: a corpus of a million passages has 3 GB of vectors
 MEMORY = 4 * 10**9  # bytes that should be available: training BERT-base takes 2 GB for parameters and moments
-SECONDS = 0.5  # that a product is repeated for
-ATTENTION_ERROR = 0.02  # between attention kernels in bfloat16
-NOT_AVAILABLE = "not available"  # begins the value of a check of what this machine does not have
+PRODUCT_SECONDS = 0.5  # time for which a product is repeated
+ATTENTION_ERROR = 0.02  # largest difference between attention kernels in bfloat16
+NOT_AVAILABLE = "not available"  # first words of the value if this machine does not have the examined thing
 _LAST_PORT = 65535
 NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 
@@ -50,19 +50,20 @@ NETWORK_SYSTEMS = ("fuse", "nfs", "cifs", "9p", "lustre")
 class Check:
     """One line of the report."""
 
-    name: str  # What was looked at
-    value: str  # What was seen
-    problem: str = ""  # Why work fails or is slow, with the remedy; "" if nothing is wrong
-    fatal: bool = False  # Whether work fails
+    name: str  # the examined thing
+    value: str  # the result
+    problem: str = ""  # why work fails or is slow, and the remedy; "" if nothing is wrong
+    fatal: bool = False  # whether work fails
 
     @property
     def mark(self) -> str:
-        """Return "ok", "note" or "FAIL"."""
+        """ "ok", "note" or "FAIL"."""
         return "FAIL" if self.fatal else "note" if self.problem else "ok"
 
 
 def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iterator[Check]:
-    """Yield checks of installed versions, by name of the distribution; `faiss_problem`: why FAISS is not imported."""
+    """Yield checks of the installed packages. `versions` is distribution -> version; `faiss_problem` says why FAISS
+    cannot be imported."""
     yield Check("Python", f"{platform.python_version()} on {platform.platform()}")
     missing_packages = [name for name in PACKAGES if name not in versions]
     value = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
@@ -86,7 +87,7 @@ def check_packages(versions: Mapping[str, str], faiss_problem: str = "") -> Iter
 
 
 def check_backend() -> Check | None:
-    """Return the check of JAX's devices if there are none; None if there are."""
+    """Return a failed check if JAX has no devices, else None."""
     try:
         jax.local_devices()
     except (AssertionError, RuntimeError) as error:
@@ -106,8 +107,7 @@ def _faiss_problem() -> str:
 
 
 def check_devices(backend: str, kinds: list[str], exists: Callable[[str], bool] = os.path.exists) -> Check:
-    """Return a check of JAX's devices: the backend's name, the kinds of its devices, and whether files of accelerators
-    exist."""
+    """Return a check of JAX's devices. It fails if JAX uses the CPU although files of accelerators exist."""
     value = f"{len(kinds)} x {kinds[0]} ({backend})"
     if backend == "cpu":
         for files, name, remedy in (
@@ -128,13 +128,13 @@ def check_load(cores: int, load: float) -> Check:
         return Check(
             "CPU",
             value,
-            "other processes run: times that are measured now mean little; end these processes, or measure later",
+            "other processes run, so measured times are not reliable; end these processes, or measure later",
         )
     return Check("CPU", value)
 
 
 def check_memory(available: int | None) -> Check:
-    """Return a check of the memory that is available, in bytes; None: not known."""
+    """Return a check of the available memory in bytes; None if it is unknown."""
     if available is None:
         return Check("memory", "not known on this system")
     value = f"{available / 1e9:.1f} GB available"
@@ -142,8 +142,8 @@ def check_memory(available: int | None) -> Check:
     return Check("memory", value, small if available < MEMORY else "")
 
 
-def check_product(seconds: float = SECONDS) -> Check:
-    """Multiply matrices for a while, and compare with float64."""
+def check_product(seconds: float = PRODUCT_SECONDS) -> Check:
+    """Return a check of matrix products: their speed, and their difference from float64."""
     size = 512
     random = np.random.default_rng(0)
     a, b = random.standard_normal((2, size, size), dtype=np.float32)
@@ -164,7 +164,7 @@ def check_product(seconds: float = SECONDS) -> Check:
 
 
 def check_backends() -> Iterator[Check]:
-    """Yield a check of every search backend that is installed: it is compared with float64."""
+    """Yield a check of every search backend, which compares it with float64 if it is installed."""
     for name, kind in BACKENDS.items():
         if (problem := kind.available()) is not None:
             yield Check(f"search by {name}", f"{NOT_AVAILABLE}: {problem}")
@@ -179,10 +179,8 @@ def check_backends() -> Iterator[Check]:
 
 
 def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
-    """Yield a check of the fused attention kernel of a platform, against plain attention.
-
-    interpret: XLA runs the kernel, which any device can.
-    """
+    """Yield a check that compares the fused attention kernel of a platform with plain attention. With `interpret`, XLA
+    runs the kernel, so that any device can."""
     names = [name for name, device in ATTENTION_PLATFORMS.items() if device == backend]
     for name in names:
         query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 128, 4, 64), jnp.bfloat16)
@@ -202,7 +200,7 @@ def check_attention(backend: str, interpret: bool = False) -> Iterator[Check]:
 
 
 def check_folder(name: str, folder: Path) -> Check:
-    """Return a check of a folder that jobs write: room, rights, locks, and renames of directories."""
+    """Return a check of a folder to which jobs write: free space, permissions, locks, and renaming of directories."""
     ancestor = folder
     while not ancestor.exists() and ancestor != ancestor.parent:
         ancestor = ancestor.parent
@@ -231,7 +229,7 @@ def check_folder(name: str, folder: Path) -> Check:
 
 
 def _file_system(folder: Path) -> str:
-    """Return ", on a file system of kind X" for those of networks, "" for others and where it is not known."""
+    """Return ", KIND" for a network file system, "" for another or unknown file system."""
     try:
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
@@ -243,25 +241,25 @@ def _file_system(folder: Path) -> str:
 
 
 def check_coordinator(address: str) -> Check:
-    """Return a check of a coordinator's address, HOST:PORT: its host is known. Nothing is sent."""
+    """Return a check of a coordinator's address, HOST:PORT, whose host must be known. Nothing is sent to it."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
         return Check(
             "coordinator",
             address,
-            f"it must be HOST:PORT, as in 10.0.0.2:1234, with a port up to {_LAST_PORT}",
+            f"it must be HOST:PORT, such as 10.0.0.2:1234, with a port up to {_LAST_PORT}",
             fatal=True,
         )
     try:
         numeric = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
-        problem = f"the host is not known here ({error.strerror}); give its address, as in 10.0.0.2:1234"
+        problem = f"this machine does not know the host ({error.strerror}); give its address, such as 10.0.0.2:1234"
         return Check("coordinator", address, problem, fatal=True)
     return Check("coordinator", f"{address} is {numeric}")
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that a new process can have; None where the system does not say."""
+    """Return the bytes of memory that a new process can have; None if the system does not say."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -270,8 +268,10 @@ def available_memory() -> int | None:
 
 
 def checks_of_machine(workdir: str = "", coordinator: str = "") -> Iterator[Check]:
-    """Yield every check of this machine, of a run's folder, and of a coordinator's address if they are given."""
-    versions = {name: each.version for each in metadata.distributions() if (name := each.name.lower())}
+    """Yield all checks of this machine, of a run's folder, and of a coordinator's address if it is given."""
+    versions = {
+        name: distribution.version for distribution in metadata.distributions() if (name := distribution.name.lower())
+    }
     yield from check_packages(versions, _faiss_problem())
     no_devices = check_backend()
     backend = "" if no_devices else jax.default_backend()

@@ -1,7 +1,8 @@
 """Check whether this machine can train with a config: platform, mesh, batch, precision, attention, memory, checkpoints,
 and a bucket (`jaxret doctor --config=NAME --bucket=ADDRESS`).
 
-The training step of the config's longest batch is compiled for the devices here; no weights and no data are read.
+The training step of the config's longest batch is compiled for the devices of this process. Weights and data are not
+read.
 """
 
 from __future__ import annotations
@@ -39,34 +40,36 @@ from jaxret.storage.bucket import Bucket, BucketError
 from jaxret.storage.working_copy import shown_path
 from jaxret.training.train_state import checkpoint_trees, make_update_rule
 
-SECONDS = 0.3  # that a product of a type is repeated for
-SLOWER = 1.5  # a type whose products take this many times as long is noted
-CHECKPOINTS = 3  # on disk at a time: the best, the last, and the one that is being written
+RATE_SECONDS = 0.3  # time for which a product of a type is repeated
+SLOWER = 1.5  # a type is noted if its products take at least this many times as long as the fastest type's
+CHECKPOINTS = 3  # number of checkpoints on disk at the same time: the best, the last, and one that is being written
 
 
 def checks_of_request(
     config: ConfigDict | None, workdir: str = "", coordinator: str = "", bucket: str = ""
 ) -> Iterator[Check]:
-    """Yield the checks of this machine, then those of a bucket and of training with a config.
+    """Yield the checks of this machine, of a bucket, and of training with a config.
 
     Args:
-        config: of the job; None: that of the run in `workdir`, if there is one.
-        workdir: folder of a run, or of a future one; "": the current one.
-        coordinator: HOST:PORT of a job's first process; "": no check.
-        bucket: address of a folder in a bucket; "": that of `workdir` if it is in one.
+        config: the config of the job; None for the config of a run in `workdir`.
+        workdir: folder of a run, which need not exist; "" for the current folder.
+        coordinator: HOST:PORT of a job's first process; "" for no check.
+        bucket: address of a folder in a bucket; "" for `workdir`, if that is in a bucket.
     """
     run = Workdir(workdir or ".")
     encoder = run.encoder if workdir and run.config.exists() else None
     if config is None and encoder:
         config = stored_config(run)
-    wrong_platform = check_platform(config) if config else None  # before JAX has devices, which it may exclude
+    wrong_platform = (
+        check_platform(config) if config else None
+    )  # it may exclude devices, so it precedes `check_backend`
     no_devices = check_backend()
     yield from checks_of_machine(workdir, coordinator)
     address = shown_path(workdir)
     if bucket or is_bucket_address(address):
         yield check_bucket(bucket or address)
     if wrong_platform:
-        yield wrong_platform  # every other check would be of other devices
+        yield wrong_platform  # the other checks of the config would examine the wrong devices
     elif config is not None and not no_devices:
         yield from checks_of_job(config, encoder, workdir)
 
@@ -75,8 +78,9 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
     """Yield the checks of training with a config on the devices of this process.
 
     Args:
-        encoder: directory of the encoder of a run that has begun; None: what encoder.checkpoint names.
-        workdir: folder of the run; "": the current one.
+        config: the config of the job.
+        encoder: directory of the encoder of a run that has begun; None for encoder.checkpoint.
+        workdir: folder of the run; "" for the current folder.
     """
     devices = jax.local_devices()
     platform = devices[0].platform
@@ -95,23 +99,23 @@ def checks_of_job(config: ConfigDict, encoder: Path | None = None, workdir: str 
 
 
 def _all_devices(config: ConfigDict, local: int) -> int:
-    """Return the devices of all processes of a job, if each has as many as this one."""
+    """Return the number of devices of all processes of a job, if each process has `local` devices."""
     return local * max(config.mesh.num_processes, 1)
 
 
 def check_platform(config: ConfigDict) -> Check | None:
-    """Return the check of mesh.platform if it fails; None: JAX's devices are those that the config requires."""
+    """Return a failed check if JAX's devices are not of the platform in mesh.platform, else None."""
     try:
         require_platform(config.mesh.platform, "mesh.platform")
     except ValueError as error:
         return Check("platform", config.mesh.platform, str(error), fatal=True)
-    except (AssertionError, RuntimeError):  # JAX has no device at all, which is another check
+    except (AssertionError, RuntimeError):  # JAX has no devices, which `check_backend` reports
         return None
     return None
 
 
 def check_mesh(config: ConfigDict, local: int) -> Check:
-    """Return a check of mesh.fsdp with the devices of all processes, of which this one has `local`."""
+    """Return a check of mesh.tensor and mesh.fsdp with the devices of all processes, if each has `local` devices."""
     devices, tensor = _all_devices(config, local), config.mesh.tensor
     if tensor < 1 or local % tensor:
         problem = f"mesh.tensor is {tensor}; it must divide the number of devices of a process, {local}"
@@ -128,23 +132,22 @@ def check_mesh(config: ConfigDict, local: int) -> Check:
 
 
 def check_batch(config: ConfigDict, devices: int) -> Check:
-    """Return a check of the batch with this many devices, between which its queries are divided."""
+    """Return a check of the batch, whose queries are divided between the devices."""
     batch, chunk = config.train.batch_size, config.train.chunk_size
-    places = padded_batch_size(batch, devices)
+    rows = padded_batch_size(batch, devices)
     negatives = config.data.negatives if config.task == "retrieval" else 0
     value = f"{batch} queries" + (f" with {negatives} negatives each" if negatives else "")
-    value += f", {places // devices} on each device" + (f", {chunk} at a time" if 0 < chunk < batch else "")
-    if places != batch:
+    value += f", {rows // devices} on each device" + (f", {chunk} at a time" if 0 < chunk < batch else "")
+    if rows != batch:
         problem = (
-            f"{places - batch} of {places} places are empty; use train.batch_size={places}, or a smaller multiple of "
-            f"{devices}"
+            f"{rows - batch} of {rows} rows are empty; use train.batch_size={rows}, or a smaller multiple of {devices}"
         )
         return Check("batch", value, problem)
     return Check("batch", value)
 
 
-def product_rate(dtype: str, platform: str, seconds: float = SECONDS) -> float:
-    """Return the GFLOP/s of products as the encoder has them: exact float32, or bfloat16 with float32 sums."""
+def product_rate(dtype: str, platform: str, seconds: float = RATE_SECONDS) -> float:
+    """Return the GFLOP/s of the encoder's products: exact float32, or bfloat16 with float32 sums."""
     size = 512 if platform == "cpu" else 4096
     x = jnp.ones((size, size), COMPUTE_DTYPES[dtype])
     precision = "highest" if dtype == "float32" else None
@@ -158,14 +161,14 @@ def product_rate(dtype: str, platform: str, seconds: float = SECONDS) -> float:
 
 
 def check_precision(dtype: str, rates: Mapping[str, float]) -> Check:
-    """Return a check of encoder.dtype by the GFLOP/s of each type here."""
+    """Return a check of encoder.dtype; `rates` is type -> GFLOP/s on this machine."""
     if dtype not in rates:
         problem = f"encoder.dtype is {dtype!r}; it must be one of {', '.join(rates)}"
         return Check("precision", dtype, problem, fatal=True)
     value = f"{dtype}; products here: " + ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
     best = max(rates, key=lambda name: rates[name])
     if rates[best] > SLOWER * rates[dtype]:
-        effect = "it rounds operands of products" if best == "bfloat16" else "it also is more exact"
+        effect = "it rounds operands of products" if best == "bfloat16" else "it is also more exact"
         problem = f"{best} is {rates[best] / rates[dtype]:.1f} times as quick here; use encoder.dtype={best} ({effect})"
         return Check("precision", value, problem)
     return Check("precision", value)
@@ -189,7 +192,7 @@ def check_attention_choice(attention: str, platform: str) -> Check:
 
 
 def check_encoder(checkpoint: str, download: bool) -> Check:
-    """Return a check of encoder.checkpoint: its files are on this machine, or may be downloaded. Nothing is."""
+    """Return a check of encoder.checkpoint: its files must be on this machine, or may be downloaded later."""
     if not checkpoint:
         return Check("encoder", "random weights")
     try:
@@ -201,7 +204,7 @@ def check_encoder(checkpoint: str, download: bool) -> Check:
 
 
 def _step_program(config: ConfigDict, encoder: Path | None, devices: list[jax.Device]) -> AbstractProgram | Check:
-    """Return the program of a training step on these devices, or a check that says why there is none."""
+    """Return the program of a training step on these devices, or a check that says why it cannot be made."""
     if config.task != "retrieval":
         return Check("memory of a step", f"not computed for task {config.task!r}")
     if config.train.steps == 0:
@@ -214,14 +217,14 @@ def _step_program(config: ConfigDict, encoder: Path | None, devices: list[jax.De
             plan = "jaxret plan --config=NAME --topology=... compiles it for chips of several hosts"
             return Check("memory of a step", f"not computed with a part of the job's devices; {plan}")
         return training_program(config, directory, longest_batch(config, retriever, len(devices)), devices)
-    except FileNotFoundError:  # which check_encoder has reported
+    except FileNotFoundError:  # `check_encoder` has reported it
         return Check("memory of a step", "not computed without the encoder's config.json")
     except ValueError as error:
         return Check("settings", "not valid for this encoder and these devices", str(error), fatal=True)
 
 
 def check_step_memory(config: ConfigDict, program: AbstractProgram, devices: list[jax.Device]) -> Check:
-    """Return a check of the memory of a training step, compiled for these devices, with what they have."""
+    """Return a check of the memory that the training step, compiled for these devices, needs."""
     try:
         needs = program.program.trace(*program.arguments).lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:  # compilers of TPUs refuse a program that does not fit
@@ -230,14 +233,14 @@ def check_step_memory(config: ConfigDict, program: AbstractProgram, devices: lis
         )
     need = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
     need += needs.temp_size_in_bytes + needs.generated_code_size_in_bytes
-    if devices[0].platform == "cpu":  # all of them share the machine's memory
+    if devices[0].platform == "cpu":  # all CPU devices share the machine's memory
         return check_fit(config, need * len(devices), available_memory())
     statistics = devices[0].memory_stats() or {}
     return check_fit(config, need, statistics.get("bytes_limit"))
 
 
 def check_fit(config: ConfigDict, need: int, usable: int | None) -> Check:
-    """Return a check of the bytes that a step needs with those that a device can give; None: not known."""
+    """Return a check of the bytes that a step needs. `usable` is the number of bytes of a device; None: unknown."""
     value = f"a step of the longest batch needs {need / 1e9:.1f} GB"
     if usable is None:
         return Check("memory of a step", value)
@@ -248,7 +251,7 @@ def check_fit(config: ConfigDict, need: int, usable: int | None) -> Check:
 
 
 def _less_memory(config: ConfigDict) -> str:
-    """Return the keys that need less memory, as a remedy."""
+    """Return a remedy: the changes of config keys that reduce the needed memory."""
     changes = [change for change in memory_changes(config, jax.local_device_count()) if len(change) == 1]
     keys = [f"{key}={value}" for change in changes for key, value in change.items()]
     smaller = f"train.batch_size={max(1, config.train.batch_size // 2)}"
@@ -256,7 +259,7 @@ def _less_memory(config: ConfigDict) -> str:
 
 
 def check_checkpoints(config: ConfigDict, program: AbstractProgram, workdir: str) -> Check:
-    """Return a check of the room for checkpoints on the workdir's disk."""
+    """Return a check of the free space for checkpoints on the workdir's disk."""
     leaves = jax.tree.leaves(checkpoint_trees(program.arguments[0], make_update_rule(config)))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     folder = Path(workdir or ".").absolute()
@@ -265,14 +268,14 @@ def check_checkpoints(config: ConfigDict, program: AbstractProgram, workdir: str
     free = shutil.disk_usage(folder).free
     value = f"{size / 1e9:.2f} GB each, {free / 1e9:,.1f} GB free"
     if free < CHECKPOINTS * size:
-        demand = f"{CHECKPOINTS} are on disk at a time, {CHECKPOINTS * size / 1e9:.1f} GB"
-        problem = f"{demand}; free some room, or choose another --workdir"
+        demand = f"{CHECKPOINTS} are on disk at the same time, {CHECKPOINTS * size / 1e9:.1f} GB"
+        problem = f"{demand}; free some space, or choose another --workdir"
         return Check("checkpoints", value, problem, fatal=True)
     return Check("checkpoints", value)
 
 
 def check_bucket(address: str) -> Check:
-    """Return a check of a bucket: an object is written, replaced under conditions, and deleted."""
+    """Return a check of a bucket, which writes an object, replaces it under conditions, and deletes it."""
     try:
         bucket = Bucket(address)
     except ValueError as error:
@@ -281,7 +284,7 @@ def check_bucket(address: str) -> Check:
         bucket.probe()
     except BucketError as error:
         problem = (
-            f"{error}; a bucket must exist, and the credentials that jobs have here need rights to create, read, "
+            f"{error}; the bucket must exist, and the credentials of jobs on this machine need rights to create, read, "
             "replace, list and delete objects in this folder"
         )
         return Check("bucket", address, problem, fatal=True)

@@ -1,4 +1,4 @@
-"""Explain a score from the words, tokens or vectors of query and passage, as far as the family has them."""
+"""Explain a score by the words, tokens or vectors of query and passage, depending on the family."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from jaxret.runs.workdir import Workdir
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged, Tokens
 
-RANK_DEPTH = 1000  # to which the rank of a passage is looked for
+RANK_DEPTH = 1000  # number of passages among which the rank of a passage is found
 
 
 def stored_passage(encoded_corpus: EncodedCorpus, passage_id: str) -> Passage:
     """Return a passage of an encoded corpus without reading its vectors. Raises ValueError for an unknown id."""
     if encoded_corpus.missing_ids({passage_id}):
         first, folder = encoded_corpus.ids([0])[0], encoded_corpus.folder
-        raise ValueError(f"{folder} has no passage {passage_id!r}; its first is {first!r}")
-    for shards in reversed(encoded_corpus.shards):  # the last part wins: a deleted id may have been appended again
+        raise ValueError(f"{folder} has no passage {passage_id!r}; its first passage is {first!r}")
+    for shards in reversed(encoded_corpus.shards):  # last part first, because a deleted id may have been appended again
         if passages := Passages(shards.folder).read([passage_id]):
             return passages[passage_id]
     return Passage(passage_id, "")
 
 
 def open_as_encoded(workdir: str | os.PathLike[str], checkpoint: str, encoded_corpus: EncodedCorpus) -> Run:
-    """Open a run with the passage length, and the size of vectors, of an encoded corpus."""
+    """Open a run with the passage length and the vector size of an encoded corpus."""
     run = open_run(workdir, checkpoint, passage_length=encoded_corpus.fingerprint["contract"].get("passage_length"))
     return run.with_dimension(encoded_corpus.dimension)
 
 
 def explain_in_run(request: ExplainRequest) -> str:
-    """Open a run and return `explain` for it; before that the text of a passage that is chosen by its id, and its
-    rank."""
+    """Open a run, and return its explanation of the requested texts. If the passage is given by its id, its text, and
+    its rank if requested, come first."""
     if not request.passage_id:
         run = open_run(request.workdir, request.checkpoint)
         return explain(run, request.query, request.passage, request.top)
@@ -61,7 +61,7 @@ def explain_in_run(request: ExplainRequest) -> str:
 
 
 def describe_rank(searcher: Searcher, question: str, passage_id: str) -> str:
-    """Return a line on the rank of a passage for a question, of the first RANK_DEPTH."""
+    """Return a line with the rank of a passage for a question, if it is among the first RANK_DEPTH."""
     passages = searcher.encoded_corpus.total_rows
     (ranking,) = searcher.search([check_question(question)], min(RANK_DEPTH, passages)).rankings.values()
     ids = [key for key, _ in ranking]
@@ -74,9 +74,10 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
     """Return a text that explains a query, a passage, or their score.
 
     Args:
-        question: text of the query; "" for none.
-        passage: None for none.
-        top: rows of a table.
+        run: the run that scores.
+        question: text of the query; "" to explain only a passage.
+        passage: the passage; None to explain only a query.
+        top: number of rows of a table.
     Raises:
         ValueError: a text is empty, or the family can explain only a query and a passage together.
     """
@@ -91,26 +92,27 @@ def explain(run: Run, question: str = "", passage: Passage | None = None, top: i
         if head.word_values(side):
             parts += [f"{side}: {head.word_values(side)}", word_table(run, text, side, texts.get("query"), top)]
             if run.checkpoint["step"] == 0:
-                parts.append("no step was trained: layers that the files of the encoder do not have are random")
+                parts.append("the run is not trained: layers that are not in the encoder's files are random")
     if question and passage:
         parts += score_parts(run, texts["query"], texts["passage"], top)
     if not parts:
-        alone = "query" if question else "passage"
+        side = "query" if question else "passage"
         raise ValueError(
-            f"head {run.config.head.name!r} cannot explain a {alone} alone; give both --query and a passage to see the "
+            f"head {run.config.head.name!r} cannot explain a {side} alone; give both --query and a passage to see the "
             "parts of their score"
         )
     return "\n\n".join(parts)
 
 
 def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top: int) -> str:
-    """Return a table of the words with the largest values of a text; for a passage, the words of the query follow.
+    """Return a table of the words with the largest values of a text. For a passage, the words of the query follow.
 
     Args:
         run: a run whose head computes values of words.
         text: token ids of one text.
-        question: token ids of the query, None for none.
-        top: rows before those of the query.
+        side: whether the text is a query or a passage.
+        question: token ids of the query; None without a query.
+        top: number of rows before the words of the query.
     """
     values = vocabulary_values(run, text, side)
     strongest, positions = values.max(axis=0), values.argmax(axis=0)
@@ -140,10 +142,8 @@ def word_table(run: Run, text: Ragged, side: Side, question: Ragged | None, top:
 
 
 def vocabulary_values(run: Run, text: Ragged, side: Side) -> np.ndarray:
-    """Return the values of the vocabulary's words at each of U positions of a text, [U,vocabulary].
-
-    text: token ids of one text, of a run whose head computes values of words.
-    """
+    """Return the values of the vocabulary's words at each of U positions of a text, [U,vocabulary]. `text` has the
+    token ids of one text; the head of `run` computes values of words."""
     ids, mask = text.padded(np.array([0]), int(text.lengths[0]), run.tokenizer.pad_id)
     tokens = Tokens(jnp.asarray(ids), jnp.asarray(mask))
     program = jax.jit(lambda params: run.model.word_values(params, tokens, side))
@@ -151,7 +151,7 @@ def vocabulary_values(run: Run, text: Ragged, side: Side) -> np.ndarray:
 
 
 def own_word_values(run: Run, passage: Passage) -> list[tuple[str, float]]:
-    """Return each token of a passage with the value that its word has in the passage's vector before pruning.
+    """Return (token, value of its word in the passage's vector before pruning) for each token of a passage.
 
     Raises ValueError for a family that has no values of words, and for a passage without text.
     """
@@ -169,8 +169,10 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
     """Return the score and its parts, as paragraphs.
 
     Args:
-        query, passage: token ids of one text each.
-        top: rows of a table.
+        run: the run that scores.
+        query: token ids of one query.
+        passage: token ids of one passage.
+        top: number of rows of a table.
     """
     unpooled_model = run.model.unpooled()
     query_vectors = run.embedder()(query, "query")[0].astype(np.float64)  # [U,D]
@@ -182,8 +184,8 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
     if run.model.sparse:
         return [*lines, word_matches(run, query_vectors[0], passage_vectors[0], top)]
     if unpooled_model.vectors_per_passage != 1:
-        before = run.embedder(unpooled=True)(passage, "passage")[0].astype(np.float64)
-        return [*lines, *vector_matches(run, (query_vectors @ before.T)[0], passage, top)]
+        unpooled_vectors = run.embedder(unpooled=True)(passage, "passage")[0].astype(np.float64)
+        return [*lines, *vector_matches(run, (query_vectors @ unpooled_vectors.T)[0], passage, top)]
     parts = run.model.module.head.vector_parts()
     if parts:
         shares = {name: float(query_vectors[0, a:b] @ passage_vectors[0, a:b]) for name, (a, b) in parts.items()}
@@ -195,13 +197,14 @@ def score_parts(run: Run, query: Ragged, passage: Ragged, top: int) -> list[str]
 
 
 def word_matches(run: Run, query: np.ndarray, passage: np.ndarray, top: int) -> str:
-    """Return a table of the words that a query and a passage share, those that contribute most first. The score is the
-    sum.
+    """Return a table of the words that a query and a passage share, largest contribution first. The score is the sum of
+    the contributions.
 
     Args:
         run: a run whose vectors are weights of words.
-        query, passage: weights [D] of one text each.
-        top: rows of the table.
+        query: weights [D] of the query.
+        passage: weights [D] of the passage.
+        top: number of rows of the table.
     """
     products = query * passage
     words = np.flatnonzero(products)
@@ -218,12 +221,14 @@ def word_matches(run: Run, query: np.ndarray, passage: np.ndarray, top: int) -> 
 
 
 def token_matches(run: Run, products: np.ndarray, query: Ragged, passage: Ragged) -> str:
-    """Return a table of late interaction: each query token with its best passage token. The score is the sum.
+    """Return a table of late interaction: each query token with its best passage token. The score is the sum of the
+    contributions.
 
     Args:
-        run: a run of late interaction.
+        run: a run with late interaction.
         products: dot products of all pairs of vectors [U,V].
-        query, passage: token ids of one text each.
+        query: token ids of the query.
+        passage: token ids of the passage.
     """
     left, right = vector_labels(run, query, "query"), vector_labels(run, passage, "passage")
     rows = [
@@ -234,16 +239,17 @@ def token_matches(run: Run, products: np.ndarray, query: Ragged, passage: Ragged
 
 
 def vector_matches(run: Run, products: np.ndarray, passage: Ragged, top: int) -> list[str]:
-    """Return a table of the passage's vectors, before pooling, by their dot product with the query's vector.
+    """Return a table of the passage's vectors before pooling, largest dot product with the query's vector first, and a
+    sentence about their use.
 
     Args:
-        run: a run with several vectors a passage before pooling.
+        run: a run with several vectors per passage before pooling.
         products: dot products [V].
-        passage: token ids of one text.
-        top: rows of the table.
+        passage: token ids of the passage.
+        top: number of rows of the table.
     """
     names = vector_labels(run, passage, "passage")
-    order = np.argsort(-products, kind="stable")[:top]  # of equal products the first wins
+    order = np.argsort(-products, kind="stable")[:top]  # if products are equal, the first vector wins
     table = aligned_table(["vector", "product"], [[names[row], f"{products[row]:.4f}"] for row in order.tolist()])
     if run.model.vectors_per_passage == 1:
         pooling = run.config.pooling

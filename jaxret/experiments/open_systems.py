@@ -1,4 +1,4 @@
-"""Open systems that score any passage of one corpus: folders of runs, and of BM25."""
+"""Open systems that can score any passage of a corpus, from folders of runs and of BM25."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class OpenSystem(NamedTuple):
     folder: str
     system: ScoringSystem
     corpus_identity: dict[str, Any]  # {"sha256", "passages"}
-    digest: str  # of what its scores depend on
+    digest: str  # digest of the model or index that scores
 
 
 def is_system_folder(path: str) -> bool:
-    """Return whether a path is the folder of a run or of BM25, and no file of rankings."""
+    """Return whether a path is the folder of a run or of BM25, not a file of rankings."""
     return Path(path).is_dir() and (Workdir(path).contract.exists() or (Path(path) / "bm25").is_dir())
 
 
@@ -36,21 +36,21 @@ def open_systems(folders: Sequence[str], encoded_name: str = "") -> list[OpenSys
     """Open systems of one corpus.
 
     Args:
-        folders: of runs that encoded the corpus, and of `jaxret bm25`.
-        encoded_name: its name in the folders; "" for the only one.
+        folders: folders of runs that encoded the corpus, and of `jaxret bm25`.
+        encoded_name: name of the corpus in the folders; "" for the only one.
 
     Raises:
-        ContractError: their corpora differ.
+        ContractError: the systems have different corpora.
         FileNotFoundError, ValueError: a folder has no corpus of this name, or several.
     """
     systems = [
         _open_bm25(folder, encoded_name) if _is_bm25(folder) else _open_run(folder, encoded_name) for folder in folders
     ]
     first = systems[0]
-    for other in systems[1:]:
+    for system in systems[1:]:
         remedy = "Fuse systems of one corpus; encode and index the same file."
         require_equal(
-            {"corpus": first.corpus_identity}, {"corpus": other.corpus_identity}, first.folder, other.folder, remedy
+            {"corpus": first.corpus_identity}, {"corpus": system.corpus_identity}, first.folder, system.folder, remedy
         )
     return systems
 
@@ -75,7 +75,7 @@ def _open_run(folder: str, encoded_name: str) -> OpenSystem:
     run = open_run(folder)
     searcher = Searcher(run, corpus_folder(run.workdir, encoded_name), many=True)
     if len(searcher.encoded_corpus.parts) > 1 or searcher.encoded_corpus.selection is not None:
-        raise ValueError(f"{folder}: passages were appended or deleted; encode the changed corpus anew to fuse it")
+        raise ValueError(f"{folder}: passages were appended or deleted; encode the current corpus to fuse it")
     return OpenSystem(
         folder, DenseSystem(searcher), dict(searcher.encoded_corpus.corpus_identity), run.checkpoint["digest"]
     )

@@ -23,18 +23,20 @@ __all__ = ["MEASURES", "run_system"]
 def run_system(
     config: ConfigDict, workdir: Path, corpus: Corpus, source: EvaluationSource, measures: Sequence[str]
 ) -> Evaluation:
-    """Train `config` in `workdir`, encode a corpus, and evaluate on queries.
+    """Train a run, encode a corpus with it, and return its evaluation on queries.
 
-    A second call continues at the step where the first one stopped.
+    If a call is interrupted, the next call continues its work.
 
     Args:
-        corpus: what is searched.
-        source: queries and judgements of it.
+        config: config of the run.
+        workdir: folder of the run.
+        corpus: the corpus to search.
+        source: queries, and judgements of passages of this corpus.
         measures: names such as "nDCG@10".
     """
     train(config, workdir).require_finished()
     run = open_run(workdir)
     encode_corpus(run, corpus)
     evaluation = search_files(run, source, EvaluationOptions(measures=tuple(measures)))
-    assert evaluation is not None  # judgements were given
+    assert evaluation is not None  # it is None only without judgements
     return evaluation

@@ -1,4 +1,4 @@
-"""Add a teacher's scores to training data: `jaxret rerank --train`, and the score step of a recipe."""
+"""Add a teacher's scores to training data, for `jaxret rerank --train` and for the score step of a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from jaxret.parallel.progress import Progress, print_line
 from jaxret.runs.scorer import OnProgress
 from jaxret.storage.working_copy import require_writable
 
-PAIRS_PER_BLOCK = 1 << 18  # scored at a time, and sorted by length: of 100 million, 290 bytes each would be 29 GB
+# Pairs that are sorted by length and scored together. Without blocks, 100 million pairs of 290 bytes would need 29 GB.
+PAIRS_PER_BLOCK = 1 << 18
 
 
 def score_examples(
@@ -31,19 +32,21 @@ def score_examples(
     on_error: str = "error",
     progress: bool = True,
 ) -> int:
-    """Write training examples with the scores of all their passages; return the number of pairs.
+    """Write training examples with a teacher's scores of all their passages, and return the number of pairs.
 
-    The file is in Tevatron's format, which every training of jaxret reads (docs/training.md), and has the same targets.
-    It is written while pairs are scored.
+    The file has Tevatron's format, which every training of jaxret reads (docs/training.md), and the same targets. It is
+    written while pairs are scored.
 
     Args:
+        teacher: the model that scores.
         data: the examples.
         out: file to write.
         on_error: "error" or "skip", for bad records.
+        progress: whether progress is printed.
 
     Raises:
-        DataError: a bad record.
-        ValueError: two queries have one id, or the output is a file of the training data.
+        DataError: a record is bad.
+        ValueError: two queries have the same id, or the output is a file of the training data.
     """
     sources = [("the training data", data.source), ("the run of negatives", data.negatives_run)]
     require_other_output(out, sources, [data.split])

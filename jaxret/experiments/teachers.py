@@ -25,20 +25,19 @@ from jaxret.runs.run import USES, choose_checkpoint, open_checkpoints, stored_co
 from jaxret.runs.scorer import OnProgress, ignore_progress
 from jaxret.runs.workdir import Workdir
 
-_QUERIES_PER_BLOCK = 256  # the vectors of their passages are in memory
-_COMPARED = 1000  # passages whose texts are compared with those of the encoded corpus
+_QUERIES_PER_BLOCK = 256  # queries whose passages have their vectors in memory at the same time
+_SAMPLE_SIZE = 1000  # number of passages whose texts are compared with the encoded corpus
 
 
 @runtime_checkable
 class TeacherScorer(Protocol):
-    """Scores of (query id, passage id) pairs, float32 [N]. `on_progress` gets the number of pairs of each block.
-
-    Attributes:
-        cut: how many texts the length limits cut.
-    """
+    """Returns scores of (query id, passage id) pairs, float32 [N]. `on_progress` gets the number of pairs of each
+    block."""
 
     @property
-    def cut(self) -> tuple[Truncation, ...]: ...
+    def cut(self) -> tuple[Truncation, ...]:
+        """Counts of the texts that the length limits cut."""
+        ...
 
     def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray: ...
 
@@ -53,7 +52,7 @@ class TeacherModel(Protocol):
 
 
 class RetrieverTeacher:
-    """A run as teacher: the scores of its search, for passages of a corpus that it encoded."""
+    """A retriever as teacher. It scores passages of a corpus that it encoded, with the scores of its search."""
 
     def __init__(self, workdir: str, encoded_name: str) -> None:
         self.workdir, self.encoded_name = workdir, encoded_name
@@ -64,31 +63,31 @@ class RetrieverTeacher:
         """Return the scorer.
 
         Raises:
-            ValueError: passages are not in the corpus, or are other texts there.
-            FileNotFoundError: the corpus that was encoded was moved, so that texts cannot be compared.
-            ContractError: it was changed.
+            ValueError: passages are not in the corpus, or have other texts in it.
+            FileNotFoundError: the source of the encoded corpus was moved, so texts cannot be compared.
+            ContractError: the source of the encoded corpus has changed.
         """
         pool = RunPool(self.workdir, self.encoded_name, set(passages))
         _require_no_missing(self.workdir, pool.missing(passages))
-        first = dict(islice(passages.items(), _COMPARED))
-        _require_same_texts(self.workdir, first, pool.searcher.passages(first.keys()))
+        sample = dict(islice(passages.items(), _SAMPLE_SIZE))
+        _require_same_texts(self.workdir, sample, pool.searcher.passages(sample.keys()))
         return RetrieverScorer(pool, queries)
 
 
 def require_passages(teacher: str, data: TrainingSource, corpus: Corpus, policy: Policy) -> None:
-    """Raise ValueError if a retriever that will encode a corpus cannot score records with texts, by the first ones:
-    they name passages that the corpus has not, or has with other texts.
+    """Raise ValueError if a retriever that will encode a corpus cannot score training records with texts. It looks at
+    the first records: their passages must be in the corpus, with the same texts.
 
     Args:
         teacher: name of the retriever, for the error.
-        data: the records; of judgements, and of records of ids, nothing is read.
-        corpus: read until it had the passages.
-        policy: for bad records.
+        data: the records. Judgements and records with ids instead of texts are not read.
+        corpus: the corpus, which is read until all passages of the first records have been found.
+        policy: what to do with bad records.
     """
     passages: dict[str, Passage] = {}
     for example in data.stream(policy):
         passages |= {passage.id: passage for passage in (*example.positives, *example.negatives)}
-        if len(passages) >= _COMPARED:
+        if len(passages) >= _SAMPLE_SIZE:
             break
     corpus_passages: dict[str, Passage] = {}
     for _, passage in corpus.read_located():
@@ -101,48 +100,48 @@ def require_passages(teacher: str, data: TrainingSource, corpus: Corpus, policy:
 
 
 def _require_no_missing(teacher: str, ids: Sequence[str]) -> None:
-    """Raise ValueError for ids of passages that the corpus of a teacher has not."""
+    """Raise ValueError if there are `ids`, which are passages that the corpus of a teacher does not have."""
     if ids:
         raise ValueError(
             f"{teacher} cannot score passage {ids[0]!r}, one of {len(ids):,} that are not in the corpus that it "
-            "encodes; encode the one that the training data are of"
+            "encodes; encode the corpus of the training data"
         )
 
 
 def _require_same_texts(teacher: str, passages: Mapping[str, Passage], corpus_passages: Mapping[str, Passage]) -> None:
-    """Raise ValueError if most of the passages are other texts in the corpus of a teacher.
+    """Raise ValueError if most of the passages have other texts in the corpus of a teacher.
 
-    Ids may be row numbers, which another corpus has, too. A few texts may differ: positives of DPR's files are not
-    always, to the letter, what its passages are.
+    Ids may be row numbers, which another corpus has, too. A few texts may differ, because some positives of DPR's files
+    are not exactly its passages.
 
     Args:
-        teacher: for the error.
-        passages: of the training data.
-        corpus_passages: of the corpus, those of the same ids.
+        teacher: name of the teacher, for the error.
+        passages: passages of the training data.
+        corpus_passages: passages of the corpus with the same ids.
     """
-    others = [key for key, one in passages.items() if not _contains_other(one.text, corpus_passages[key].text)]
-    if 2 * len(others) > len(passages):
-        text, encoded_text = (source[others[0]].text[:60] for source in (passages, corpus_passages))
+    different = [key for key, passage in passages.items() if not _is_contained(passage.text, corpus_passages[key].text)]
+    if 2 * len(different) > len(passages):
+        text, encoded_text = (source[different[0]].text[:60] for source in (passages, corpus_passages))
         raise ValueError(
-            f"{teacher} scores by ids, and {len(others):,} of {len(passages):,} passages are other texts in the corpus "
-            f"that it encodes: {others[0]!r} is {encoded_text!r} there, and {text!r} in the training data; encode the "
-            "corpus that the training data are of"
+            f"{teacher} scores by ids, but {len(different):,} of {len(passages):,} passages of the training data have "
+            f"other texts in the corpus that it encodes: {different[0]!r} is {text!r} in the training data and "
+            f"{encoded_text!r} in the corpus. Encode the corpus of the training data"
         )
 
 
-def _contains_other(one: str, other: str) -> bool:
-    """Return whether a text contains the other: one may have the title in front, be cut, or be absent."""
-    one, other = normalized_text(one), normalized_text(other)
-    return one in other or other in one
+def _is_contained(first: str, second: str) -> bool:
+    """Return whether one of two texts contains the other. A text may have the title in front, be cut, or be empty."""
+    first, second = normalized_text(first), normalized_text(second)
+    return first in second or second in first
 
 
 @dataclass(frozen=True)
 class RetrieverScorer:
-    """Scores of a run's search. `pool` has the vectors of the passages."""
+    """Returns the scores of a run's search."""
 
-    pool: RunPool
-    queries: Mapping[str, Query]
-    cut: tuple[Truncation, ...] = ()
+    pool: RunPool  # vectors of the passages
+    queries: Mapping[str, Query]  # query id -> query
+    cut: tuple[Truncation, ...] = ()  # empty: passages were cut when the corpus was encoded
 
     def __call__(self, pairs: Sequence[tuple[str, str]], on_progress: OnProgress = ignore_progress) -> np.ndarray:
         passages_of: dict[str, list[str]] = {}
@@ -163,8 +162,9 @@ class RetrieverScorer:
 def open_teacher(name: str, encoded_name: str) -> TeacherModel:
     """Open a teacher.
 
-    name: folder of a run (retriever or cross-encoder), or a cross-encoder in transformers' files.
-    encoded_name: name of the encoded corpus, for a retriever.
+    Args:
+        name: folder of a run (retriever or cross-encoder), or a cross-encoder in transformers' files.
+        encoded_name: name of the encoded corpus, for a retriever.
     """
     if not is_run_folder(name):
         return open_pretrained_reranker(name)
@@ -172,11 +172,12 @@ def open_teacher(name: str, encoded_name: str) -> TeacherModel:
 
 
 def check_teacher(name: str, encoded_name: str, corpus: Corpus | None) -> None:
-    """Check a teacher without loading weights.
+    """Raise an error if a teacher cannot score data. Weights are not loaded.
 
     Args:
-        name, encoded_name: see `open_teacher`.
-        corpus: of the data to score; None if the data have their texts with them.
+        name: folder of a run, or a cross-encoder in transformers' files.
+        encoded_name: name of the encoded corpus, for a retriever.
+        corpus: corpus of the data to score; None if the data contain texts.
     Raises:
         FileNotFoundError: the teacher or its encoded corpus is missing.
         ValueError: the run is neither a retriever nor a cross-encoder.
@@ -190,7 +191,7 @@ def check_teacher(name: str, encoded_name: str, corpus: Corpus | None) -> None:
         return
     folder, config = Workdir(name), stored_config(Workdir(name))
     if config.task not in ("retrieval", "reranking"):
-        raise ValueError(f"the teacher {name!r} is {USES.get(config.task, config.task)}; it scores nothing")
+        raise ValueError(f"the teacher {name!r} is {USES.get(config.task, config.task)}, which gives no scores")
     with open_checkpoints(folder, config) as checkpoints:
         choose_checkpoint(checkpoints, "best", folder)
     if config.task == "retrieval":

@@ -11,26 +11,26 @@ from jaxret.runs.trackers import RunTracker, check_trackers
 
 
 class SentCounts(NamedTuple):
-    """Lines of metrics.jsonl, and evaluations."""
+    """Counts of the lines and evaluations that were sent to a tracker."""
 
-    lines: int
+    lines: int  # lines of metrics.jsonl
     evaluations: int
 
 
 def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str = "") -> dict[str, SentCounts]:
-    """Send what trackers lack of a run; return how much, by tracker.
+    """Send metrics and evaluations of a run that trackers do not have yet, and return tracker -> counts.
 
     Args:
         path: the run's folder.
-        names: of the trackers.
-        project: at the trackers; "": that of the run's config.
+        names: names of the trackers.
+        project: name of the project at the trackers; "" for the project in the run's config.
 
     Raises:
-        ValueError: no tracker, an unknown one, or one that is not installed or fails.
+        ValueError: no tracker is given, or one is unknown, is not installed or fails.
         FileNotFoundError: the folder is not a run.
     """
     if not names:
-        raise ValueError("--to names no tracker; give trackio, wandb or mlflow, or several with commas")
+        raise ValueError("--to is empty; give trackio, wandb or mlflow, or several with commas")
     check_trackers(names, "--to")
     run = open_run(path)
     workdir, project = run.workdir, project or run.config.train.tracker_project
@@ -40,7 +40,7 @@ def track_run(path: str | os.PathLike[str], names: Sequence[str], project: str =
             tracker = RunTracker(name, workdir, project)
             counts[name] = SentCounts(tracker.catch_up(), tracker.send_evaluations())
             tracker.finish()
-        except Exception as error:  # a tracker may raise anything
+        except Exception as error:  # trackers raise errors of any class
             package = isinstance(error, ModuleNotFoundError) and error.name
             remedy = f"; pip install {package}" if package else ""
             raise ValueError(f"{name} failed: {type(error).__name__}: {error}{remedy}") from error

@@ -1,4 +1,4 @@
-"""Measure how different a checkpoint's vectors of one passage are, on judged queries (`jaxret diversity`)."""
+"""Measure how much the vectors of one passage differ, on judged queries (`jaxret diversity`)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_json, write_json
 
 DIVERSITY_MEASURES = ("local_variation", "perplexity")
-LOCAL_VARIATION = "softmax"  # MVR's table 6 can only be of scores that are normalized so
+LOCAL_VARIATION = "softmax"  # normalization of the scores; the values of MVR's table 6 are possible only with this one
 
 
 @dataclass(frozen=True)
 class JudgedSource:
-    """Queries with judgements, and their passages. Training records with texts, such as DPR's, are all that is read
-    where they are the judgements."""
+    """Queries with judgements, and a corpus. If the judgements are training records with texts, such as DPR's, all
+    three are read from these records."""
 
     source: EvaluationSource
-    judgements: JudgementSource  # of the source
+    judgements: JudgementSource  # judgements of `source`, which are never None
     corpus: Corpus
 
     @classmethod
     def open(cls, data: PathLike, split: str | None) -> JudgedSource:
         """Detect the files of a folder with queries, judgements and corpus, or a file of training records. Raises
-        DataError for one that is missing."""
+        DataError if one of them is missing."""
         judgements = JudgementSource.open(data, split)
         if records := cls._of_records(judgements):
             return records
@@ -47,7 +47,7 @@ class JudgedSource:
 
     @classmethod
     def of(cls, source: EvaluationSource, corpus: Corpus) -> JudgedSource:
-        """Return the judged texts of opened sources. Raises ValueError if there are no judgements."""
+        """Return the judged texts of open sources. Raises ValueError if `source` has no judgements."""
         if source.judgements is None:
             raise ValueError(f"{source.queries} was opened without judgements")
         return cls._of_records(source.judgements) or cls(source, source.judgements, corpus)
@@ -63,7 +63,7 @@ class JudgedSource:
 
     @property
     def name(self) -> str:
-        """The name of the report; of a file without a split."""
+        """The name of the report. The name of a file has no split."""
         is_file = not self.judgements.is_folder and not is_named(self.judgements.file.path)
         return self.source.dataset if is_file else self.source.name
 
@@ -77,10 +77,10 @@ class JudgedTexts:
     pairs: list[Judgement]
 
     def digest(self) -> str:
-        """Return a SHA-256 digest of what is encoded and compared, independent of its order."""
-        queries = [self.queries[key].to_json() for key in sorted({one.query_id for one in self.pairs})]
-        passages = sorted([one.id, one.title, one.text] for one in self.passages)
-        return sha256_json([queries, passages, sorted([one.query_id, one.passage_id] for one in self.pairs)])
+        """Return a SHA-256 digest of the queries of pairs, the passages and the pairs, independent of their order."""
+        queries = [self.queries[key].to_json() for key in sorted({pair.query_id for pair in self.pairs})]
+        passages = sorted([passage.id, passage.title, passage.text] for passage in self.passages)
+        return sha256_json([queries, passages, sorted([pair.query_id, pair.passage_id] for pair in self.pairs)])
 
 
 @dataclass(frozen=True)
@@ -90,36 +90,37 @@ class JudgedPairs:
     query_ids: list[str]
     passage_ids: list[str]
     queries: Float[np.ndarray, "P D"]
-    passages: Float[np.ndarray, "P V D"]  # before pooling
-    rows: Int[np.ndarray, " P"]  # a number for each passage, equal in all pairs with that passage
-    digest: str  # of the texts and pairs
+    passages: Float[np.ndarray, "P V D"]  # vectors before pooling
+    rows: Int[np.ndarray, " P"]  # number of the pair's passage
+    digest: str  # digest of texts and pairs
 
 
 def judged_pairs(run: Run, data: JudgedSource, progress: bool = True) -> JudgedPairs:
-    """Encode the judged queries of a source and their relevant passages. Raises ValueError if the checkpoint has one
-    vector a passage, or one for every token, and as `read_judged_texts` does."""
+    """Encode the judged queries of a source and their relevant passages. Raises ValueError if the run has one vector
+    per passage or per token, or if the texts cannot be used (`read_judged_texts`)."""
     if not has_several_vectors(run.model):
         vectors = run.model.unpooled().vectors_per_passage
         raise ValueError(
             f"head {run.config.head.name!r} has {'a vector for every token' if vectors is None else 'one vector'} of a "
             "passage; diversity needs a head with several vectors, equally many for every passage"
         )
-    read = read_judged_texts(data)
-    row = {passage.id: i for i, passage in enumerate(read.passages)}
-    query_rows = {query_id: i for i, query_id in enumerate(dict.fromkeys(one.query_id for one in read.pairs))}
+    texts = read_judged_texts(data)
+    pairs = texts.pairs
+    passage_rows = {passage.id: row for row, passage in enumerate(texts.passages)}
+    query_rows = {query_id: row for row, query_id in enumerate(dict.fromkeys(pair.query_id for pair in pairs))}
 
-    texts = run.tokenizer.queries((read.queries[query_id] for query_id in query_rows), progress)
-    query_vectors = run.embedder()(texts, "query", progress).stacked()[:, 0]
-    texts = run.tokenizer.passages(read.passages, progress)
-    passage_vectors = run.embedder(unpooled=True)(texts, "passage", progress).stacked()
-    left = np.array([query_rows[one.query_id] for one in read.pairs])
-    right = np.array([row[one.passage_id] for one in read.pairs])
-    names = [one.query_id for one in read.pairs], [one.passage_id for one in read.pairs]
-    return JudgedPairs(*names, query_vectors[left], passage_vectors[right], right, read.digest())
+    tokens = run.tokenizer.queries((texts.queries[query_id] for query_id in query_rows), progress)
+    query_vectors = run.embedder()(tokens, "query", progress).stacked()[:, 0]
+    tokens = run.tokenizer.passages(texts.passages, progress)
+    passage_vectors = run.embedder(unpooled=True)(tokens, "passage", progress).stacked()
+    left = np.array([query_rows[pair.query_id] for pair in pairs])
+    right = np.array([passage_rows[pair.passage_id] for pair in pairs])
+    ids = [pair.query_id for pair in pairs], [pair.passage_id for pair in pairs]
+    return JudgedPairs(*ids, query_vectors[left], passage_vectors[right], right, texts.digest())
 
 
 def has_several_vectors(model: RetrieverModel) -> bool:
-    """Return whether a model has several vectors of a passage, equally many for every passage."""
+    """Return whether a model has the same number of vectors, above 1, for every passage."""
     return (model.unpooled().vectors_per_passage or 1) > 1
 
 
@@ -129,7 +130,8 @@ def read_judged_texts(data: JudgedSource) -> JudgedTexts:
     policy = Policy()
     query_list, records = read_judged_queries(data.source.queries, data.judgements, policy)
     queries = {query.id: query for query in query_list}
-    pairs = [one for _, one in reject_unknown_ids(records, queries, None, policy) if one.relevance > 0]
+    judgements = (judgement for _, judgement in reject_unknown_ids(records, queries, None, policy))
+    pairs = [judgement for judgement in judgements if judgement.relevance > 0]
     if not pairs:
         raise ValueError(
             f"{data.judgements} has no query with a relevant passage in the split {data.judgements.split!r}"
@@ -145,15 +147,15 @@ def read_judged_texts(data: JudgedSource) -> JudgedTexts:
 
 
 def pooling_weights(run: Run) -> dict[str, float] | None:
-    """Return the weight of each of a passage's vectors in the pooled vector at inference, by name; None where all
-    vectors are searched. For pooling "scalar_mix" these are softmax(alpha) (MLR eq. 8)."""
+    """Return name of a passage's vector -> its weight in the pooled vector at inference; None if all vectors are
+    searched. For pooling "scalar_mix" the weights are softmax(alpha) (MLR eq. 8)."""
     names = run.model.module.head.vector_names()
     weights = POOLINGS[run.config.pooling].weights(len(names), run.params.get("pooling", {}))
     return None if weights is None else dict(zip(names, weights, strict=True))
 
 
 def measure_diversity(run: Run, data: JudgedSource, progress: bool = True) -> Diversity:
-    """Return the diversity of the judged pairs of a source. Raises as `judged_pairs` does."""
+    """Return the diversity of the judged pairs of a source. Raises ValueError for the reasons of `judged_pairs`."""
     return _diversity_of(judged_pairs(run, data, progress))
 
 
@@ -162,22 +164,23 @@ def _diversity_of(pairs: JudgedPairs) -> Diversity:
 
 
 def diversity_path(workdir: Workdir, data: JudgedSource, step: int | None = None) -> Path:
-    """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, of a file `eval/DATA.diversity.json`.
+    """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, or `eval/DATA.diversity.json` for a file.
 
-    step: of a checkpoint that is not the best one, whose report has `.step-N` in its name.
+    `step` is the step of a checkpoint that is not the best one; the name then has `.step-N`.
     """
     return workdir.evaluation(f"{data.name}{'' if step is None else f'.step-{step}'}.diversity")
 
 
 def read_diversity(path: Path) -> dict[str, float | None]:
-    """Return perplexity and local variation of a report, as MVR's table 6 has them."""
+    """Return local variation and perplexity from a report, with the normalization of MVR's table 6."""
     report = read_json(path)
     values = report["local_variation"][LOCAL_VARIATION], report["perplexity"]
     return dict(zip(DIVERSITY_MEASURES, values, strict=True))
 
 
 def is_diversity_of(path: Path, checkpoint: Mapping[str, Any], texts: JudgedTexts) -> bool:
-    """Return whether a report is there, and is of this checkpoint and these texts: the path has neither."""
+    """Return whether a report exists and was made from this checkpoint and these texts, which its path does not
+    show."""
     if not path.exists():
         return False
     report = read_json(path)
@@ -185,7 +188,8 @@ def is_diversity_of(path: Path, checkpoint: Mapping[str, Any], texts: JudgedText
 
 
 def report_diversity(run: Run, data: JudgedSource, progress: bool = True) -> str:
-    """Measure diversity, write it to `diversity_path`, and return the text to print. Raises as `judged_pairs` does."""
+    """Measure diversity, write it to `diversity_path`, and return the text to print. Raises ValueError for the reasons
+    of `judged_pairs`."""
     pairs = judged_pairs(run, data, progress)
     result = _diversity_of(pairs)
     names = run.model.module.head.vector_names()
@@ -210,7 +214,7 @@ def report_diversity(run: Run, data: JudgedSource, progress: bool = True) -> str
         return "\n".join([*lines, f"written to {path}"])
     lines += [f"local variation ({norm}): {value:.4f}" for norm, value in result.local_variation.items()]
     if result.perplexity is None:
-        lines.append("perplexity of the winner: not defined, no passage has two queries")
+        lines.append("perplexity of the winner: not defined, because no passage has two queries")
     else:
         lines.append(f"perplexity of the winner: {result.perplexity:.4f} (1: always the same vector)")
     width = max(map(len, names))

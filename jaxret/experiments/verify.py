@@ -1,5 +1,5 @@
-"""Verify a folder against its digests: a run with its checkpoints and encoded corpora, an encoded corpus, an index, or
-a store of tokens. Nothing is changed."""
+"""Compare a folder with its digests: a run with its checkpoints and encoded corpora, an encoded corpus, an index, or a
+store of tokens. Files are not changed."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ from jaxret.storage.working_copy import enclosing_folder, fetch_files, local_pat
 class Verification(NamedTuple):
     """The result for one item of a folder."""
 
-    name: str
-    problem: str = ""  # a sentence; "" if the item is intact
-    warning: str = ""  # a sentence on an intact item that is probably a mistake
+    name: str  # path of the item
+    problem: str = ""  # sentence about the damage; "" if the item is intact
+    warning: str = ""  # sentence about a probable mistake in an intact item; "" for none
 
 
 def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[Verification]:
-    """Verify the items of a folder one by one.
+    """Verify the items of a folder, and yield a result for each.
 
-    Of a folder in a bucket, the bytes of all files that jaxret wrote are read first; the rest follows if all are
-    intact. With `delete_unused`, its objects that belong to no file are deleted: no job may write there meanwhile.
+    If the folder is in a bucket, the bytes of all files that jaxret wrote are compared first; the other checks follow
+    if all bytes are intact. With `delete_unused`, objects of the bucket's folder that belong to no file are deleted; no
+    job may write to it at the same time.
 
-    Raises FileNotFoundError where there is no folder, ValueError for one of no kind that can be verified.
+    Raises FileNotFoundError if the folder does not exist, ValueError if it is of a kind that cannot be verified.
     """
     require_disk_path(folder)
     if delete_unused and not is_bucket_address(folder):
-        raise ValueError(f"--delete_unused: {folder} is no folder in a bucket, and has no objects")
+        raise ValueError(f"--delete_unused: {folder} is not in a bucket; give the address of a folder in a bucket")
     bytes_in_bucket: list[Verification] = []
     if is_bucket_address(folder):
         bytes_in_bucket = list(_verify_bucket(BucketFolder(enclosing_folder(os.fspath(folder))), delete_unused))
@@ -64,7 +65,7 @@ def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[V
             return
     folder = local_path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; give that of a run, of an encoded corpus or of an index")
+        raise FileNotFoundError(f"{folder} is not a folder; give the folder of a run, an encoded corpus or an index")
     if (folder / "config.json").exists():
         yield from _verify_run(Workdir(folder))
     elif _is_corpus(folder):
@@ -73,14 +74,14 @@ def verify_folder(folder: str | Path, delete_unused: bool = False) -> Iterator[V
         yield _verify_index(folder.absolute())
     elif (folder / "manifest.json").exists():
         yield from _verify_metadata(folder)
-    elif not bytes_in_bucket:  # of any other folder that jaxret wrote to a bucket, all bytes have been compared
+    elif not bytes_in_bucket:  # if the folder is in a bucket, all its bytes have been compared
         raise ValueError(
             f"{folder} is not a run, an encoded corpus, an index or a store of tokens: there is nothing to verify"
         )
 
 
 def report_verification(folder: str | Path, delete_unused: bool = False) -> None:
-    """Verify a folder, and print damages, warnings and a summary; see `verify_folder`. Raises ValueError if anything is
+    """Verify a folder (`verify_folder`), and print damages, warnings and a summary. Raises ValueError if an item is
     damaged."""
     results = list(verify_folder(folder, delete_unused))
     damages = [result.problem for result in results if result.problem]
@@ -98,8 +99,8 @@ def report_verification(folder: str | Path, delete_unused: bool = False) -> None
 def _verify_bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verification]:
     if not folder.exists() and (objects := folder.bucket.list("data")):
         raise ValueError(
-            f"{folder}: {MANIFEST}, which names its files, is not there, but {len(objects):,} data objects are: it was "
-            "deleted, or the job that wrote them was killed before it"
+            f"{folder} has {len(objects):,} data objects, but no {MANIFEST}, which lists its files: it was deleted, or "
+            "the job was killed before it was written"
         )
     for name, problem in bucket_problems(folder):
         yield Verification(f"{folder}/{name}", problem)
@@ -109,8 +110,8 @@ def _verify_bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verifi
         if delete_unused:
             if busy:
                 raise ValueError(
-                    f"--delete_unused: a job writes to {folder}, or was killed there ({busy[0]}); run it again, "
-                    "to its end"
+                    f"--delete_unused: a job writes to {folder}, or was killed while it did so ({busy[0]}); run this "
+                    "job to its end first"
                 )
             folder.bucket.delete(orphans)
             sentence = f"{folder}/data: {len(orphans):,} objects belonged to no file, and are deleted"
@@ -118,7 +119,7 @@ def _verify_bucket(folder: BucketFolder, delete_unused: bool) -> Iterator[Verifi
 
 
 def _is_corpus(folder: Path) -> bool:
-    """Return whether a folder is an encoded corpus, complete or not; a manifest alone is enough."""
+    """Return whether a folder is an encoded corpus. It may be incomplete, or have only a manifest."""
     if any(folder.glob("shard-*.json")) or any((folder / name).exists() for name in (ANNOUNCEMENT_FILE, "parts.json")):
         return True
     return "shards" in (read_entry(folder / "manifest.json") or {})
@@ -151,7 +152,7 @@ def _verify_run(workdir: Workdir) -> Iterator[Verification]:
 
 
 def _describe_mixture(corpora: list[Path]) -> str:
-    """Return a sentence if the corpora of a run were encoded by several of its checkpoints, else ""."""
+    """Return a sentence if several checkpoints of a run encoded its corpora, else ""."""
     corpus_of_checkpoint: dict[str, str] = {}  # checkpoint -> the last corpus that it encoded
     for path in corpora:
         for manifest in path.rglob("manifest.json"):
@@ -159,8 +160,8 @@ def _describe_mixture(corpora: list[Path]) -> str:
                 corpus_of_checkpoint[f"step {checkpoint.get('step')} ({checkpoint.get('digest')})"] = path.name
     if len(corpus_of_checkpoint) < 2:
         return ""
-    each = ", ".join(f"{name!r} by {checkpoint}" for checkpoint, name in corpus_of_checkpoint.items())
-    return f"{corpora[0].parent} mixes models: {each}; scores of different models cannot be compared"
+    listing = ", ".join(f"{name!r} by {checkpoint}" for checkpoint, name in corpus_of_checkpoint.items())
+    return f"{corpora[0].parent} mixes models: {listing}; scores of different models cannot be compared"
 
 
 def _restore_checkpoint(workdir: Workdir, config: Any, step: int) -> None:
@@ -193,7 +194,7 @@ def _verify_shards(folder: Path) -> Iterator[Verification]:
             yield from [Verification(str(shard.vectors(folder)), problem) for problem in problems or [""]]
             yield _verification(shard.sidecar(folder), lambda: _require_same_model(shard.sidecar(folder), contents))  # noqa: B023
         if not damaged:
-            fetch_files(folder)  # of a run in a bucket
+            fetch_files(folder)  # the vectors of a run in a bucket may not be on this machine yet
             yield Verification(f"{folder}: collapse", warning=collapse_warning(ShardSet(folder, contents)))
     yield _verification(folder / "corpus.json", lambda: unchanged_corpus(folder))
     if (folder / "passages.json").exists():
@@ -204,11 +205,11 @@ def _verify_shards(folder: Path) -> Iterator[Verification]:
 
 def _require_same_model(sidecar: Path, manifest: Manifest) -> None:
     if read_shard_json(sidecar).get("fingerprint") != manifest.fingerprint:
-        raise ShardError(f"{sidecar}: made from something else than the manifest says; run encode again")
+        raise ShardError(f"{sidecar} belongs to other vectors than the manifest; run encode again")
 
 
 def _verify_index(folder: Path) -> Verification:
-    """Verify an approximate index. One that was built before its corpus changed is intact; no search takes it."""
+    """Verify an approximate index. If its corpus has changed since, the index is intact, but no search uses it."""
     warning = ""
 
     def check() -> None:
@@ -216,7 +217,7 @@ def _verify_index(folder: Path) -> Verification:
         manifest = read_index_manifest(folder)
         check_index_file(folder, manifest)
         if manifest["corpus"] != identity_of(open_encoded(folder.parent.parent, verify=False)):
-            warning = f"{folder} is an index of other vectors than the corpus has now; build it again"
+            warning = f"{folder} was built from other vectors than the corpus has now; build it again"
 
     return _verification(folder / "manifest.json", check)._replace(warning=warning)
 
@@ -229,7 +230,7 @@ def _verify_passage_offsets(folder: Path) -> None:
 
 
 def _verify_metadata(folder: Path) -> Iterator[Verification]:
-    """Verify a folder of columns: a store of tokens, or the metadata that filters read."""
+    """Verify a folder of columns, which is a store of tokens or the metadata that filters read."""
     record: dict[str, Any] = {}
     yield _verification(folder / "manifest.json", lambda: record.update(read_shard_json(folder / "manifest.json")))
     for name, entry in record.get("columns", {}).items():

@@ -151,7 +151,7 @@ def test_a_kernel_of_another_platform_fails() -> None:
 
 @pytest.mark.slow
 def test_a_missing_encoder_and_contradicting_settings_fail(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_job, "SECONDS", 0.0)
+    monkeypatch.setattr(doctor_job, "RATE_SECONDS", 0.0)
     assert check_encoder("no/such", download=False).fatal
     assert check_encoder("no/such", download=True).value == "no/such, to be downloaded (encoder.download)"
     config = changed(tiny_config(root / "encoder", root / "data"), tokens__passage_length=4000)

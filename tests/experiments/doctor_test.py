@@ -47,7 +47,7 @@ def test_this_machine_as_a_process(tmp_path: Path) -> None:
 def test_a_failed_check_sets_the_exit_status() -> None:
     result = jaxret_doctor("--coordinator=no.such.host.invalid:1234")
     assert result.returncode == 1
-    assert "FAIL  coordinator: no.such.host.invalid:1234\n      the host is not known here" in result.stdout
+    assert "FAIL  coordinator: no.such.host.invalid:1234\n      this machine does not know the host" in result.stdout
 
 
 @pytest.mark.slow

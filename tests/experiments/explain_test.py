@@ -62,11 +62,11 @@ def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
         ({}, "give a --query"),
         ({"title": "t"}, "give a --query"),
         ({"query": "q", "text": "t", "passage_id": "p"}, "give a --query"),
-        ({"query": "q", "rank": True}, "--rank is the rank"),
-        ({"passage_id": "p", "rank": True}, "--rank is the rank"),
-        ({"query": "q", "title": "t"}, "--title is that of --passage"),
-        ({"passage_id": "p", "title": "t"}, "--title is that of --passage"),
-        ({"text": "t", "encoded_name": "c"}, "--corpus=c is the corpus of --passage_id"),
+        ({"query": "q", "rank": True}, "--rank needs"),
+        ({"passage_id": "p", "rank": True}, "--rank needs"),
+        ({"query": "q", "title": "t"}, "--title needs --passage"),
+        ({"passage_id": "p", "title": "t"}, "--title needs --passage"),
+        ({"text": "t", "encoded_name": "c"}, "--corpus=c needs --passage_id"),
     ],
 )
 def test_values_that_exclude_each_other_or_are_missing(values: dict[str, Any], message: str) -> None:
@@ -129,7 +129,7 @@ def test_i3_shows_the_reconstructed_words(make: Callable[..., Run]) -> None:
     printed = next(line for line in explanation.splitlines() if line.startswith("score "))
     assert float(printed.split()[1]) == pytest.approx(score, abs=2e-4)  # one computation of several
     assert explanation.endswith("their dot product has no parts")
-    assert "no step was trained: layers that the files of the encoder do not have are random" in explanation
+    assert "the run is not trained: layers that are not in the encoder's files are random" in explanation
     alone = explain(run, passage=passage, top=3)
     assert rows(alone, "rank") == [row[:4] for row in table[:3]]
     assert np.isfinite(values).all()

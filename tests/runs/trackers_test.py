@@ -210,7 +210,7 @@ def test_errors_are_one_sentence(trained: Any, service: Service, monkeypatch: py
     check_trackers(["json"])
     assert tracker_names(["json,csv", "wandb"]) == ("json", "csv", "wandb")
     run = trained(2)
-    with pytest.raises(ValueError, match=r"--to names no tracker"):
+    with pytest.raises(ValueError, match=r"--to is empty"):
         track_run(run, [], "jaxret")
     service.fails = lambda step: True
     with pytest.raises(ValueError, match="json failed: ConnectionError: no answer"):

@@ -1,5 +1,5 @@
-"""Batches of spans with hidden tokens, each a pure function of (seeds, number): a resumed run needs only its step, and
-each process makes its own rows."""
+"""Batches of spans with hidden tokens. A batch is a pure function of seeds and its number, so a resumed run needs only
+its step, and each process makes its own rows."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from jaxret.types import MaskedTexts, Tokens
 
 @dataclass(frozen=True)
 class MaskedBatches:
-    """How spans become batches over all processes: the plan of the task of pre-training."""
+    """How spans become batches over all processes: the training plan of pre-training."""
 
-    spans: Spans  # of the corpus
-    vocabulary: MaskingVocabulary  # of the tokenizer
+    spans: Spans  # spans of the corpus
+    vocabulary: MaskingVocabulary  # properties of the tokenizer's ids
     markers: tuple[int, int]  # ids of [CLS] and [SEP]
-    pad_id: int  # of the tokenizer
+    pad_id: int  # id of padding
     size: int  # examples of a batch
-    devices: int  # empty rows follow where they do not divide a batch
+    devices: int  # number of devices; a batch is padded with empty rows to a multiple of it
     length: int  # tokens of a row, markers included
-    rate: float  # of tokens to hide
-    data_seed: int  # draws the examples
-    mask_seed: int  # draws the hidden tokens
-    in_pairs: bool = False  # whether an example is a document with two of its spans side by side; else it is a span
-    decoder: tuple[float, int] | None = None  # (rate, masks) of RetroMAE's decoder; None: the method has none
+    rate: float  # fraction of tokens to hide
+    data_seed: int  # seed that draws the examples
+    mask_seed: int  # seed that draws the hidden tokens
+    in_pairs: bool = False  # whether an example is two spans of a document; if not, it is one span
+    decoder: tuple[float, int] | None = None  # (rate, masks) of RetroMAE's decoder; None: the method has no decoder
 
     packer: None = None  # every row is a text
 
     def __len__(self) -> int:
-        """Return the examples of an epoch."""
+        """Return the number of examples of an epoch."""
         return len(self.spans.paired) if self.in_pairs else len(self.spans)
 
     @property
     def batch_size(self) -> int:
-        """Spans of a batch."""
+        """Number of spans in a batch."""
         return self.size * (2 if self.in_pairs else 1)
 
     @property
@@ -48,20 +48,20 @@ class MaskedBatches:
         return padded_batch_size(self.batch_size, self.devices)
 
     def spans_of(self, number: int) -> np.ndarray:
-        """Return the spans of a batch [rows]; -1 is an empty row. Two spans of a document are drawn in each epoch."""
+        """Return the numbers of the spans of a batch [rows]; -1 is an empty row. With `in_pairs`, two spans of a
+        document are drawn in each epoch."""
         examples = shuffled_rows(self.data_seed, number, self.size, len(self))
         if self.in_pairs:
             first = self.spans.first
             documents = self.spans.paired[examples]
-            random = np.random.default_rng(
-                (self.data_seed, number, 0, 2)
-            )  # as long as the seeds of masks, but different
+            # The seed has as many numbers as the seeds of masks, and differs from them.
+            random = np.random.default_rng((self.data_seed, number, 0, 2))
             pairs = [first[d] + random.choice(first[d + 1] - first[d], 2, replace=False) for d in documents]
             examples = np.concatenate(pairs)
         return np.concatenate([examples, np.full(self.padded_size - len(examples), -1)])
 
     def training_batch(self, data: Any, number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
-        """Return a process's rows of a batch. data: unused, the spans are known."""
+        """Return a process's rows of a batch. `data` is not used, because `spans` has the data."""
         return self(number, part)
 
     def __call__(self, number: int, part: tuple[int, int] = (0, 1)) -> MaskedTexts:
@@ -73,7 +73,7 @@ class MaskedBatches:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
     def describe_batch(self, data: Any, number: int) -> str:
-        """Return the documents that a batch begins with, for an error."""
+        """Return the first documents of a batch, for an error."""
         spans = self.spans_of(number)
         documents = np.searchsorted(self.spans.first, spans[spans >= 0][:8], side="right")
         return f"documents {', '.join(map(str, documents))} of the corpus (from 1)"
@@ -86,9 +86,8 @@ class MaskedBatches:
         real, most = np.arange(self.length) < length, masking_budget(self.rate, self.length)
         words = self.vocabulary.word_numbers(text[:length])
         hidden = np.zeros(self.length, bool)
-        token_count = (
-            length if self.decoder else int((words >= 0).sum())
-        )  # RetroMAE's rate counts markers, though they are never hidden
+        # RetroMAE's rate counts markers, though they are never hidden.
+        token_count = length if self.decoder else int((words >= 0).sum())
         hidden[:length] = draw_hidden(words, masking_budget(self.rate, token_count), random)[0]
         positions, labels = np.zeros(most, np.int32), np.full(most, -1, np.int32)
         count = int(hidden.sum())

@@ -1,8 +1,8 @@
-"""Whole-word masking, drawn on the host at every step from (seed, step, row) alone.
+"""Whole-word masking, drawn on the host at every step, depending only on (seed, step, row).
 
-A word begins where a token is not a continuation ("##" of WordPiece). As in BERT's whole-word masking, words come in
-random order; each is hidden if it fits into the rest of the budget, max(1, round(rate * length)) tokens, and else
-skipped. Of the hidden tokens 80 % become [MASK], 10 % a random token, and 10 % stay (Devlin et al. 2019).
+A word begins at a token that is not a continuation ("##" in WordPiece). As in BERT's whole-word masking, words come in
+random order. A word is hidden if it fits into what is left of the budget, max(1, round(rate * length)) tokens, and
+skipped if not. Of the hidden tokens, 80 % become [MASK], 10 % a random token, and 10 % stay (Devlin et al. 2019).
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ class MaskingVocabulary:
     """The properties of token ids that masking needs."""
 
     continues: Bool[np.ndarray, " V"]  # whether a token continues a word
-    special: Bool[np.ndarray, " V"]  # whether it is a marker, which is never hidden
-    mask_id: int  # of [MASK]
+    special: Bool[np.ndarray, " V"]  # whether a token is a marker, which is never hidden
+    mask_id: int  # id of [MASK]
 
     @classmethod
     def from_tokenizer(cls, tokenizer: TextTokenizer) -> MaskingVocabulary:
-        """Return those of a tokenizer. Raises ValueError without a [MASK], or without marks of where words begin."""
+        """Return the properties of a tokenizer's ids. Raises ValueError if it has no [MASK], or if its tokens do not
+        show where words begin."""
         if tokenizer.mask_id is None:
-            raise ValueError("the tokenizer has no [MASK]; pre-training hides tokens behind it")
+            raise ValueError("the tokenizer has no [MASK], which pre-training needs; choose another encoder")
         ids = tokenizer.backend.get_vocab(with_added_tokens=True)
         tokens = np.empty(max(ids.values()) + 1, object)
         tokens[:] = ""
@@ -47,49 +48,52 @@ class MaskingVocabulary:
 def _continues(tokens: list[str]) -> Bool[np.ndarray, " V"]:
     """Return whether each token continues a word.
 
-    WordPiece marks tokens that continue one; byte-pair encodings and SentencePiece mark those that begin one. The mark
-    is the one that most tokens begin with: in texts with Markdown headings "##" is a word too."""
+    WordPiece marks tokens that continue a word; byte-pair encodings and SentencePiece mark tokens that begin one. The
+    tokenizer's mark is the prefix of the largest number of tokens, because "##" is also a word in Markdown texts.
+    """
     marks = {mark: np.array([token.startswith(mark) for token in tokens]) for mark in ("##", "Ġ", "▁")}
     mark = max(marks, key=lambda prefix: int(marks[prefix].sum()))
     if marks[mark].any():
         return marks[mark] if mark == "##" else ~marks[mark]
-    raise ValueError("none of the tokenizer's tokens begins with '##', 'Ġ' or '▁': where words begin cannot be seen")
+    raise ValueError("no token of the tokenizer begins with '##', 'Ġ' or '▁', so the beginnings of words are unknown")
 
 
 def masking_budget(rate: float, length: int) -> int:
-    """Return how many tokens of a text of `length` may be hidden."""
+    """Return the number of tokens that may be hidden in a text of `length` tokens."""
     return max(1, round(rate * length))
 
 
 def draw_hidden(
-    words: Int[np.ndarray, " T"], most: int, random: np.random.Generator, count: int = 1
+    words: Int[np.ndarray, " T"], budget: int, random: np.random.Generator, count: int = 1
 ) -> Bool[np.ndarray, "count T"]:
-    """Draw words to hide.
+    """Draw words to hide, and return a mask of their tokens for each draw.
 
     Args:
-        words: number of each token's word, as of `MaskingVocabulary.word_numbers`.
-        most: tokens of a draw.
-        count: of independent draws.
+        words: number of each token's word, from `MaskingVocabulary.word_numbers`.
+        budget: largest number of tokens to hide.
+        random: source of random numbers.
+        count: number of independent draws.
     """
     sizes = np.bincount(words[words >= 0])
     order = np.argsort(random.random((count, len(sizes))), axis=1)
     choice = np.zeros(order.shape, bool)
-    np.put_along_axis(choice, order, _fitting(sizes[order], most), axis=1)
+    np.put_along_axis(choice, order, _choose_words(sizes[order], budget), axis=1)
     return choice[:, words] & (words >= 0) if len(sizes) else np.zeros((count, len(words)), bool)
 
 
-def _fitting(sizes: Int[np.ndarray, "count W"], most: int) -> Bool[np.ndarray, "count W"]:
-    """Return which words of each row are chosen, from left to right, skipping words that do not fit any more."""
-    choice = sizes <= most
+def _choose_words(sizes: Int[np.ndarray, "count W"], budget: int) -> Bool[np.ndarray, "count W"]:
+    """Return a mask of the words of each row that are hidden: from left to right, each word that still fits into the
+    budget. `sizes` are the words' numbers of tokens."""
+    choice = sizes <= budget
     while True:
         totals = np.cumsum(np.where(choice, sizes, 0), axis=1)
-        over = choice & (totals > most)
+        over = choice & (totals > budget)
         if not np.any(over):
             return choice
-        first = np.argmax(over, axis=1)[:, None]  # up to this word nothing changes any more
-        left = most - np.take_along_axis(totals - sizes, first, axis=1)
-        after = np.arange(sizes.shape[1]) >= first
-        choice &= ~(np.any(over, axis=1, keepdims=True) & after & (sizes > left))
+        first = np.argmax(over, axis=1)[:, None]  # the choice of earlier words is final
+        room = budget - np.take_along_axis(totals - sizes, first, axis=1)
+        is_later = np.arange(sizes.shape[1]) >= first
+        choice &= ~(np.any(over, axis=1, keepdims=True) & is_later & (sizes > room))
 
 
 def corrupt(
@@ -98,28 +102,31 @@ def corrupt(
     vocabulary: MaskingVocabulary,
     random: np.random.Generator,
 ) -> Int[np.ndarray, " T"]:
-    """Return the text as the encoder reads it: 80 % of the chosen tokens masked, 10 % replaced, 10 % unchanged.
+    """Return the ids that the encoder reads. Of the tokens in `mask`, 80 % become [MASK], 10 % a random token, and 10 %
+    stay.
 
     Args:
-        ids: of the text.
-        mask: tokens to hide.
-        vocabulary: of the tokenizer.
+        ids: token ids of the text.
+        mask: True for tokens to hide.
+        vocabulary: properties of the tokenizer's ids.
+        random: source of random numbers.
     """
-    draw, others = random.random(len(ids)), random.integers(len(vocabulary.special), size=len(ids))
-    replacement = np.where(draw < 0.8, vocabulary.mask_id, np.where(draw < 0.9, others, ids))
+    draw, random_ids = random.random(len(ids)), random.integers(len(vocabulary.special), size=len(ids))
+    replacement = np.where(draw < 0.8, vocabulary.mask_id, np.where(draw < 0.9, random_ids, ids))
     return np.where(mask, replacement, ids).astype(np.int32)
 
 
 def decoder_mask(
     words: Int[np.ndarray, " T"], rate: float, masks: int, random: np.random.Generator
 ) -> Bool[np.ndarray, "T T"]:
-    """Return the attention mask of RetroMAE's decoder (Xiao et al. 2022). A row sees neither itself nor the words that
-    its draw hides; every row sees markers.
+    """Return the attention mask of RetroMAE's decoder (Xiao et al. 2022). A position sees the markers and the words
+    that its draw does not hide, but not itself.
 
     Args:
         words: number of each token's word; -1 for markers.
-        rate: of tokens that a draw hides.
-        masks: number of draws, at most T; each row is given one of them.
+        rate: fraction of tokens that a draw hides.
+        masks: number of draws, at most T; each position has one of them.
+        random: source of random numbers.
     """
     length = len(words)
     draws = draw_hidden(words, masking_budget(rate, length), random, min(length, masks))

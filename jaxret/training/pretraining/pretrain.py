@@ -25,14 +25,18 @@ from jaxret.types import Log
 
 
 def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, command: str = "") -> TrainResult:
-    """Pre-train the encoder that a config describes, in `workdir`; resume if the folder holds this run already. A
-    finished run writes `workdir/model`, a value for `encoder.checkpoint`.
+    """Pre-train the encoder that a config describes, in `workdir`; resume if the folder has this run already. A
+    finished run writes `workdir/model`, which can be the value of `encoder.checkpoint`.
 
     Args:
-        command: that was typed, for the model card.
+        config: the config of the run.
+        workdir: folder of the run; it is made if it does not exist.
+        progress: whether progress is printed.
+        command: the command line, for the model card.
 
     Raises:
-        ContractError, DataError, CheckpointError, NotFiniteError, LockedError: as `jaxret.training.loop.train`.
+        ContractError, DataError, CheckpointError, NotFiniteError, LockedError: for the reasons of
+            `jaxret.training.loop.train`.
     """
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
     log = job_log(progress)
@@ -51,8 +55,9 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
 def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path:
     """Write a BERT with random weights, unless the run has a checkpoint, and return its directory.
 
-    The caller holds the folder's lock. It is written again each time, because a failed job may have had other settings;
-    equal settings and corpus give equal files."""
+    The caller holds the folder's lock. Files of an earlier job are replaced, because it may have had other settings;
+    the same settings and corpus give the same files.
+    """
     start = folder / "start"
     if jax.process_index() == 0 and not any(folder.checkpoints.glob("[0-9]*")):
         shutil.rmtree(start, ignore_errors=True)
@@ -66,7 +71,8 @@ def write_scratch_encoder(config: ConfigDict, folder: Workdir, log: Log) -> Path
 
 
 def write_final_encoder(folder: Workdir, command: str, log: Log) -> None:
-    """Write the model of the last checkpoint; overwrite that of a shorter run. The caller holds the folder's lock."""
+    """Write the model of the last checkpoint, and replace a model that is in the folder. The caller holds the folder's
+    lock."""
     run = open_model(folder, PRETRAINING.name, make_pretrainer, "last")
     if jax.process_index() == 0:
         shutil.rmtree(folder / "model", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The losses of pre-training, over all texts of a batch, on whichever device they are."""
+"""The losses of pre-training, over the texts of all devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from jaxret.types import HiddenStates, MaskedTexts, Params
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingObjective(Objective[PretrainingModel, MaskedTexts]):
-    """Recovery of tokens, a mean over all hidden ones of the batch, and under coCondenser the contrast of spans."""
+    """The loss of pre-training: the mean loss of the hidden tokens of a batch and, with coCondenser, the contrastive
+    loss of spans."""
 
     def __call__(
         self,
@@ -51,7 +52,7 @@ class PretrainingObjective(Objective[PretrainingModel, MaskedTexts]):
 
 
 def pretraining_loss(output: PretrainingOutput, exists: Bool[jax.Array, " B"], method: PretrainingMethod) -> LossTerms:
-    """Return the sum of the losses of all texts. exists: which rows are texts."""
+    """Return the loss of a batch and its terms. `exists` is False for empty rows."""
     terms = {}
     for name, pairs in output.losses.items():
         total, count = jnp.sum(pairs, axis=0)
@@ -66,12 +67,13 @@ def pretraining_loss(output: PretrainingOutput, exists: Bool[jax.Array, " B"], m
 def span_contrast(
     vectors: Float[jax.Array, "B H"], exists: Bool[jax.Array, " B"]
 ) -> tuple[Float[jax.Array, ""], Float[jax.Array, ""]]:
-    """Return mean_i -log softmax_j(v_i·v_j)[partner of i] over all other spans j, and how often the partner is first.
-    Rows 2k and 2k + 1 are spans of one document. No temperature, no normalization (Gao & Callan 2022, eq. 5)."""
+    """Return mean_i -log softmax_j(v_i·v_j)[partner of i] over all other spans j, and the fraction of spans whose
+    partner has the best score. Rows 2k and 2k + 1 are partners: spans of one document. There is no temperature and no
+    normalization (Gao & Callan 2022, eq. 5)."""
     rows = jnp.arange(len(vectors))
     scores = product("ah,bh->ab", vectors, vectors, jnp.float32, jnp.float32)
     scores = jnp.where((rows[:, None] != rows) & exists, scores, MASKED_LOGIT)
-    partner = jnp.minimum(rows ^ 1, len(rows) - 1)  # of an odd number of rows the last is empty
+    partner = jnp.minimum(rows ^ 1, len(rows) - 1)  # if the number of rows is odd, the last row is empty
     partner_scores = jnp.take_along_axis(scores, partner[:, None], axis=1)[:, 0]
     count = jnp.maximum(jnp.sum(exists), 1)
     loss = jnp.sum(jnp.where(exists, jax.nn.logsumexp(scores, axis=1) - partner_scores, 0.0)) / count

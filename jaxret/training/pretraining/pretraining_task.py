@@ -31,17 +31,18 @@ from jaxret.training.pretraining.spans import Documents, Spans, cut_spans, load_
 from jaxret.training.task import Task, TrainingData, TrainingJob
 from jaxret.types import MaskedTexts
 
-TASK_NAME = "pretraining"  # as config.task
+TASK_NAME = "pretraining"  # value of config.task
 
 
 @dataclass(frozen=True)
 class PretrainingCorpus:
-    """A corpus to learn from. An example is a span, or, if `in_pairs`, a document with two spans or more."""
+    """The training examples of pre-training. An example is a span or, if `in_pairs`, a document with at least two
+    spans."""
 
     documents: Documents
     spans: Spans
     in_pairs: bool
-    pad_id: int
+    pad_id: int  # id of padding
 
     @property
     def record(self) -> dict[str, Any]:
@@ -67,10 +68,10 @@ def make_method(config: ConfigDict) -> PretrainingMethod:
 
 
 def make_pretrainer(config: ConfigDict, shapes: EncoderConfig) -> PretrainingModel:
-    """Return the model of a config, on an encoder of these shapes. Raises ValueError if they do not fit."""
+    """Return the model of a config with an encoder of these shapes. Raises ValueError if the method cannot train it."""
     method = make_method(config)
     if problem := method.problem(shapes):
-        raise ValueError(f"pretraining.method is {method.name!r}, but this encoder cannot be trained so: {problem}")
+        raise ValueError(f"pretraining.method is {method.name!r}, which cannot train this encoder: {problem}")
     return PretrainingModel(PretrainingModule(replace(shapes, mlm_head=True), check_compute(config, shapes), method))
 
 
@@ -101,11 +102,12 @@ def check_pretraining(config: ConfigDict, model: PretrainingModel) -> None:
 
 
 def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus]:
-    """Return tokenizer, contract and corpus, tokenized, or from the store, and cut into spans; log their numbers.
+    """Return tokenizer, contract, and the corpus as spans of tokens, which come from the store if it has them. Log the
+    numbers of documents and spans.
 
     Raises:
-        DataError: bad records.
-        ContractError: a run that has begun read another corpus.
+        DataError: a record is bad.
+        ContractError: a run that has begun did so with another corpus.
         ValueError: no span is long enough.
     """
     config, settings = job.config, job.config.pretraining
@@ -124,7 +126,7 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
     if not job.has_begun and (method.condenses or method.decodes):
         head = job.model.stored_head(find_model(config.encoder.checkpoint, config.encoder.download))
         job.log(
-            f"the head of {method.name} goes on from {PRETRAINING_HEAD} beside the encoder"
+            f"the head of {method.name} continues from {PRETRAINING_HEAD} in the encoder's folder"
             if head
             else "the pre-training head starts from random weights"
         )
@@ -136,7 +138,7 @@ def read_pretraining_data(job: PretrainingJob) -> TrainingData[PretrainingCorpus
 
 
 def describe_corpus(corpus: PretrainingCorpus) -> str:
-    """Return a line on the size of a corpus."""
+    """Return a line with the numbers of documents, spans and tokens of a corpus."""
     documents, spans = corpus.documents, corpus.spans
     tokens = len(documents.tokens.flat)
     pairs = f"; {len(corpus):,} documents have two or more" if corpus.in_pairs else ""
@@ -149,7 +151,8 @@ def describe_corpus(corpus: PretrainingCorpus) -> str:
 def make_masked_batches(
     job: PretrainingJob, data: TrainingData[PretrainingCorpus], objective: Objective[PretrainingModel, MaskedTexts]
 ) -> MaskedBatches:
-    """Return the batches of a job. All rows are as long as the longest span, rounded up, so one program is compiled."""
+    """Return the plan of a job's batches. All rows have the length of the longest span, rounded up, so that one program
+    is compiled."""
     config, settings, corpus, tokenizer = job.config, job.config.pretraining, data.train, data.tokenizer
     assert corpus is not None
     assert tokenizer.cls_id is not None

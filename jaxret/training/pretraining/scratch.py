@@ -1,4 +1,4 @@
-"""A BERT with random weights, as a Hugging Face directory: training begins with it as with any other."""
+"""Write a BERT with random weights as a Hugging Face directory, from which pre-training begins."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from jaxret.types import Log, Params, Tokens
 
 
 def write_random_encoder(config: ConfigDict, folder: Path, log: Log) -> None:
-    """Write a BERT of the shapes in `pretraining.scratch` into an empty folder, with random weights (`seed.init`), its
-    MLM head, and the tokenizer of the config, or one trained on the corpus.
+    """Write a BERT with the shapes in `pretraining.scratch` into an empty folder: random weights (`seed.init`), MLM
+    head and tokenizer. The tokenizer is `pretraining.scratch.tokenizer` or, if this is empty, is trained on the corpus.
 
     Raises:
-        ValueError: impossible shapes.
+        ValueError: the shapes are impossible.
         DataError: the corpus cannot be read.
     """
     scratch = config.pretraining.scratch
-    shapes = scratch_shapes(config, 1)  # raises before minutes of training
+    shapes = scratch_shapes(
+        config, 1
+    )  # impossible shapes are an error before a tokenizer is trained, which takes minutes
     if scratch.tokenizer:
         copy_tokenizer(find_model(scratch.tokenizer), folder)
         size = TextTokenizer.load(folder, 256, 256).backend.get_vocab_size()
@@ -48,7 +50,7 @@ def write_random_encoder(config: ConfigDict, folder: Path, log: Log) -> None:
 
 
 def scratch_shapes(config: ConfigDict, vocabulary: int) -> BertConfig:
-    """Return the shapes of a config. Raises ValueError for impossible ones."""
+    """Return the shapes of a config. Raises ValueError for impossible shapes."""
     scratch = config.pretraining.scratch
     shapes = BertConfig(
         vocab_size=vocabulary,
@@ -65,24 +67,27 @@ def scratch_shapes(config: ConfigDict, vocabulary: int) -> BertConfig:
         )
     if config.pretraining.length > scratch.positions:
         raise ValueError(
-            f"pretraining.length is {config.pretraining.length}, but pretraining.scratch.positions {scratch.positions}"
+            f"pretraining.length is {config.pretraining.length}; it must be at most pretraining.scratch.positions, "
+            f"{scratch.positions}"
         )
-    ARCHITECTURE.read(ARCHITECTURE.write(shapes))  # raises for values that config.json may not hold
+    ARCHITECTURE.read(ARCHITECTURE.write(shapes))  # raises for values that are not allowed in config.json
     return shapes
 
 
 def random_weights(shapes: BertConfig, seed: int) -> Params:
-    """Return weights drawn as BERT's: N(0, 0.02), norms 1, biases 0."""
+    """Return random weights with BERT's distribution: kernels N(0, 0.02), norms 1, biases 0."""
     tokens = Tokens(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool))
     return jax.jit(make_encoder(shapes).init)(jax.random.key(seed), tokens)["params"]
 
 
 def corpus_texts(corpus: Corpus, on_error: str) -> Iterator[str]:
+    """Return the texts of the documents of a corpus."""
     scan = corpus.scan(Policy(on_error))
     return (document_text(passage) for passage in corpus.read(Policy(on_error), scan))
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

@@ -1,4 +1,4 @@
-"""A corpus as tokenized documents, from the store, cut into spans that fit an encoder."""
+"""Tokenize the documents of a corpus, and cut them into spans that fit an encoder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from jaxret.types import Log, Ragged
 
 
 def document_text(passage: Passage) -> str:
-    """Return the text of a document, title first."""
+    """Return the title and the text of a document as one text."""
     return f"{passage.title} {passage.text}".strip()
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Tokens of the documents of a corpus, title and text as one text, without markers; the digest of the corpus, and a
-    report of bad records."""
+    """The tokenized documents of a corpus."""
 
-    tokens: Ragged
-    sha256: str
-    report: str
+    tokens: Ragged  # ids of title and text, without markers
+    sha256: str  # digest of the corpus
+    report: str  # sentence about skipped records; "" for none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,11 +38,16 @@ class Documents:
 def load_documents(
     corpus: Corpus, on_error: str, tokenizer: TextTokenizer, root: Path, progress: bool, log: Log
 ) -> Documents:
-    """Return the documents of a corpus from the store, memory-mapped; tokenize them first if they are not stored.
+    """Return the tokenized documents of a corpus, memory-mapped from the store. They are tokenized first if the store
+    does not have them.
 
     Args:
-        on_error: policy for bad records, which raise DataError or are skipped.
+        corpus: the corpus.
+        on_error: policy for bad records: "error" raises DataError, "skip" skips them.
+        tokenizer: the tokenizer of the run; its prompts are not used.
         root: folder of stores.
+        progress: whether progress is printed.
+        log: prints a line.
     """
     plain = replace(tokenizer, query_prompt="")
     settings: dict[str, Any] = {"on_error": on_error, "documents": plain.settings()}
@@ -68,14 +72,14 @@ def load_documents(
 
 @dataclass(frozen=True)
 class Spans:
-    """Parts of documents that fit an encoder: span i is `tokens[starts[i]:stops[i]]`, and document d has the spans
-    `first[d]` to `first[d + 1]`."""
+    """Parts of documents that fit an encoder. Span i is `tokens[starts[i]:stops[i]]`. Document d has the spans from
+    `first[d]` to `first[d + 1] - 1`."""
 
-    tokens: np.ndarray  # int32 [R]
+    tokens: np.ndarray  # int32 [R], ids of all documents
     starts: np.ndarray  # int64 [S]
     stops: np.ndarray  # int64 [S]
     first: np.ndarray  # int64 [D + 1]
-    left_out: int  # tokens of spans that are too short to learn from
+    left_out: int  # number of tokens in spans that are too short to learn from
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -89,23 +93,23 @@ class Spans:
 
     @cached_property
     def paired(self) -> np.ndarray:
-        """Documents with two spans or more."""
+        """Numbers of the documents with at least two spans."""
         return np.flatnonzero(np.diff(self.first) > 1)
 
 
 def cut_spans(documents: Ragged, longest: int, shortest: int, least: int = 1) -> Spans:
-    """Cut every document into the fewest spans, as equal as possible.
+    """Cut every document into as few spans as possible, of lengths as equal as possible.
 
     Args:
-        documents: tokens.
-        longest: tokens of a span, at most.
-        shortest: tokens of a span; shorter ones are left out.
-        least: spans of a document, at least.
+        documents: tokens of the documents.
+        longest: largest number of tokens of a span.
+        shortest: smallest number of tokens of a span; shorter spans are left out.
+        least: smallest number of spans of a document.
     """
     lengths = documents.lengths
     counts = np.maximum(-(-lengths // longest), least)
     document = np.repeat(np.arange(len(documents)), counts)
-    index = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the span in its document
+    index = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)  # number in the document
     starts = documents.offsets[document] + index * lengths[document] // counts[document]
     stops = documents.offsets[document] + (index + 1) * lengths[document] // counts[document]
     valid = stops - starts >= shortest

@@ -1,4 +1,4 @@
-"""Train BERT's WordPiece vocabulary on a corpus; equal corpora give equal vocabularies."""
+"""Train a WordPiece vocabulary like BERT's on a corpus. Equal corpora give equal vocabularies."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from jaxret.storage.atomic import write_json
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ALPHABET = 1000  # characters that are pieces; words with others are unknown, as in BERT's own training
+ALPHABET = 1000  # number of characters that are pieces; a word with another character is unknown, as in BERT
 
 
 def train_wordpiece(texts: Callable[[], Iterable[str]], vocabulary: int, lowercase: bool) -> Tokenizer:
-    """Return a tokenizer with BERT's rules and at most `vocabulary` pieces of the texts, which `texts()` gives twice.
-
-    Raises ValueError if that is no more than the characters need."""
+    """Return a tokenizer with BERT's rules and at most `vocabulary` pieces, trained on the texts. `texts` is called
+    twice. Raises ValueError if `vocabulary` is not larger than the number of markers and characters."""
     rules = _bert({}, lowercase)
     pieces = [*SPECIAL.values(), *frequent_characters(texts(), rules)]
     if vocabulary <= len(pieces):
         raise ValueError(
-            f"pretraining.scratch.vocabulary is {vocabulary}, but markers and characters of the corpus are "
-            f"{len(pieces)} pieces; it must be more"
+            f"pretraining.scratch.vocabulary is {vocabulary}; it must be above {len(pieces)}, the number of markers "
+            "and characters of the corpus"
         )
-    # The trainer numbers characters as it meets them, in an order that differs from process to process, and breaks ties
-    # between pieces by these numbers. Characters passed as special tokens have fixed numbers.
+    # The trainer numbers characters in an order that differs from process to process, and breaks ties between pieces by
+    # these numbers. Characters that are special tokens have fixed numbers.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary, special_tokens=pieces, limit_alphabet=len(pieces), show_progress=False
     )
@@ -36,7 +35,8 @@ def train_wordpiece(texts: Callable[[], Iterable[str]], vocabulary: int, lowerca
 
 
 def frequent_characters(texts: Iterable[str], rules: Tokenizer) -> list[str]:
-    """Return the most frequent characters after normalization, as they begin words, and inside them ("##a")."""
+    """Return pieces for the most frequent characters after normalization: at the beginning of words ("a") and inside
+    ("##a")."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(rules.normalizer.normalize_str(text))
@@ -49,8 +49,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, lowercase: 
     """Write the files that transformers' BertTokenizer reads.
 
     Args:
-        folder: that exists.
-        longest: tokens of a text.
+        tokenizer: the tokenizer.
+        folder: an existing folder.
+        longest: largest number of tokens of a text.
         lowercase: whether the tokenizer ignores case.
     """
     write_json(folder / "tokenizer.json", json.loads(tokenizer.to_str()))

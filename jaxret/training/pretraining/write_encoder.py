@@ -1,4 +1,4 @@
-"""Write the result of a pre-training run: a Hugging Face directory that fine-tuning begins with."""
+"""Write the result of pre-training as a Hugging Face directory, from which fine-tuning begins."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from jaxret.training.pretraining.scratch import copy_tokenizer
 
 
 def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) -> list[str]:
-    """Write config.json and model.safetensors of transformers' BertForMaskedLM (or a model like it), the tokenizer, the
-    head of pre-training and a card into an empty folder; read the encoder back. Returns sentences on what it wrote.
+    """Write a pre-trained encoder into an empty folder, and return sentences about its files.
 
-    Raises ValueError if the weights, read back, are not those that were written.
+    The files are config.json and model.safetensors of transformers' BertForMaskedLM (or a similar model), the
+    tokenizer, the head of pre-training and a model card. Raises ValueError if the weights differ when they are read
+    back.
     """
     shapes, params, step = run.model.module.config, jax.device_get(run.params), run.checkpoint["step"]
     save_pretrained(folder, shapes, params["encoder"])
@@ -31,7 +32,7 @@ def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) ->
     write_json(settings, (read_json(settings) if settings.is_file() else {}) | {"model_max_length": shapes.longest})
     _, back = load_pretrained(folder, (), shapes)
     if not jax.tree.all(jax.tree.map(np.array_equal, back, params["encoder"])):
-        raise ValueError(f"{folder}/model.safetensors, read back, is not what was written")
+        raise ValueError(f"{folder}/model.safetensors has other values than were written; check the disk")
     notes = [f"{ARCHITECTURES[shapes.model_type].mlm_class} after {step} steps of {run.config.pretraining.method}"]
     if head := params.get("head"):
         flat = traverse_util.flatten_dict(head, sep="/")
@@ -39,8 +40,8 @@ def write_pretrained_encoder(run: OpenedRun[Any], folder: Path, command: str) ->
             tensors = {name: np.ascontiguousarray(value) for name, value in flat.items()}
             file.write(save(tensors, metadata={"head": run.model.module.method.head}))
         notes.append(
-            f"the head that it was trained with ({len(flat)} tensors) is in {PRETRAINING_HEAD}: further "
-            "pre-training by the same method continues with it; no other command reads it"
+            f"the head of pre-training ({len(flat)} tensors) is in {PRETRAINING_HEAD}. Further pre-training with the "
+            "same method continues with it; no other command reads it"
         )
     _write_card(run, folder, command)
     return notes
@@ -55,7 +56,7 @@ def _write_card(run: OpenedRun[Any], folder: Path, command: str) -> None:
         "---\nlibrary_name: transformers\npipeline_tag: fill-mask\ntags: [jaxret, pre-training, retrieval]\n---\n",
         f"# {run.workdir.name}\n",
         f"An encoder pre-trained for retrieval ({config.pretraining.method}) with jaxret, {run.checkpoint['step']} "
-        f"steps, from `{config.encoder.checkpoint}`. It is to be fine-tuned: as it is, its vectors retrieve little.\n",
+        f"steps, from `{config.encoder.checkpoint}`. Fine-tune it before use: its vectors are poor without that.\n",
         "```\njaxret train --config=NAME --config.encoder.checkpoint=FOLDER ...\n```\n",
         f"## Data\n\n{config.data.train}: {corpus['documents']:,} documents, SHA-256 {corpus['sha256']}.\n",
         f"## Settings\n\n| key | |\n|:--|:--|\n{keys}",
@@ -65,7 +66,7 @@ def _write_card(run: OpenedRun[Any], folder: Path, command: str) -> None:
         file.write("\n".join(lines))
 
 
-# Settings on the card, beside those of pre-training.
+# (group, key) of the settings on the card, in addition to the group `pretraining`.
 _CARD_KEYS = (
     ("train", "batch_size"),
     ("optimizer", "name"),

@@ -1,4 +1,4 @@
-"""The tasks that `jaxret train` trains, by the name of `config.task`."""
+"""The tasks of `jaxret train`, by the value of `config.task`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ TASKS: dict[str, Task[Any, Any, Any]] = {task.name: task for task in (RETRIEVAL,
 def get_task(config: ConfigDict) -> Task[Any, Any, Any]:
     """Return the task of a config. Raises ValueError for an unknown name."""
     if config.task not in TASKS:
-        other = "; jaxret pretrain does that" if config.task == "pretraining" else ""
-        raise ValueError(f"task is {config.task!r}; it must be one of {', '.join(TASKS)}{other}")
+        remedy = ", or use jaxret pretrain" if config.task == "pretraining" else ""
+        raise ValueError(f"task is {config.task!r}; it must be one of {', '.join(TASKS)}{remedy}")
     return TASKS[config.task]

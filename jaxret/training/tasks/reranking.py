@@ -1,4 +1,4 @@
-"""Training a cross-encoder: every query with its own passages; validation by the rank of the positive among them."""
+"""Train a cross-encoder on each query with its own passages, and validate by the rank of the positive among them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ RerankingJob: TypeAlias = TrainingJob[CrossEncoderModel, TrainingSet, PairBatch]
 
 @dataclass(frozen=True, kw_only=True)
 class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
-    """The loss of a batch whose queries each have passages of their own: contrastive (cross-entropy over them),
-    distillation of a teacher's scores, or cross-entropy of yes and no."""
+    """The loss of a batch in which each query has its own passages: contrastive (softmax over these passages),
+    distillation of a teacher's scores, or binary cross-entropy."""
 
     settings: LossSettings = field(default_factory=LossSettings)
 
@@ -79,9 +79,12 @@ class RerankingObjective(Objective[CrossEncoderModel, PairBatch]):
 def make_reranking_objective(
     config: ConfigDict, model: CrossEncoderModel, mesh: Mesh, epochs_per_batch: float = 0.0
 ) -> RerankingObjective:
-    """Return the loss of a config.
+    """Return the objective of a config.
 
     Args:
+        config: the config of the run.
+        model: the cross-encoder.
+        mesh: the devices.
         epochs_per_batch: batch size / number of examples.
     """
     return RerankingObjective(
@@ -95,15 +98,15 @@ def make_reranking_objective(
 
 @dataclass(frozen=True)
 class RerankingValidation:
-    """Ranks the passages of every dev example, its target and all negatives that are not known positives, by scores."""
+    """Ranks the passages of every dev example by scores: its target, and its negatives that are not known positives."""
 
     dev: TrainingSet
     scorer: PairScorer
     progress: bool = False
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """Return RR@10 and rank (from 0) of the positive, accuracy, and the mean negative log-likelihood. Of equal
-        scores the positive's comes last."""
+        """Return RR@10 and rank (from 0) of the positive, accuracy, and the mean negative log-likelihood. Among equal
+        scores, the positive is last."""
         dev = self.dev
         parts = [
             np.append(target, negatives[~np.isin(negatives, known_positives)])
@@ -125,7 +128,7 @@ class RerankingValidation:
         }
 
     def measured_on(self, metric: str) -> str:
-        """Return "": a dev set never changes, and its passages are ranked whatever the settings."""
+        """Return "", because the dev set cannot change on resuming, and no setting changes how it is ranked."""
         return ""
 
 
@@ -133,19 +136,20 @@ RERANKING_METRICS = ("nll", "average_rank", "RR@10")
 
 
 def check_reranking(config: ConfigDict, model: CrossEncoderModel) -> None:
-    """Raise ValueError for settings that a cross-encoder cannot have, or that have no meaning for it."""
+    """Raise ValueError for settings that a cross-encoder does not allow or does not use."""
     if config.data.negatives == 0:
-        raise ValueError("data.negatives is 0; a reranker learns to tell a query's own passages apart: at least 1")
+        raise ValueError("data.negatives is 0, so a positive has no passage to compete with; set it to 1 or more")
     for key in ("metric", "then"):
         if (name := config.validation[key]) not in (*RERANKING_METRICS, ""):
-            raise ValueError(f"validation.{key} is {name!r}; of a reranker it is one of {', '.join(RERANKING_METRICS)}")
+            names = ", ".join(RERANKING_METRICS)
+            raise ValueError(f"validation.{key} is {name!r}; for a reranker it must be one of {names}")
     check_parameters(config, model)
     require_passage_room(config.tokens.query_length, model.longest)
     require_no_dropout(config.encoder.attention, getattr(model.module.config, "attention_dropout", 0.0))
     loss_fields(config)
 
 
-def _read_data(job: RerankingJob) -> TrainingData[TrainingSet]:
+def _read_reranking_data(job: RerankingJob) -> TrainingData[TrainingSet]:
     data: TrainingData[TrainingSet] = read_training_data(job)
     if not job.has_begun and not job.config.train.start_from:
         directory = find_model(job.config.encoder.checkpoint, job.config.encoder.download)
@@ -154,8 +158,8 @@ def _read_data(job: RerankingJob) -> TrainingData[TrainingSet]:
             job.log(f"{directory} has no {' and '.join(missing_parts)} layer of a cross-encoder: drawn from seed.init")
     if data.dev and not data.dev.negatives.lengths.any():
         raise ValueError(
-            f"{job.config.data.dev} has no negatives, so there is nothing to rank the positives among: give a dev set "
-            "with negatives, data.dev_negatives_run, or none (data.dev='')"
+            f"{job.config.data.dev} has no negatives, so positives cannot be ranked: give a dev set with negatives, "
+            "data.dev_negatives_run, or no dev set (data.dev='')"
         )
     return data
 
@@ -184,10 +188,10 @@ def _make_scorer(job: RerankingJob, data: TrainingData[TrainingSet], params: Par
 
 RERANKING: Task[CrossEncoderModel, TrainingSet, PairBatch] = Task(
     name="reranking",
-    encoder_settings=lambda _: {},  # a sentence-transformers directory describes vectors, which a cross-encoder has not
+    encoder_settings=lambda _: {},  # sentence-transformers directories have settings only of models with vectors
     build=make_cross_encoder_model,
     check=check_reranking,
-    read_data=_read_data,
+    read_data=_read_reranking_data,
     make_objective=make_reranking_objective,
     make_plan=_make_plan,
     make_validator=_make_validator,

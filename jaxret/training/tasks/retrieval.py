@@ -1,4 +1,4 @@
-"""Training a retriever: in-batch negatives over all devices, validation by retrieval."""
+"""Train a retriever with in-batch negatives over all devices, and validate it by retrieval."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ from jaxret.training.teacher import require_teacher, teacher_model
 from jaxret.training.validation import RetrievalValidation, make_collection
 from jaxret.types import Batch, Embeddings, HiddenStates, Params, Tokens
 
-Inputs: TypeAlias = dict[Side, tuple[Tokens, Any]]  # each with its pseudo-queries, or None
+Inputs: TypeAlias = dict[Side, tuple[Tokens, Any]]  # side -> (texts, their pseudo-queries or None)
 RetrievalJob: TypeAlias = TrainingJob[RetrieverModel, TrainingSet, Batch]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalObjective(Objective[RetrieverModel, Batch]):
-    """The loss of a batch whose queries compete for all its passages, those of other devices too; or each for its own
-    passages alone (loss.in_batch_negatives).
-    """
+    """The loss of a batch in which each query is compared with the passages of all devices or, without
+    loss.in_batch_negatives, only with its own passages."""
 
     settings: LossSettings = field(default_factory=LossSettings)
-    teacher: RetrievalObjective | None = None  # scores batches with `teacher_params`; None: there is none
+    teacher: RetrievalObjective | None = None  # objective of the teacher, which scores batches with `teacher_params`
 
     def __call__(
         self, params: Params, batch: Batch, key: jax.Array, step: jax.Array | int | None = None, train: bool = True
     ) -> LossTerms:
-        """Return the loss; without `train` passages are also pooled as at inference."""
+        """Return the loss and its terms. Without `train`, there is no dropout, and passages are pooled as at
+        inference."""
         queries, passages = self.encode(params, batch, key, train)
-        # Every device scores all passages.
+        # Every device scores its queries with all passages.
         passages = jax.lax.with_sharding_constraint(passages, replicated_sharding(self.mesh))
         settings = self.settings
-        if not train:  # masking is for training only
+        if not train:  # false negatives are masked only in training
             settings = replace(settings, false_negatives=FalseNegativeSettings())
         return total_loss(
             Scores(
@@ -89,10 +89,11 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         )
 
     def teach(self, batch: Batch, key: jax.Array) -> jax.Array | None:
-        """Return the teacher's scores [B,N], of vectors as at inference; None: there is no teacher."""
+        """Return the teacher's scores [B,N] without dropout and with the pooling of inference; None without a
+        teacher."""
         if self.teacher is None or self.teacher_params is None:
             return None
-        texts = replace(batch, pseudo_queries=None)  # the model's own head may learn from them
+        texts = replace(batch, pseudo_queries=None)  # only the student's head learns from pseudo-queries
         queries, passages = self.teacher.encode(self.teacher_params, texts, key, train=False)
         passages = jax.lax.with_sharding_constraint(passages, replicated_sharding(self.mesh))
         return jax.lax.stop_gradient(jnp.max(self.teacher.similarities(queries, passages), axis=-1))
@@ -103,9 +104,10 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         """Return the penalties on the weights of words, over all texts of the batch.
 
         Args:
-            queries, passages: their vectors.
-            batch: whose empty rows count for nothing.
-            step: number of the batch; None: the penalties' weights are whole.
+            queries: vectors of the queries.
+            passages: vectors of the passages.
+            batch: the batch, whose empty rows are ignored.
+            step: number of the batch; None: the penalties have their full weights.
         """
         settings = self.settings.sparsity
         query_weights = queries.vectors[:, 0], batch.positives >= 0
@@ -119,13 +121,14 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
         )
 
     def encode(self, params: Params, batch: Batch, key: jax.Array, train: bool) -> tuple[Embeddings, Embeddings]:
-        """Return the embeddings of queries and passages. Each device encodes its own rows: parameters are sent (see
-        `ParameterGatherer`), texts are not.
+        """Return the embeddings of queries and passages. Each device encodes its own rows. Parameters are sent between
+        devices (see `ParameterGatherer`), texts are not.
 
         Args:
-            batch: of all devices.
-            key: of dropout.
-            train: whether there is dropout, and pooling as in training.
+            params: parameters of the model.
+            batch: the batch of all devices.
+            key: the key of dropout.
+            train: whether there is dropout, and the pooling of training.
         """
         chunks = self.chunks(batch.size)
 
@@ -153,16 +156,16 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
             yield f"{side} encoder", states(params, tokens, side=side)
 
     def in_order(self, embeddings: Embeddings, tokens: Tokens) -> Embeddings:
-        """Return embeddings by row of the batch, of texts that were dealt out to devices by length."""
+        """Return embeddings in the order of the batch. Texts may have been distributed over devices by length."""
         if tokens.rows is None:
             return embeddings
-        everywhere = jax.lax.with_sharding_constraint(embeddings, replicated_sharding(self.mesh))
+        all_embeddings = jax.lax.with_sharding_constraint(embeddings, replicated_sharding(self.mesh))
         order = jnp.argsort(tokens.rows)
-        return jax.tree.map(lambda x: x[order], everywhere)
+        return jax.tree.map(lambda x: x[order], all_embeddings)
 
     def similarities(self, queries: Embeddings, passages: Embeddings, part: slice = slice(None)) -> jax.Array:
-        """Return S [B,N,V] of a part of every vector, each device with its own queries; V = 1 under late
-        interaction."""
+        """Return S [B,N,V] computed from a part of every vector; V = 1 under late interaction. Each device has the rows
+        of its queries."""
         if self.model.late_interaction:
             scores = late_interaction(queries.vectors, queries.mask, passages.vectors, passages.mask)[..., None]
         else:
@@ -173,9 +176,12 @@ class RetrievalObjective(Objective[RetrieverModel, Batch]):
 def make_retrieval_objective(
     config: ConfigDict, retriever: RetrieverModel, mesh: Mesh, epochs_per_step: float = 0.0
 ) -> RetrievalObjective:
-    """Return the loss of a config. Raises ValueError if train.teacher cannot teach it.
+    """Return the objective of a config. Raises ValueError if train.teacher cannot teach the model.
 
     Args:
+        config: the config of the run.
+        retriever: the model.
+        mesh: the devices.
         epochs_per_step: batch size / number of examples.
     """
     teacher = teacher_model(config, retriever)
@@ -190,23 +196,25 @@ def make_retrieval_objective(
 
 
 def make_retrieval_plan(config: ConfigDict, retriever: RetrieverModel, batch_size: int, devices: int) -> BatchPlan:
-    """Return how examples become batches, padded.
+    """Return the plan of padded batches.
 
     Args:
-        retriever: whose head may read pseudo-queries.
-        devices: that share a batch.
+        config: the config of the run.
+        retriever: the model, whose head may read pseudo-queries.
+        batch_size: examples of a batch.
+        devices: number of devices that share a batch.
     """
     return make_batch_plan(config, batch_size, devices, retriever.module.head.pseudo_query_length())
 
 
 def pack_plan(plan: BatchPlan, data: TrainingSet, retriever: RetrieverModel, bins: int) -> BatchPlan:
-    """Return the plan of the same batches, packed.
+    """Return a plan of the same batches in packed rows.
 
     Args:
-        plan: of the padded batches.
-        data: examples, for their lengths.
-        retriever: whose head may put prefix tokens before a text.
-        bins: chunks of all devices; each is packed alone.
+        plan: the plan of padded batches.
+        data: the examples, for their lengths.
+        retriever: the model, whose head may put prefix tokens before a text.
+        bins: number of chunks of all devices; each chunk is packed separately.
     """
     head = retriever.module.head
     return plan.with_packer(data, bins, (head.prefix_length("query"), head.prefix_length("passage")), head.hidden_size)
@@ -219,11 +227,14 @@ def make_validation(
     data: TrainingData[TrainingSet],
     progress: bool = False,
 ) -> RetrievalValidation:
-    """Return the validation on the dev set, and on the corpus, a pool or all training passages.
+    """Return the validation by the dev set, with retrieval from the corpus, a pool or all training passages.
 
     Args:
-        params: concrete or abstract, for their shardings.
-        data: of the run, with a dev set.
+        config: the config of the run.
+        objective: the objective of training.
+        params: concrete or abstract parameters, for their shardings.
+        data: the data of the run, with a dev set.
+        progress: whether progress is printed.
     """
     assert data.dev is not None
     embedder = make_embedder(objective.model.uncut, params, objective.mesh, data.tokenizer, config)
@@ -234,8 +245,8 @@ def make_validation(
     return RetrievalValidation(data.dev, collection, plan, make_eval_step(objective, params), ranker, progress)
 
 
-def _read_data(job: RetrievalJob) -> TrainingData[TrainingSet]:
-    if job.config.train.teacher:  # before any text is tokenized
+def _read_retrieval_data(job: RetrievalJob) -> TrainingData[TrainingSet]:
+    if job.config.train.teacher:  # a wrong teacher is an error before texts are tokenized
         contract = make_contract(job.model, load_tokenizer(job.config, job.encoder, job.model), job.encoder)
         require_teacher(job.config, job.model, contract)
     data, warning = read_training_data(job), weak_temperatures(job.config, job.model)
@@ -264,7 +275,7 @@ RETRIEVAL: Task[RetrieverModel, TrainingSet, Batch] = Task(
     encoder_settings=read_model_keys,
     build=make_retriever_model,
     check=check_retrieval,
-    read_data=_read_data,
+    read_data=_read_retrieval_data,
     make_objective=make_retrieval_objective,
     make_plan=_make_plan,
     make_validator=_make_validator,

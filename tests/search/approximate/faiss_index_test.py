@@ -206,7 +206,7 @@ def test_an_index_of_other_vectors_is_refused(tmp_path: Path, capsys: pytest.Cap
     changed = open_encoded(folder)
     with pytest.raises(ValueError, match=r"vectors \(898 passages\).* 897: .*=SQ8 --name"):
         open_faiss_index(changed, "mine")
-    outdated = [one for one in verify_folder(folder) if "index of other vectors" in one.warning]
+    outdated = [one for one in verify_folder(folder) if "built from other vectors" in one.warning]
     assert [one.problem for one in outdated] == [""]
     built(changed, "SQ8", name="mine")
     assert open_faiss_index(changed, "mine").index.ntotal == 897

@@ -12,8 +12,8 @@ from jaxret.data.tokens.tokenizer import TextTokenizer
 from jaxret.training.pretraining.masked_batches import MaskedBatches
 from jaxret.training.pretraining.masking import (
     MaskingVocabulary,
+    _choose_words,
     _continues,
-    _fitting,
     corrupt,
     decoder_mask,
     draw_hidden,
@@ -44,7 +44,7 @@ def test_chosen_words_equal_the_collators_loop() -> None:
     for most in (1, 2, 3, 7, 20):
         sizes = random.integers(1, 6, (40, 12))
         expected = [greedy(row.tolist(), most) for row in sizes]
-        assert _fitting(sizes, most).tolist() == expected
+        assert _choose_words(sizes, most).tolist() == expected
         prefixes = np.cumsum(sizes, axis=1) <= most  # control: without skipping
         assert most == 1 or prefixes.tolist() != expected
 
