@@ -252,7 +252,7 @@ def test_the_result_of_a_run_is_selected_by_name(tmp_path: Path) -> None:
     compare_runs([one, other], resamples=1000)
     for folder, seed in (("a", 1), ("b", 2)):
         result(tmp_path / folder, seed, name="fiqa.test")
-    with pytest.raises(ValueError, match=r"several results, fiqa\.test, scifact\.test: choose one with --data=NAME"):
+    with pytest.raises(ValueError, match=r"several results, fiqa\.test, scifact\.test: choose some with --data=NAME"):
         compare_runs([one, other])
     assert "fiqa.test" in str(compare_runs([one, other], "fiqa.test", resamples=1000)[1]["a"][0].path)
     with pytest.raises(FileNotFoundError, match=r"nq\.test\.json .*exist; .*fiqa\.test, scifact\.test"):
@@ -329,5 +329,5 @@ def test_several_data_sets(tmp_path: Path) -> None:
     assert one == "fiqa.test"
     only = compare_on_sets([result(tmp_path / "c", 3)], [], resamples=100)
     assert render_sets(only, "csv").startswith("data,system,measure")
-    with pytest.raises(ValueError, match=r"--data=fiqa.test,x .*several .*json"):
+    with pytest.raises(ValueError, match=r"--data=fiqa.test,x needs .*json"):
         compare_on_sets([f"{runs[0]}/eval/fiqa.test.json"], ["fiqa.test", "x"])

@@ -125,7 +125,7 @@ def test_a_batch_is_divided_between_devices() -> None:
     check = check_batch(config, 4)
     assert (check.mark, check.problem) == (
         "note",
-        "2 of 12 places are empty; use train.batch_size=12, or a smaller multiple of 4",
+        "2 of 12 rows are empty; use train.batch_size=12, or a smaller multiple of 4",
     )
 
 

@@ -115,7 +115,7 @@ def test_a_run_that_mixes_models(run: Path, tmp_path: Path) -> None:
         write_json(path, with_digest(entry))
         if path.name != "manifest.json":
             assert problems(folder) == [
-                f"{path}: belongs to other vectors than the manifest; run encode again",
+                f"{path} belongs to other vectors than the manifest; run encode again",
             ]
     warnings = [one.warning for one in verify_folder(tmp_path / "run") if "mixes models" in one.warning]
     assert len(warnings) == 1
