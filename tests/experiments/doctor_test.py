@@ -119,4 +119,5 @@ def test_folders_are_checked(tmp_path: Path) -> None:
 def test_addresses_are_checked() -> None:
     assert check_coordinator("127.0.0.1:1234").mark == "ok"
     for wrong in ("localhost", "localhost:99999", "localhost:0"):
-        assert check_coordinator(wrong).problem == "it must be HOST:PORT, such as 10.0.0.2:1234, with a port up to 65535"
+        problem = "it must be HOST:PORT, such as 10.0.0.2:1234, with a port up to 65535"
+        assert check_coordinator(wrong).problem == problem
