@@ -226,7 +226,7 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     assert run("jaxret", "-h").stdout == overview() + "\n"
     (tmp_path / "mine.py").write_text(MINE)
     for config in ("mlr", "configs/mlr.py", "recipes/mlr_open_qa:t5", "mine.py"):
-        assert "'v9' is not a chip" in run("jaxret", "plan", f"--config={config}", NO_CHIP).stderr, config
+        assert "'v9' is not a known chip" in run("jaxret", "plan", f"--config={config}", NO_CHIP).stderr, config
     assert (site / "jaxret" / "py.typed").is_file()
     assert not (site / "configs").exists(), "nothing of ours outside our package"
     (write_encoder(tmp_path / "encoder") / "model.safetensors").unlink()

@@ -74,7 +74,7 @@ REFUSED = {  # (run, kind) -> why it has no such form, whatever the state
         (("weights of words", store) for store in STORES), "are weights of words, but stores need dense vectors"
     ),
     **dict.fromkeys(
-        ((kind, "milvus") for kind in ("several vectors", "late")), "a passage has several vectors here, and a row"
+        ((kind, "milvus") for kind in ("several vectors", "late")), "a passage has several vectors, but a row"
     ),
 }
 DAILY = [

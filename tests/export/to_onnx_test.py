@@ -115,4 +115,4 @@ def test_exported_runs_equal_the_run(name: str, tmp_path: Path) -> None:
     outputs = {output.name for output in onnx.load(out / files[0]).graph.output}
     kind = {"several vectors": "hidden_states", "every token": "token_embeddings"}.get(name, "sentence_embedding")
     assert outputs == {"last_hidden_state", kind}
-    assert ("Of passage texts the graph computes hidden states" in report) == (name == "several vectors")
+    assert ("For passage texts, the graph computes hidden states" in report) == (name == "several vectors")

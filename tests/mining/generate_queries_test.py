@@ -233,7 +233,7 @@ def test_a_folder_of_other_settings_is_refused(model: Path, corpus: Path, tmp_pa
         (("--prompt=music",), "the prompt 'music' has no passage; it must have one of {passage}, {title}, {text}"),
         (("--passage_length=3",), "the prompt takes 4 tokens, which leaves none of 3 for a passage"),
         (("--write=anything",), "write is 'anything'; it must be one of 'pseudo_queries', 'training', 'expanded'"),
-        (("--method=greedy",), "queries is 3; greedy decoding has one query"),
+        (("--method=greedy",), "queries is 3; greedy decoding returns one query"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -81,7 +81,7 @@ def test_a_program_that_cannot_fit_ends_with_status_1(tmp_path: Path) -> None:
             "mesh.fsdp is 3; it must divide the number of devices, 4",
         ),
         (("plan", "encode", "--config=configs/base.py", "--passages=0"), "--passages"),
-        ((*BASE, "--price=2"), "--price is for training and encoding on chips: name them by --topology"),
+        ((*BASE, "--price=2"), "--price is for training and encoding on chips: name them with --topology"),
         (("plan", "search", *BASE[1:], "--topology=v5e:1x1", "--price=2"), "--price is for training and encoding"),
         (
             (*BASE, "--topology=v5e:1x1", "--price=0"),

@@ -185,7 +185,7 @@ def test_an_encoder_may_be_in_a_bucket(gcs: Server, tmp_path: Path) -> None:
         (["verify", "GS://bucket/run"], "GS://bucket/run: write gs:// in place of GS://"),
         (["copy", "ftp://host/run", "copy"], "ftp://host/run: ftp:// is not read or written, but gs:// and s3:// are"),
         (["copy", "run", "S3://bucket/run"], "write s3:// in place of S3://"),
-        (["compare", "run", "--prometheus=gs://bucket/x.prom"], "give a file on this host's disk"),
+        (["compare", "run", "--prometheus=gs://bucket/x.prom"], "give a file on a disk of this host"),
         (["compare", "A=gs://bucket/a,azure://b/x"], "azure://b/x: azure:// is not read or written"),
         (["demo", "--workdir", "azure://b/x"], "azure://b/x: azure:// is not read or written"),
         (["data", "check", "beir:hdfs://b/x"], "hdfs://b/x: hdfs:// is not read or written"),
