@@ -168,7 +168,7 @@ def test_configs_that_name_no_retriever(overrides: dict[str, Any], message: str)
 def test_cudnn_refuses_large_heads() -> None:
     options = {"encoder.attention": "cudnn", "encoder.dtype": "bfloat16", "head.token": "last"}
     make_retriever(options, LLAMA)
-    with pytest.raises(ValueError, match=r"128 dimensions .*; .*256"):
+    with pytest.raises(ValueError, match=r"128 dimensions, .*; .*256"):
         make_retriever(options, dataclasses.replace(LLAMA, head_size=256))
 
 
