@@ -25,9 +25,9 @@ async def json_answer(content: Callable[[], Any], numbers: int) -> Response:
 def json_by_parts(value: Any, depth: int = _DEPTH) -> str:
     """Return the text that JSONResponse makes of a value, encoded value by value."""
     if depth and isinstance(value, list):
-        return f"[{','.join(json_by_parts(one, depth - 1) for one in value)}]"
+        return f"[{','.join(json_by_parts(item, depth - 1) for item in value)}]"
     if depth and isinstance(value, dict):
-        return f"{{{','.join(f'{_encoded(key)}:{json_by_parts(one, depth - 1)}' for key, one in value.items())}}}"
+        return f"{{{','.join(f'{_encoded(key)}:{json_by_parts(item, depth - 1)}' for key, item in value.items())}}}"
     return _encoded(value)
 
 

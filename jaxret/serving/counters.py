@@ -41,8 +41,8 @@ class Counters:
 
 def log_event(event: str, **values: Any) -> None:
     """Write a line of the log to stderr."""
-    now = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+    seconds = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
     sys.stderr.write(json.dumps({"time": stamp, "event": event, **values}) + "\n")
     sys.stderr.flush()
 

@@ -55,9 +55,9 @@ class DeviceThread:
     large request does not hold up small ones. A request whose future is cancelled is dropped.
     """
 
-    def __init__(self, batch: int, most: int) -> None:
+    def __init__(self, batch: int, queue_limit: int) -> None:
         """Start the thread. batch: items computed at a time; most: items that may wait."""
-        self._batch, self._most = batch, most
+        self._batch, self._queue_limit = batch, queue_limit
         self.report: Callable[[int], object] = lambda items: None  # is called with the number of items of each batch
         self._queue: deque[_Work] = deque()
         self._change = threading.Condition()
@@ -77,8 +77,10 @@ class DeviceThread:
             if self._ending:
                 raise QueueFullError("the server is ending")
             queue_length = self.waiting
-            if queue_length and queue_length + len(items) > self._most:
-                raise QueueFullError(f"{queue_length} texts wait, and at most {self._most} may; try again in a moment")
+            if queue_length and queue_length + len(items) > self._queue_limit:
+                raise QueueFullError(
+                    f"{queue_length} texts wait, and at most {self._queue_limit} may; try again in a moment"
+                )
             self._queue.append(work)
             self._change.notify()
         return work.future
@@ -115,15 +117,15 @@ class DeviceThread:
                 if self._ending:
                     return []
                 self._change.wait()
-            same = [work for work in self._queue if work.operation == self._queue[0].operation]
+            candidates = [work for work in self._queue if work.operation == self._queue[0].operation]
             free = self._batch
             batch: dict[_Work, int] = {}
-            while free and any(batch.get(work, 0) < work.left for work in same):
-                share = max(1, free // len(same))
-                for work in same:
-                    more = min(share, free, work.left - batch.get(work, 0))
-                    batch[work] = batch.get(work, 0) + more
-                    free -= more
+            while free and any(batch.get(work, 0) < work.left for work in candidates):
+                share = max(1, free // len(candidates))
+                for work in candidates:
+                    count_added = min(share, free, work.left - batch.get(work, 0))
+                    batch[work] = batch.get(work, 0) + count_added
+                    free -= count_added
             for work in [work for work, count in batch.items() if count]:  # the rest is queued after the others
                 self._queue.remove(work)
                 self._queue.append(work)
@@ -135,8 +137,8 @@ class DeviceThread:
             if len(batch) > 1:
                 try:
                     work.results += work.operation(_next(work, count))
-                except Exception as own:
-                    self._drop(work, own)
+                except Exception as work_error:
+                    self._drop(work, work_error)
                 else:
                     if not work.left:
                         work.finish()

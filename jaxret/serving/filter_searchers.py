@@ -77,16 +77,16 @@ class FilterSearchers:
 class FilterLimit:
     """Lets requests search by few filters at a time, since each keeps a searcher; those of one filter share it."""
 
-    def __init__(self, most: int = MOST_FILTERS) -> None:
+    def __init__(self, limit: int = MOST_FILTERS) -> None:
         """Let requests begin. most: filters at a time."""
-        self._most = most
+        self._limit = limit
         self._requests: Counter[str] = Counter()  # by filter
         self._end = asyncio.Event()  # of a request
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
         """Wait until a request may use a filter, which it does until the block ends."""
-        while name not in self._requests and len(self._requests) >= self._most:
+        while name not in self._requests and len(self._requests) >= self._limit:
             self._end.clear()
             await self._end.wait()
         self._requests[name] += 1

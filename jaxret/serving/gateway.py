@@ -47,7 +47,7 @@ class Gateway:
         """Keep the endpoints.
 
         Args:
-            token: that a request must have; "": only this machine may ask.
+            token: token that a request must have; "": requests of this machine alone, without one.
             debug: write tracebacks to the log.
         """
         self._endpoints, self._options, self._counters = endpoints, options, counters
@@ -99,8 +99,8 @@ class Gateway:
             return None
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            more = {"traceback": traceback.format_exc()} if self._debug else {}
-            log_event("error", request=number, path=path[:200], message=message[:2000], **more)
+            debug_fields = {"traceback": traceback.format_exc()} if self._debug else {}
+            log_event("error", request=number, path=path[:200], message=message[:2000], **debug_fields)
             return refusal_response(path, RefusalError(500, f"internal error; the log has it as request {number}"))
 
     def _admit(self, request: Request, path: str) -> None:
@@ -122,7 +122,7 @@ class Gateway:
         if (method, route) in self._endpoints:
             return self._endpoints[method, route]
         if route:
-            headers = {"allow": ", ".join(own for own, of_path in self._endpoints if of_path == route)}
+            headers = {"allow": ", ".join(method for method, path in self._endpoints if path == route)}
             raise RefusalError(405, f"{path} has no method {method:.10}", "method_not_allowed", headers)
         raise RefusalError(404, "there is no such path", "not_found")
 
@@ -130,7 +130,7 @@ class Gateway:
         """Return the path of the endpoints that a path belongs to; "" if there are none."""
         if path in self._paths:
             return path
-        return next((own for own in self._folders if path.startswith(own)), "")
+        return next((folder for folder in self._folders if path.startswith(folder)), "")
 
     async def _json(self, request: Request) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -144,15 +144,15 @@ class Gateway:
 
     async def _body(self, request: Request) -> bytes:
         """Read a body within the limits of size and time."""
-        most, size = self._options.most_bytes, 0
+        limit, size = self._options.most_bytes, 0
         parts: list[bytes] = []
         length = request.headers.get("content-length", "0")
-        too_large = length.isdecimal() and int(length) > most
+        too_large = length.isdecimal() and int(length) > limit
         try:
             async with asyncio.timeout(_DRAINED_SECONDS if too_large else self._options.body_seconds):
                 async for part in request.stream():
                     size += len(part)
-                    if size > most and not too_large:
+                    if size > limit and not too_large:
                         too_large, parts = True, []
                     if too_large and size > _DRAINED_BYTES:
                         break
@@ -163,7 +163,7 @@ class Gateway:
                 seconds = self._options.body_seconds
                 raise RefusalError(408, f"the request did not arrive in {seconds:g} s", "timeout") from None
         if too_large:
-            raise RefusalError(413, f"the body has more than {most} bytes", "too_large")
+            raise RefusalError(413, f"the body has more than {limit} bytes", "too_large")
         return b"".join(parts)
 
     async def _unless_gone(self, request: Request, answer: Awaitable[Response]) -> Response | None:

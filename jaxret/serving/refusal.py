@@ -54,20 +54,20 @@ class Body:
             raise RefusalError(422, f"{name} is {shown(value)}; it must be one of {', '.join(choices)}")
         return value
 
-    def count(self, name: str, default: int, most: int) -> int:
-        """Return a whole number from 1 to `most`. Raises RefusalError for a number out of range."""
+    def count(self, name: str, default: int, limit: int) -> int:
+        """Return a whole number from 1 to `limit`. Raises RefusalError for a number out of range."""
         value = self.get(name, int, default)
-        if not 1 <= value <= most:
-            raise RefusalError(422, f"{name} is {value}; it must be 1 to {most}")
+        if not 1 <= value <= limit:
+            raise RefusalError(422, f"{name} is {value}; it must be 1 to {limit}")
         return value
 
-    def texts(self, name: str, most: int, most_characters: int) -> list[str]:
+    def texts(self, name: str, limit: int, most_characters: int) -> list[str]:
         """Return a list of texts that are not blank; one text is a list of one.
 
         Args:
             name: key.
-            most: texts.
-            most_characters: characters of each text.
+            limit: largest number of texts.
+            most_characters: largest number of characters of a text.
 
         Raises:
             RefusalError: no texts, too many, too long ones, or token ids.
@@ -78,8 +78,8 @@ class Body:
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not values:
             raise RefusalError(422, f"{name} must be a text, or a list of texts that is not empty")
-        if len(values) > most:
-            raise RefusalError(413, f"{name} has {len(values)} texts; a request may have {most}", "too_many_inputs")
+        if len(values) > limit:
+            raise RefusalError(413, f"{name} has {len(values)} texts; a request may have {limit}", "too_many_inputs")
         for number, text in enumerate(values):
             place = name if isinstance(value, str) else f"{name}[{number}]"
             if isinstance(text, int | list):

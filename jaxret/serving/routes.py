@@ -103,7 +103,9 @@ class Routes:
             "/health": self._health,
             "/metrics": self._metrics,
         }
-        return {("POST", path): each for path, each in posts.items()} | {("GET", p): each for p, each in gets.items()}
+        return {("POST", path): answer for path, answer in posts.items()} | {
+            ("GET", path): answer for path, answer in gets.items()
+        }
 
     # OpenAI
 
@@ -126,8 +128,8 @@ class Routes:
 
         def content() -> dict[str, Any]:
             data = [
-                {"object": "embedding", "index": index, "embedding": _encoded(own[0], encoding)}
-                for index, own in enumerate(vectors)
+                {"object": "embedding", "index": index, "embedding": _encoded(text_vectors[0], encoding)}
+                for index, text_vectors in enumerate(vectors)
             ]
             count = sum(map(len, tokens))
             usage = {"prompt_tokens": count, "total_tokens": count}
@@ -163,24 +165,33 @@ class Routes:
             raise RefusalError(
                 424, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
             )
-        return await json_answer(lambda: [own[0].tolist() for own in vectors], sum(own.size for own in vectors))
+        return await json_answer(
+            lambda: [text_vectors[0].tolist() for text_vectors in vectors],
+            sum(text_vectors.size for text_vectors in vectors),
+        )
 
     async def _embed_all(self, request: Request, body: Body) -> Response:
         model, _, vectors = await self._tei_vectors(body)
         if model.run.model.sparse:
             raise RefusalError(424, f"{model.name} has weights of words: POST /embed_sparse")
-        return await json_answer(lambda: [own.tolist() for own in vectors], sum(own.size for own in vectors))
+        return await json_answer(
+            lambda: [text_vectors.tolist() for text_vectors in vectors],
+            sum(text_vectors.size for text_vectors in vectors),
+        )
 
     async def _embed_sparse(self, request: Request, body: Body) -> Response:
         model, _, vectors = await self._tei_vectors(body)
         if not model.run.model.sparse:
             raise RefusalError(424, f"{model.name} has dense vectors: POST /embed or /embed_all")
-        numbers = 2 * sum(int(np.count_nonzero(own)) for own in vectors)
+        numbers = 2 * sum(int(np.count_nonzero(text_vectors)) for text_vectors in vectors)
         self._allow(numbers, "numbers")  # known only now: most weights are 0
         return await json_answer(
             lambda: [
-                [{"index": int(word), "value": float(own[0, word])} for word in np.flatnonzero(own[0])]
-                for own in vectors
+                [
+                    {"index": int(word), "value": float(text_vectors[0, word])}
+                    for word in np.flatnonzero(text_vectors[0])
+                ]
+                for text_vectors in vectors
             ],
             numbers,
         )
@@ -199,8 +210,10 @@ class Routes:
             self._allow(model.vectors_of(tokens, side) * dimensions, "numbers")
         vectors = model.cut(await self._compute(Operation(model.embed, (side,)), tokens), dimensions)
         if body.get("normalize", bool, normalize):
-            norms = [np.linalg.norm(own, axis=1, keepdims=True) for own in vectors]
-            vectors = [own / np.maximum(norm, 1e-12) for own, norm in zip(vectors, norms, strict=True)]
+            norms = [np.linalg.norm(text_vectors, axis=1, keepdims=True) for text_vectors in vectors]
+            vectors = [
+                text_vectors / np.maximum(norm, 1e-12) for text_vectors, norm in zip(vectors, norms, strict=True)
+            ]
         return model, side, vectors
 
     async def _rerank(self, request: Request, body: Body) -> Response:
@@ -301,13 +314,13 @@ class Routes:
     async def _explain(self, request: Request, body: Body) -> Response:
         body.require_keys("query", "passage_id", "passage", "title", "top", "model")
         model = self._of_task(body.get("model", str, ""), ServedRetriever, "a retriever, which /explain needs")
-        most = self._options.most_characters
-        question = check_text(body.get("query", str, ""), "query", most) if "query" in body else ""
+        limit = self._options.most_characters
+        question = check_text(body.get("query", str, ""), "query", limit) if "query" in body else ""
         passage, key = None, body.get("passage_id", str, "")
         if "passage" in body:
-            text = check_text(body.get("passage", str, ""), "passage", most)
+            text = check_text(body.get("passage", str, ""), "passage", limit)
             title = body.get("title", str, "")
-            passage = Passage("passage", text, check_text(title, "title", most) if title else "")
+            passage = Passage("passage", text, check_text(title, "title", limit) if title else "")
         if bool(passage) == bool(key) and (passage or not question):
             raise RefusalError(422, "give query and passage (a text) or passage_id, or one of them alone")
         if key and not self._options.texts:
@@ -349,9 +362,9 @@ class Routes:
 
     def _allow(self, count: int, what: str) -> None:
         """Raise `RefusalError` for an answer with more hits or numbers than one may have."""
-        most = {"hits": self._options.most_hits, "numbers": self._options.most_numbers}[what]
-        if count > most:
-            message = f"the answer would have {count} {what}; one may have {most}: send fewer texts at a time"
+        limit = {"hits": self._options.most_hits, "numbers": self._options.most_numbers}[what]
+        if count > limit:
+            message = f"the answer would have {count} {what}; one may have {limit}: send fewer texts at a time"
             raise RefusalError(413, message, "answer_too_large")
 
     def _of_task(self, name: str, kind: type[Any], description: str) -> Any:
@@ -373,15 +386,15 @@ class Routes:
 
         Args:
             name: the id; "" for the first retriever.
-            side: of the texts, where the id has none.
+            side: side of the texts, where the id has none.
             explicit: the request has a side.
         """
-        front, _, own = name.rpartition(":")
-        if name in self._models or own not in _SIDES:
-            front, own = name, side
-        elif explicit and _SIDES[own] != _SIDES[side]:
+        front, _, side_name = name.rpartition(":")
+        if name in self._models or side_name not in _SIDES:
+            front, side_name = name, side
+        elif explicit and _SIDES[side_name] != _SIDES[side]:
             raise RefusalError(422, f"model {shown(name)} is not of the side {side}")
-        return self._of_task(front, ServedRetriever, "a retriever, which embeddings need"), _SIDES[own]
+        return self._of_task(front, ServedRetriever, "a retriever, which embeddings need"), _SIDES[side_name]
 
 
 @contextmanager

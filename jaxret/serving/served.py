@@ -148,7 +148,7 @@ class ServedRetriever:
             smaller = self.run.model.with_dimension(dimensions, "dimensions")
         except ValueError as error:
             raise RefusalError(400, str(error)) from None
-        return [cut_vectors(own, smaller.dimension, smaller.module.normalize) for own in vectors]
+        return [cut_vectors(text_vectors, smaller.dimension, smaller.module.normalize) for text_vectors in vectors]
 
     def count(self, k: int) -> int:
         """Return the number of passages to search for, of which the first k are the answer. Raises RefusalError if `k`
@@ -166,8 +166,8 @@ class ServedRetriever:
         """Return the vectors [V,D] of each text."""
         rows: list[np.ndarray] = [np.empty(0)] * len(items)
         for part, vectors in self._embedded(items, side):
-            for row, own in zip(part, vectors, strict=True):
-                rows[row] = own
+            for row, text_vectors in zip(part, vectors, strict=True):
+                rows[row] = text_vectors
         return rows
 
     def search(self, items: Sequence[np.ndarray], k: int, searcher: Searcher, texts: bool) -> list[SearchAnswer]:
@@ -176,7 +176,7 @@ class ServedRetriever:
         Args:
             items: token ids of questions.
             k: passages.
-            searcher: of all passages, or of those that match a filter.
+            searcher: searcher of all passages, or of those that match a filter.
             texts: read titles and texts.
         """
         answers: list[SearchAnswer | None] = [None] * len(items)
@@ -184,8 +184,8 @@ class ServedRetriever:
             result, ids = searcher.nearest(vectors, k)
             outcome = SearchOutcome({}, result, searcher.encoded_corpus, Truncation("queries", 0), vectors)
             best = searcher.best_vectors(outcome)
-            every = {key for ranking in ids for key in ranking}
-            passages = searcher.passages(every) if texts else {}
+            passage_ids = {key for ranking in ids for key in ranking}
+            passages = searcher.passages(passage_ids) if texts else {}
             hit_passages = [[passages.get(key) or Passage(key, "") for key in ranking] for ranking in ids]
             chunks = hit_passages  # have the vectors; of a document, its best one
             if texts and searcher.max_passage:
@@ -211,7 +211,7 @@ class ServedRetriever:
     ) -> int:
         """Compile all programs; return how many. `report` is called with a text on each part; `should_stop` returns
         whether to leave out the rest."""
-        late = self.run.model.late_interaction
+        late_interaction = self.run.model.late_interaction
         for side in self._sides():
             tokenizer = self.run.tokenizer
             limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
@@ -222,7 +222,7 @@ class ServedRetriever:
                     ids = [np.full(length, tokenizer.sep_id, np.int32)] * count
                     vectors = self._vectors(ids, side)
                     first = length == served_lengths(limit)[0]
-                    if side == "query" and self.searcher and (late or first):
+                    if side == "query" and self.searcher and (late_interaction or first):
                         for k in self._warm_counts():
                             self.searcher.nearest(vectors, k)
             report(f"{self.name}: compiled the {side} side, texts of up to {limit} tokens")
@@ -230,10 +230,10 @@ class ServedRetriever:
 
     def _warm_counts(self) -> list[int]:
         """Return every number of passages that an exact search can be requested with."""
-        searcher, most = self._searcher(), self.options.most_k
+        searcher, largest_k = self._searcher(), self.options.most_k
         if searcher.generator:
-            most = min(most, searcher.generator.spec.passages)
-        return sorted({self.count(min(count, most)) for count in (*COUNTS, most)})
+            largest_k = min(largest_k, searcher.generator.spec.passages)
+        return sorted({self.count(min(count, largest_k)) for count in (*COUNTS, largest_k)})
 
     def _sides(self) -> tuple[Side, ...]:
         return ("query", "passage")
@@ -251,8 +251,8 @@ class ServedRetriever:
             yield part, self._vectors([items[row] for row in part], side)
 
     def _vectors(self, ids: Sequence[np.ndarray], side: Side) -> TextVectors:
-        alone = self._alone if len(ids) == 1 and len(ids[0]) <= _SHORT else None
-        return (alone or self.embedder)(Ragged.from_lists([row.tolist() for row in ids]), side)
+        short_embedder = self._alone if len(ids) == 1 and len(ids[0]) <= _SHORT else None
+        return (short_embedder or self.embedder)(Ragged.from_lists([row.tolist() for row in ids]), side)
 
     def _hit(self, passage: Passage, chunk: Passage, score: float, vectors: tuple[int, ...]) -> SearchHit:
         names = self._names(chunk)
@@ -284,8 +284,8 @@ class ServedRetriever:
             passage = searcher.best_passage(question, key)
             if not passage.text and not passage.title:
                 return RefusalError(404, f"passage {key!r:.60} has no text", "no_text")
-        alone: Side = "query" if question else "passage"
-        if not (question and passage) and not self.run.model.module.head.word_values(alone):
+        explained_side: Side = "query" if question else "passage"
+        if not (question and passage) and not self.run.model.module.head.word_values(explained_side):
             return RefusalError(422, "this run explains a query and a passage together only: give both")
         return explain(self.run, question, passage, top)
 
@@ -306,9 +306,9 @@ def open_served(
     Raises ValueError for two runs with one name, and what opening them raises.
     """
     names = [named_run(workdir)[0] for workdir in workdirs]
-    if twice := {name for name in names if names.count(name) > 1}:
+    if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(
-            f"two runs are called {min(twice)}, as the last part of a folder's path; NAME=FOLDER names one"
+            f"two runs have the name {min(repeated)}, the last part of their paths; name one with NAME=FOLDER"
         )
     models: list[ServedModel] = []
     for workdir in workdirs:

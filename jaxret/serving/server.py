@@ -123,9 +123,9 @@ class _Protocol(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
-        before = self.cycle
+        cycle_before = self.cycle
         super().handle_events()
-        if self.cycle is not before:
+        if self.cycle is not cycle_before:
             self._allow(self.whole_seconds)
 
     def on_response_complete(self) -> None:
@@ -138,8 +138,8 @@ class _Protocol(H11Protocol):
 
     def _allow_sending(self) -> None:
         """Wait for a client to read what the transport holds; the event loop would hold it for ever."""
-        before, left = self._unsent, self.transport.get_write_buffer_size()
-        if before and left > max(0, before - _SENT_BYTES):
+        unsent_before, left = self._unsent, self.transport.get_write_buffer_size()
+        if unsent_before and left > max(0, unsent_before - _SENT_BYTES):
             self.transport.abort()
             return
         self._allow(None)
@@ -169,12 +169,12 @@ class _Server(uvicorn.Server):
             log_event("stop", signal=signal.Signals(number).name)
             self.handle_exit(number, frame)
 
-        before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
+        old_handlers = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self._announce()
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)
 
 
@@ -183,8 +183,10 @@ def _config(gateway: Gateway, options: ServeOptions) -> uvicorn.Config:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [LogHandler()], False
         logger.setLevel(logging.WARNING)
-    whole = options.body_seconds + options.answer_seconds + _SENT_SECONDS
-    protocol = type("_TimedProtocol", (_Protocol,), {"head_seconds": options.body_seconds, "whole_seconds": whole})
+    whole_seconds = options.body_seconds + options.answer_seconds + _SENT_SECONDS
+    protocol = type(
+        "_TimedProtocol", (_Protocol,), {"head_seconds": options.body_seconds, "whole_seconds": whole_seconds}
+    )
     return uvicorn.Config(
         gateway,
         http=protocol,

@@ -18,6 +18,6 @@ def served_lengths(limit: int) -> list[int]:
     return sorted({min(served_length(length), limit) for length in range(1, limit + 1)})
 
 
-def batch_sizes(most: int) -> list[int]:
-    """Return the padded sizes of batches of up to `most` texts: powers of two, and `most`."""
-    return sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
+def batch_sizes(largest: int) -> list[int]:
+    """Return the padded sizes of batches of up to `largest` texts: powers of two, and `largest`."""
+    return sorted({min(1 << power, largest) for power in range(largest.bit_length() + 1)})

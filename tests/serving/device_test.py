@@ -29,7 +29,7 @@ class Recorder:
 
 @pytest.fixture
 def device() -> Iterator[DeviceThread]:
-    thread = DeviceThread(batch=4, most=10)
+    thread = DeviceThread(batch=4, queue_limit=10)
     yield thread
     thread.end()
 
@@ -95,7 +95,7 @@ def test_the_queue_is_bounded_and_cancelled_requests_leave_it(device: DeviceThre
 
 
 def test_an_empty_queue_accepts_any_size_and_shutdown_waits(recorder: Recorder) -> None:
-    thread = DeviceThread(batch=4, most=10)
+    thread = DeviceThread(batch=4, queue_limit=10)
     recorder.may_go.set()
     future = thread.submit(Operation(recorder), ["x"] * 25)
     thread.end()

@@ -35,7 +35,7 @@ class Endpoint:
 
 @pytest.fixture(scope="module")
 def counters() -> Iterator[Counters]:
-    device = DeviceThread(batch=1, most=1)
+    device = DeviceThread(batch=1, queue_limit=1)
     yield Counters(device)
     device.end()
 
@@ -139,7 +139,7 @@ def test_what_a_web_page_may_send_is_refused(counters: Counters) -> None:
 def test_texts_and_counts_of_a_request_are_limited() -> None:
     def problem(value: object, **limits: int) -> int:
         with pytest.raises(RefusalError) as refusal:
-            Body({"x": value}).texts("x", **{"most": 2, "most_characters": 3} | limits)
+            Body({"x": value}).texts("x", **{"limit": 2, "most_characters": 3} | limits)
         return refusal.value.status
 
     assert Body({"x": ["a", "abc"]}).texts("x", 2, 3) == ["a", "abc"]

@@ -30,7 +30,7 @@ from jaxret.serving.served import ServedRetriever
 
 @pytest.fixture
 def device() -> Iterator[DeviceThread]:
-    thread = DeviceThread(batch=4, most=10)
+    thread = DeviceThread(batch=4, queue_limit=10)
     yield thread
     thread.end()
 

@@ -370,7 +370,7 @@ def test_unexpected_errors_reveal_no_paths(runs: Path, tmp_path: Path) -> None:
         ),
         pytest.param(("{runs}/nowhere",), "nowhere is not a run (it has no config.json)", marks=pytest.mark.exhaustive),
         pytest.param(
-            ("{runs}/dual", "{runs}/encoder/../dual"), "two runs are called dual", marks=pytest.mark.exhaustive
+            ("{runs}/dual", "{runs}/encoder/../dual"), "two runs have the name dual", marks=pytest.mark.exhaustive
         ),
         (("{runs}/dual", "--corpus=other"), "has no corpus 'other'; it has corpus"),
         pytest.param(("a:b=run",), "write NAME=FOLDER, with a name of printable characters without a colon", id="name"),
