@@ -284,6 +284,6 @@ def scaled_rates(config: DecoderConfig) -> Float[np.ndarray, " half"]:
         return rates
     if config.rope_type == "linear":
         return rates / config.rope_factor
-    turns = config.rope_original * rates / (2 * np.pi)  # of an angle in a text of the first pre-training
+    turns = config.rope_original * rates / (2 * np.pi)  # full turns of an angle in a text of the first pre-training
     smooth = np.clip((turns - config.rope_low) / (config.rope_high - config.rope_low), 0, 1)
     return rates * ((1 - smooth) / config.rope_factor + smooth)
