@@ -210,11 +210,11 @@ class _Evaluator:
             for name, members in sets.items()
             if name not in reasons and all(self._is_evaluated(*member) for member in members.items())
         }
-        result = self._describe(results, reasons)
+        result = self._result_json(results, reasons)
         write_json(self.job.result, result)
         return result
 
-    def _describe(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
+    def _result_json(self, results: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
         means = {name: mean for name in paper_means() for mean in [mean_of(name, results)] if mean}
         return {
             "sets": dict(results),

@@ -1,4 +1,4 @@
-"""Evaluate what a search returned, for any system: the run file, measures, answers, costs."""
+"""Evaluate the rankings of a system: write the run file, and measures, answers and costs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from jaxret.search.latency import describe_latency
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.storage.working_copy import require_writable
 
-_QUESTIONS = 200  # whose texts are held at a time
+_BLOCK_QUERIES = 200  # queries whose passages' texts are in memory at the same time
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The queries of an evaluation, what is measured, and the files to write; made by `plan_evaluation`."""
+    """The queries, measures and files of an evaluation; made by `plan_evaluation`."""
 
     system: str  # name of the run
-    options: EvaluationOptions  # as requested
+    options: EvaluationOptions  # the requested options
     dataset: EvaluationQueries  # queries and judgements
     measures: MeasureNames  # names of the measures
     remove: bool  # whether passages with the id of their query are left out
@@ -43,7 +43,7 @@ class EvaluationPlan:
 
     @property
     def depth(self) -> int:
-        """Return the passages to search for: one more where self-matches are removed."""
+        """The number of passages to search for: k, and one more if self-matches are removed."""
         return self.options.k + self.remove
 
 
@@ -51,24 +51,25 @@ class EvaluationPlan:
 class Retrieved:
     """The rankings of a system, and access to its corpus."""
 
-    rankings: Rankings  # of all queries, `EvaluationPlan.depth` passages each
+    rankings: Rankings  # rankings of all queries, with `EvaluationPlan.depth` passages
     texts: PassageLookup  # returns passages by id
-    missing_ids: Callable[[set[str]], set[str]]  # returns those of some ids that are not searched
-    provenance: Mapping[str, Any]  # of the evaluation, without the data set
-    bytes_per_passage: float  # what the system stores for a passage
+    missing_ids: Callable[[set[str]], set[str]]  # passage ids -> the ids that are not searched
+    provenance: Mapping[str, Any]  # provenance of the evaluation, without the data set
+    bytes_per_passage: float  # bytes that the system stores per passage
     latency: Callable[[], dict[str, Any]]  # measures the time of a question
-    where: str = "in the corpus"  # the passages that are searched, for messages
+    where: str = "in the corpus"  # description of the searched passages, for messages
 
 
 def plan_evaluation(
     workdir: Workdir, source: EvaluationSource, options: EvaluationOptions, label: str = ""
 ) -> EvaluationPlan:
-    """Read the queries and judgements of an evaluation, and check all that can be checked before the search.
+    """Read the queries and judgements of an evaluation, and make all checks that are possible before the search.
 
     Args:
+        workdir: the run's folder.
         source: queries and judgements.
         options: measures and further results.
-        label: of the search, comes last in the names of the files.
+        label: label of the search, the last part of file names.
 
     Raises:
         ValueError: a measure is deeper than k, an answer is not a regular expression, or no query has the answers that
@@ -85,55 +86,59 @@ def plan_evaluation(
     name = ".".join(filter(None, (options.name or source.name, options.label, label)))
     run_file, results = workdir.rankings(name), workdir.evaluation(name)
     for path in (run_file, results):
-        require_writable(path.parent)  # now, not after the search
+        require_writable(path.parent)  # an error before the search, not after it
         remove_leftovers(path.parent, age=3600)
     return EvaluationPlan(workdir.name, options, dataset, measures, remove, policy, run_file, results)
 
 
 def require_answers(source: str, queries: Sequence[Query], measures: MeasureNames, dpr_results: bool = False) -> None:
-    """Raise ValueError if answers are needed and no query has some.
+    """Raise ValueError if answers are needed and no query has any.
 
     Args:
-        source: where the queries were read.
-        measures: may need answers.
-        dpr_results: whether results as DPR writes them are requested, which need answers too.
+        source: source of the queries, for the error.
+        queries: the queries.
+        measures: the requested measures.
+        dpr_results: whether results in DPR's format are requested, which need answers, too.
     """
     if any(query.answers for query in queries):
         return
     if dpr_results:
-        raise ValueError(f"{source} has no answer strings, which results as DPR writes them say of every passage")
+        raise ValueError(f"{source} has no answer strings, which results in DPR's format need")
     if measures.answers_needed:
         raise ValueError(
-            f"Accuracy@{measures.cutoffs[0]} looks for answers, and no query of {source} has some; Success@"
-            f"{measures.cutoffs[0]} is the same by judgements"
+            f"Accuracy@{measures.cutoffs[0]} needs answers, but no query of {source} has any; Success@"
+            f"{measures.cutoffs[0]} is the corresponding measure by judgements"
         )
 
 
 def treat_self_matches(plan: EvaluationPlan, rankings: Rankings) -> Rankings:
-    """Return rankings without self-matches, if the plan removes these, else as they are; print how many there are."""
-    dataset, own = plan.dataset, self_matching_queries(rankings)
+    """Return rankings without self-matches if the plan removes them, else unchanged, and print their number."""
+    dataset, self_matches = plan.dataset, self_matching_queries(rankings)
     if not plan.remove:
-        first = [query for query in own if rankings[query][0][0] == query]
+        first = [query for query in self_matches if rankings[query][0][0] == query]
         if first:
             print_line(
-                f"{len(first):,} of {len(dataset.queries):,} queries found the passage of their own id first: if "
-                "queries are passages here, --self_matches=remove leaves these out, as BEIR does"
+                f"{len(first):,} of {len(dataset.queries):,} queries found the passage with their own id first: if the "
+                "queries are passages of the corpus, --self_matches=remove leaves these passages out, as BEIR does"
             )
         return rankings
-    relevant_pairs = {(one.query_id, one.passage_id) for one in dataset.judgements if one.relevance > 0}
-    print_line(f"{len(own):,} of {len(dataset.queries):,} queries found the passage of their own id, which is left out")
-    if wrong := sum((query, query) in relevant_pairs for query in own):
+    relevant = {
+        (judgement.query_id, judgement.passage_id) for judgement in dataset.judgements if judgement.relevance > 0
+    }
+    count = f"{len(self_matches):,} of {len(dataset.queries):,} queries"
+    print_line(f"{count} found the passage with their own id, which is left out")
+    if relevant_count := sum((query, query) in relevant for query in self_matches):
         print_line(
-            f"{wrong:,} of these are judged relevant: where queries and passages are each numbered for themselves, "
-            "--self_matches=keep is right"
+            f"{relevant_count:,} of these passages are judged relevant: if queries and passages have separate numbers, "
+            "use --self_matches=keep"
         )
     return without_self_matches(rankings, plan.options.k)
 
 
 def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | None:
-    """Write the evaluation of rankings, and print it; with judgements, return their measures.
+    """Write and print the evaluation of rankings, and return their measures by judgements; None without judgements.
 
-    Timing comes last, and the evaluation is written before it: nothing is lost if timing is stopped.
+    Timing comes last. The evaluation is written before it, so that it is not lost if timing is stopped.
     """
     dataset, options, is_judged = plan.dataset, plan.options, plan.dataset.source.judgements is not None
     write_run(plan.run_file, retrieval.rankings, tag=f"jaxret-{plan.system}")
@@ -144,7 +149,7 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
     if first := evaluation or answers:
         source = dataset.provenance(plan.policy, plan.remove, options.match)
         if is_judged:
-            source |= {"relevant_passages_not_in_corpus": _count_missing_relevant(retrieval, dataset)}
+            source |= {"relevant_passages_not_in_corpus": _count_missing_passages(retrieval, dataset)}
         if evaluation:
             print(evaluation_text({plan.system: evaluation}))
         provenance = {**retrieval.provenance, "dataset": source}
@@ -164,8 +169,8 @@ def write_results(plan: EvaluationPlan, retrieval: Retrieved) -> Evaluation | No
     return evaluation
 
 
-def _count_missing_relevant(retrieval: Retrieved, dataset: EvaluationQueries) -> int:
-    """Return how many relevant passages are not searched; print it if there are some."""
+def _count_missing_passages(retrieval: Retrieved, dataset: EvaluationQueries) -> int:
+    """Return the number of relevant passages that are not searched, and print it if it is not 0."""
     relevant = {judgement.passage_id for judgement in dataset.judgements if judgement.relevance > 0}
     count = len(retrieval.missing_ids(relevant))
     if count:
@@ -176,20 +181,20 @@ def _count_missing_relevant(retrieval: Retrieved, dataset: EvaluationQueries) ->
 def write_dpr_results(
     path: Path, texts: PassageLookup, rankings: Rankings, queries: Sequence[Query], match: str
 ) -> None:
-    """Write the rankings as DPR does, with the passages' texts and whether each has an answer.
+    """Write the rankings in DPR's format, with the passages' texts and whether each has an answer.
 
     Args:
         path: JSON file to write.
-        texts: returns passages by id, of _QUESTIONS queries at a time.
+        texts: returns passages by id; it is called for _BLOCK_QUERIES queries at a time.
         rankings: passages and scores of each query.
-        queries: their answers count.
-        match: "string" or "regex".
+        queries: queries with their answers.
+        match: how answers are read, "string" or "regex".
     """
     matcher = AnswerMatcher(match)
 
     def results() -> Iterator[tuple[Query, list[tuple[Passage, float, bool]]]]:
-        for start in range(0, len(queries), _QUESTIONS):
-            part = queries[start : start + _QUESTIONS]
+        for start in range(0, len(queries), _BLOCK_QUERIES):
+            part = queries[start : start + _BLOCK_QUERIES]
             by_id = texts({passage for query in part for passage, _ in rankings[query.id]})
             for query in part:
                 passages = [by_id[passage] for passage, _ in rankings[query.id]]
@@ -198,22 +203,22 @@ def write_dpr_results(
                 yield query, list(zip(passages, scores, has_answer, strict=True))
 
     write_retrieval_results(path, results())
-    none = sum(not query.answers for query in queries)
-    remark = f" (has_answer is false throughout for {none:,} of {len(queries):,} queries, which have no answers)"
-    print(f"results as DPR writes them: {path}{remark * bool(none)}")
+    count = sum(not query.answers for query in queries)
+    remark = f" ({count:,} of {len(queries):,} queries have no answers, so that has_answer is false)"
+    print(f"results in DPR's format: {path}{remark * bool(count)}")
 
 
 def look_for_answers(
     retrieval: Retrieved, queries: Sequence[Query], cutoffs: Sequence[int], match: str = "string"
 ) -> Evaluation | None:
-    """Return top-k accuracy by answer string (DPR's measure); None if no query has answers, or the texts cannot be
+    """Return top-k accuracy by answer string (DPR's measure); None if no query has answers, or if the texts cannot be
     read.
 
     Args:
         retrieval: rankings, and a reader of texts.
-        queries: their answers count.
-        cutoffs: the k.
-        match: "string" or "regex".
+        queries: queries with their answers.
+        cutoffs: the values of k.
+        match: how answers are read, "string" or "regex".
     """
     queries_with_answers = [query for query in queries if query.answers]
     if not queries_with_answers:
@@ -223,8 +228,8 @@ def look_for_answers(
         texts = retrieval.texts(
             {passage for query in queries_with_answers for passage, _ in retrieval.rankings[query.id][:deepest]}
         )
-    except (FileNotFoundError, ContractError, ShardError) as error:  # the judgements can be used all the same
-        print(f"answer strings cannot be looked for: {error}")
+    except (FileNotFoundError, ContractError, ShardError) as error:  # measures by judgements need no texts
+        print(f"accuracy by answers is not measured: {error}")
         return None
     return answer_accuracies(retrieval.rankings, queries, texts, cutoffs, match)
 
@@ -232,14 +237,14 @@ def look_for_answers(
 def answer_accuracies(
     rankings: Rankings, queries: Sequence[Query], texts: Mapping[str, Passage], cutoffs: Sequence[int], match: str
 ) -> Evaluation | None:
-    """Return top-k accuracy of the queries that have answers, and print it; None if none has answers.
+    """Return top-k accuracy of the queries that have answers, and print it; None if no query has answers.
 
     Args:
         rankings: passages and scores of each query.
-        queries: their answers count.
+        queries: queries with their answers.
         texts: passages by id.
-        cutoffs: the k, in the order of the output.
-        match: "string" or "regex".
+        cutoffs: the values of k, in the order of the output.
+        match: how answers are read, "string" or "regex".
     """
     queries_with_answers = [query for query in queries if query.answers]
     if not queries_with_answers:

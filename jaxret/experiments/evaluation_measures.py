@@ -1,4 +1,4 @@
-"""The measures of an evaluation: those by judgements, and accuracies by answers at some cut-offs."""
+"""The measures of an evaluation: measures by judgements, and accuracies by answers at several cut-offs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class MeasureNames:
 
     names: tuple[str, ...]  # measures by judgements
     cutoffs: tuple[int, ...]  # k of each Accuracy@k by answers, in the order of the names
-    answers_needed: bool  # whether a name requests an accuracy, so that queries without answers are an error
+    answers_needed: bool  # whether an accuracy is requested; queries without answers are then an error
 
 
 def is_accuracy(measure: str) -> bool:
-    """Return whether a measure is by answer strings, which `parse_measure` does not parse."""
+    """Return whether a measure counts answer strings; `parse_measure` does not parse such a measure."""
     return measure.startswith(_ACCURACY)
 
 
 def measures_for(k: int) -> tuple[str, ...]:
-    """Return MEASURES, those deeper than k at k."""
+    """Return MEASURES with cut-offs of at most k."""
     parsed_measures = [parse_measure(name) for name in MEASURES]
     return tuple(dict.fromkeys(f"{measure.kind}@{min(measure.cutoff or k, k)}" for measure in parsed_measures))
 
@@ -40,8 +40,9 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
     default.
 
     Args:
-        measures: names as ir-measures has them, and Accuracy@k; None for the default.
-        where: the file that has k passages per query; "" where k is the value of --k.
+        measures: names of ir-measures, and Accuracy@k; None for the default.
+        k: number of passages per query.
+        where: the file that has k passages per query; "" if k is the value of --k.
 
     Raises:
         ValueError: a measure is unknown, or deeper than k.
@@ -65,5 +66,5 @@ def choose_measures(measures: Sequence[str] | None, k: int, where: str = "") -> 
 def _accuracy_cutoff(name: str) -> int:
     match = re.fullmatch(_ACCURACY + "([1-9][0-9]{0,8})", name)
     if match is None:
-        raise ValueError(f"unknown measure {name!r:.60}; by answers it is Accuracy@k with k from 1, as in Accuracy@20")
+        raise ValueError(f"unknown measure {name!r:.60}; k of Accuracy@k is a whole number from 1, as in Accuracy@20")
     return int(match[1])

@@ -1,4 +1,4 @@
-"""Options of evaluating a search with the queries of a data set."""
+"""Options of the evaluation of a search with the queries of a data set."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from jaxret.configs.options import MATCH_HELP, MATCH_KINDS, check_options, optio
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How many passages of a query are searched for, and what is measured. Raises ValueError for a value that is not
+    """The depth of rankings, the measures and the files of an evaluation. Raises ValueError for a value that is not
     allowed."""
 
     k: int = 100  # passages per query
-    # None: nDCG@10, RR@10, R@100, Success@5, Success@20 and, by answers, Accuracy@1,5,20,100, no deeper than k
+    # names of measures; None for nDCG@10, RR@10, R@100, Success@5, Success@20 and, if queries have answers,
+    # Accuracy@1,5,20,100, with cut-offs of at most k
     measures: tuple[str, ...] | None = None
-    name: str = ""  # of the result, where it is not that of the data set
-    label: str = ""  # comes after the data set's name in the files' names, for results that must not replace others
+    name: str = ""  # name of the result; "" for the name of the data set
+    label: str = ""  # follows the data set's name in file names, so that results do not replace others
     self_matches: str = option(
         "auto",
         "passages with the id of their query; auto removes them, as BEIR does, only if queries are passages (ArguAna)",
@@ -27,7 +28,7 @@ class EvaluationOptions:
         "queries to time, searched one at a time; 0: none; default: 100, but none begins after 20 s",
         lower_bound=0,
     )
-    latency_passages: tuple[int, ...] = ()  # numbers of passages for which a search is timed too
+    latency_passages: tuple[int, ...] = ()  # numbers of passages with which a search is timed, too
     dpr_results: bool = option(False, "also write the results in DPR's format, with texts and has_answer")
     match: str = option("string", MATCH_HELP, MATCH_KINDS)
     on_error: str = option(

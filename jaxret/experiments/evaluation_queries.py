@@ -1,4 +1,4 @@
-"""Open and read the queries and judgements of an evaluation, which give its results their name."""
+"""Open and read the queries and judgements of an evaluation, and name its result."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class EvaluationSource:
     """The queries of an evaluation and their judgements, whose files and formats are detected once."""
 
     queries: QuerySource
-    judgements: JudgementSource | None  # None: of the queries, at most answers are known
+    judgements: JudgementSource | None  # None: the evaluation has at most the answers of the queries
 
     @classmethod
     def open(cls, queries: PathLike, qrels: PathLike = "", split: str = "test") -> EvaluationSource:
-        """Detect the files and their formats. Raises DataError for a missing file, or one without its records.
+        """Detect the files and their formats. Raises DataError for a file that is missing or has other records.
 
         Args:
             queries: folder, file or named set with queries.
@@ -59,8 +59,8 @@ class EvaluationSource:
     def dataset(self) -> str:
         """The name of the data set.
 
-        A folder or its queries.jsonl has the folder's name; any other file its own name without suffixes, after the
-        folder's if many data sets have a file of that name ("nq/test.qa.csv" -> "nq-test",
+        It is the folder's name for a folder or its queries.jsonl, and the name without suffixes for another file. The
+        folder's name precedes a file name that many data sets have ("nq/test.qa.csv" -> "nq-test",
         "msmarco/queries.dev.small.tsv" -> "msmarco-dev.small").
         """
         path = self.queries.data_files[0].path
@@ -75,7 +75,7 @@ class EvaluationSource:
 
     @property
     def split(self) -> str:
-        """The name of the split, "" if the queries belong to none.
+        """The name of the split; "" if the queries belong to no split.
 
         A file of judgements is a split named after the file. Without judgements, a file of queries belongs to no split,
         and neither does queries.jsonl of a folder, which has the queries of all splits.
@@ -104,7 +104,7 @@ class EvaluationSource:
         return self.queries.is_folder and not is_named(self.queries.data_files[0].path)
 
     def read(self, policy: Policy) -> EvaluationQueries:
-        """Read the queries and the judgements. Raises ValueError if there is no query; with judgements, no judged
+        """Read the queries and the judgements. Raises ValueError if there is no query or, with judgements, no judged
         query."""
         judgements: list[Judgement] = []
         if self.judgements is None:
@@ -127,19 +127,20 @@ class EvaluationQueries:
 
     queries: list[Query]
     judgements: list[Judgement]
-    source: EvaluationSource  # where they were read
+    source: EvaluationSource  # the source that they were read from
 
     def digests(self) -> dict[str, str]:
         """Return SHA-256 digests of the queries, with answers and instructions, and of the judgements, independent of
         their order and format."""
         values = {"queries": sha256_json(sorted(query.to_json() for query in self.queries))}
         if self.judgements:
-            records = sorted([one.query_id, one.passage_id, one.relevance] for one in self.judgements)
-            values["qrels"] = sha256_json(records)
+            values["qrels"] = sha256_json(
+                sorted([judgement.query_id, judgement.passage_id, judgement.relevance] for judgement in self.judgements)
+            )
         return values
 
     def provenance(self, policy: Policy, removed: bool, match: str) -> dict[str, Any]:
-        """Return `dataset` of the provenance of an evaluation.
+        """Return the entry `dataset` of an evaluation's provenance.
 
         Args:
             policy: the policy that counted skipped records.
@@ -156,8 +157,8 @@ class EvaluationQueries:
 
 
 def read_evaluation_queries(source: EvaluationSource, policy: Policy) -> EvaluationQueries:
-    """Read the queries and the judgements of an evaluation, and print a line about each source. Raises as
-    `EvaluationSource.read` does."""
+    """Read the queries and the judgements of an evaluation, and print a line about each source. Raises ValueError if
+    there is no query or, with judgements, no judged query."""
     print_line(f"{source.queries}: {source.queries.describe()}")
     if source.judgements:
         print_line(f"{source.judgements}: {source.judgements.describe()}")

@@ -27,49 +27,50 @@ from jaxret.search.exact_fusion import SCALES, CachedSystem, ExactFusion, Scorin
 from jaxret.storage.atomic import sha256_file
 from jaxret.storage.working_copy import require_writable, shown_message
 
-TUNED_DEPTH = 1000  # passages of a query where the measure has no cut-off
+TUNED_DEPTH = 1000  # passages per query in tuning if the measure has no cut-off
 
 
 @dataclass(frozen=True)
 class FuseJob:
     """Runs to fuse, and how to evaluate the result."""
 
-    # files of runs of the same queries; or folders of runs and of BM25, all of which score every candidate
+    # run files of the same queries; or folders of runs and of BM25, which all score every candidate
     runs: Sequence[str]
     out: str  # file to write, a TREC run
-    method: str = ""  # "rrf", "min_max" or "z_score"; of folders "min_max", "z_score" or "sum". "": the first of these.
-    encoded_name: str = ""  # of folders, the name of the corpus; "" for the only one
-    weights: Sequence[float] = ()  # of the runs; () for 1 each
-    k: int = 1000  # passages of a query that are written
+    # for files "rrf", "min_max" or "z_score"; for folders "min_max", "z_score" or "sum"; "" for the first of these
+    method: str = ""
+    encoded_name: str = ""  # name of the corpus in folders; "" for the only one
+    weights: Sequence[float] = ()  # weights of the runs; () for 1 each
+    k: int = 1000  # number of passages that are written per query
     # queries, qrels: folders or files to evaluate with; "" for no evaluation
     queries: str = ""
     qrels: str = ""
-    split: str = "test"  # split to read, where a source is a folder
+    split: str = "test"  # split to read if a source is a folder
     measures: tuple[str, ...] = ("nDCG@10", "RR@10", "R@100")  # names such as "nDCG@10"
-    # what the weights are tuned on: runs of other queries, in the same order; of folders of systems, the queries, one
-    # folder or file
+    # data on which weights are tuned. With run files: a run of other queries for each run, in the same order. With
+    # folders: one folder or file of queries.
     tune_runs: Sequence[str] = ()
-    tune_qrels: str = ""  # judgements of these queries
-    tune_split: str = "dev"  # split of these judgements, where they are a folder
+    tune_qrels: str = ""  # judgements of the queries of `tune_runs`
+    tune_split: str = "dev"  # split of `tune_qrels`, if it is a folder
     self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query, as in `jaxret search`
-    explicit_fields: Sequence[str] = ()  # those on the command line, also with the default value
+    explicit_fields: Sequence[str] = ()  # fields that the command line sets, default values included
 
     @cached_property
     def source(self) -> EvaluationSource | None:
-        """The queries of the evaluation and their judgements; None for no queries. Raises DataError if one is
+        """The queries of the evaluation and their judgements; None without queries. Raises DataError if a source is
         missing."""
         return EvaluationSource.open(self.queries, self.qrels, self.split) if self.queries else None
 
     @property
     def removes_self_matches(self) -> bool:
-        """Return whether passages with the id of their query are left out; "auto" does it by the name of `queries`."""
+        """Whether passages with the id of their query are left out; "auto" decides by the name of the data set."""
         return removes_self_matches(self.self_matches, self.source.dataset if self.source else "")
 
 
 def fuse_runs(job: FuseJob) -> Evaluation | None:
-    """Write the fused run; with judgements, print and return its evaluation beside those of its parts.
+    """Write the fused run. With judgements, print its evaluation beside the evaluations of the runs, and return it.
 
-    Run files are fused by their rankings; folders of systems by the scores of all systems (`ExactFusion`).
+    Run files are fused by their rankings, folders of systems by the scores of all systems (`ExactFusion`).
 
     Raises:
         ValueError: fewer than two runs, weights or runs for tuning that do not fit, or an output that is a file of a
@@ -79,13 +80,13 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
     if any(map(is_system_folder, job.runs)):
         return _fuse_systems(job)
     job = replace(job, method=job.method or next(iter(FUSION_METHODS)))
-    _check(job)
+    _check_files(job)
     # Before the work: a mistyped path is an error at once.
     evaluation_queries = read_evaluation_queries(job.source, Policy()) if job.source else None
     tune_judgements = list(read_judgements(job.tune_qrels, job.tune_split)) if job.tune_runs else []
     runs = [_read_rankings(run, job.removes_self_matches) for run in job.runs]
     _report_missing(job.runs, runs)
-    weights, tuning_record = _weights(job, tune_judgements)
+    weights, tuning_record = _choose_weights(job, tune_judgements)
     rankings = fuse(runs, job.method, weights, job.k)
     write_run(job.out, rankings, tag=f"jaxret-fuse-{job.method}")
     print(f"run: {job.out} ({len(rankings):,} queries, {job.method}, weights {', '.join(f'{w:g}' for w in weights)})")
@@ -97,17 +98,17 @@ def fuse_runs(job: FuseJob) -> Evaluation | None:
         names = list(job.runs)
     files = {shown_message(str(run)): sha256_file(file) for run in job.runs for file in run_files(run)}
     provenance = {"runs": files, "weights": list(weights), **tuning_record}
-    return _evaluate(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
+    return _write_evaluation(job, dict(zip(names, runs, strict=True)), rankings, provenance, evaluation_queries)
 
 
 def _fuse_systems(job: FuseJob) -> Evaluation | None:
-    """Fuse systems by the scores of all of them; print and return the evaluation."""
+    """Fuse systems by the scores of all of them, and print and return the evaluation."""
     if files := [run for run in job.runs if not is_system_folder(run)]:
         raise ValueError(f"{files[0]} is not a folder of a run; give folders of systems or files of rankings, not both")
     if job.tune_runs and (len(job.tune_runs) != 1 or not job.tune_qrels):
         raise ValueError("--tune of folders of systems takes the queries, one folder or file, and --tune_qrels")
     job = replace(job, method=job.method or next(iter(SCALES)))
-    _check_shared(job)
+    _check_job(job)
     if not job.source:
         raise ValueError("folders of systems are searched: give --queries")
     weights, tuning_record = tuple(job.weights) or (1.0,) * len(job.runs), dict[str, Any]()
@@ -118,7 +119,7 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         source = EvaluationSource.open(job.tune_runs[0], job.tune_qrels, job.tune_split)
         tune_queries = read_evaluation_queries(source, Policy())
     parts = open_systems(job.runs, job.encoded_name)
-    systems: list[ScoringSystem] = [each.system for each in parts]
+    systems: list[ScoringSystem] = [part.system for part in parts]
     if job.removes_self_matches:
         systems = [SystemWithoutSelfMatches(system) for system in systems]
     if tune_queries:
@@ -134,18 +135,18 @@ def _fuse_systems(job: FuseJob) -> Evaluation | None:
         emit_evaluation(job.out, "", None)
         return None
     provenance = {
-        "systems": {shown_message(str(each.folder)): each.digest for each in parts},
+        "systems": {shown_message(str(part.folder)): part.digest for part in parts},
         "corpus": parts[0].corpus_identity,
         "exact": True,
     }
     provenance |= {"depth": fusion.depth, "weights": list(weights), **tuning_record}
-    return _evaluate(job, {}, rankings, provenance, evaluation_queries)
+    return _write_evaluation(job, {}, rankings, provenance, evaluation_queries)
 
 
 def _tuned_on_queries(
     job: FuseJob, systems: Sequence[ScoringSystem], data: EvaluationQueries
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the weights of systems, and the queries on which they were tuned."""
+    """Return the weights of systems, and a record of the queries on which they were tuned."""
     measure = parse_measure(job.measures[0]).name
     weights, value = tune_systems(systems, data.queries, data.judgements, measure, job.method)
     print(f"weights {', '.join(f'{weight:g}' for weight in weights)}: {measure} {value:.4f} on {job.tune_qrels}")
@@ -159,19 +160,19 @@ def tune_systems(
     measure: str,
     method: str,
 ) -> tuple[tuple[float, ...], float]:
-    """Return the weights of exact fusion with the best value of a measure, and that value, as `tune_weights` does.
+    """Return the weights of exact fusion with the best value of a measure, and this value, like `tune_weights`.
 
     Args:
-        systems: of one corpus.
-        queries: other ones than those of the evaluation.
-        judgements: of these queries.
+        systems: systems that score the same corpus.
+        queries: queries that are not in the evaluation.
+        judgements: judgements of these queries.
         measure: a name such as "nDCG@10".
         method: a name of SCALES.
     """
     rankings: dict[tuple[float, ...], Rankings] = {weights: {} for weights in weights_to_try(len(systems))}
     depth = parse_measure(measure).cutoff or TUNED_DEPTH
     for query in queries:
-        cached_systems = [CachedSystem(system) for system in systems]  # of one query at a time
+        cached_systems = [CachedSystem(system) for system in systems]  # a cache has the scores of one query
         for weights, run in rankings.items():
             run.update(ExactFusion(method, weights)(cached_systems, [query], depth))
     return best_weights(
@@ -180,44 +181,44 @@ def tune_systems(
 
 
 def _read_rankings(path: str, remove: bool) -> Rankings:
-    """Read a run, without self-matches if these are removed. Raises DataError if it has no rankings."""
+    """Read a run, without self-matches if `remove` is set. Raises DataError if it has no rankings."""
     if rankings := read_run(path):
         return without_self_matches(rankings, max(map(len, rankings.values()))) if remove else rankings
     raise Location(run_files(path)[0]).error("empty run", "it has no rankings", "give a run with rankings")
 
 
 def _report_missing(names: Sequence[str], runs: Sequence[Rankings]) -> None:
-    """Print how many queries each run lacks that another run has."""
+    """Print for each run the number of queries that it does not have and another run has."""
     queries = set().union(*runs)
     for name, run in zip(names, runs, strict=True):
         if count := len(queries - run.keys()):
             print(f"{name} has no ranking for {count:,} of {len(queries):,} queries")
 
 
-def _check(job: FuseJob) -> None:
-    _check_shared(job)
+def _check_files(job: FuseJob) -> None:
+    _check_job(job)
     if job.encoded_name:
-        raise ValueError(f"--corpus={job.encoded_name} is for folders of systems; leave it out with files of rankings")
+        raise ValueError(f"--corpus={job.encoded_name} is for folders of systems; remove it with files of rankings")
     if job.method not in FUSION_METHODS:
         raise ValueError(f"--method={job.method} needs folders of systems; for files it is {', '.join(FUSION_METHODS)}")
     if job.tune_runs and (len(job.tune_runs) != len(job.runs) or not job.tune_qrels):
         raise ValueError("--tune needs a run for each run that is fused, in the same order, and --tune_qrels")
 
 
-def _check_shared(job: FuseJob) -> None:
+def _check_job(job: FuseJob) -> None:
     if len(job.runs) < 2:
         raise ValueError(f"{len(job.runs)} run is given; fusion takes two or more")
     if job.weights and len(job.weights) != len(job.runs):
         raise ValueError(f"--weights has {len(job.weights)} numbers for {len(job.runs)} runs; give one for each")
-    if wrong := [weight for weight in job.weights if not (math.isfinite(weight) and weight >= 0)]:
-        raise ValueError(f"--weights has {wrong[0]:g}; a weight is a finite number of at least 0")
+    if invalid := [weight for weight in job.weights if not (math.isfinite(weight) and weight >= 0)]:
+        raise ValueError(f"--weights has {invalid[0]:g}; a weight is a finite number of at least 0")
     if job.tune_runs and job.weights:
         raise ValueError("give either --weights or --tune, which finds them")
     if job.qrels and not job.queries:
         raise ValueError("--qrels needs --queries")
     names = given_fields(job, ("tune_qrels", "tune_split", "split", "measures"), job.explicit_fields)
-    if not job.tune_runs and (of_tuning := [name for name in names if name.startswith("tune_")]):
-        raise ValueError(f"--{of_tuning[0]} needs --tune: without it no weights are tuned")
+    if not job.tune_runs and (tuning_names := [name for name in names if name.startswith("tune_")]):
+        raise ValueError(f"--{tuning_names[0]} needs --tune: without it no weights are tuned")
     if "split" in names and not job.queries:
         raise ValueError("--split needs --queries")
     if "measures" in names and not (job.qrels or job.tune_runs):
@@ -233,8 +234,8 @@ def _check_shared(job: FuseJob) -> None:
     require_writable(Path(job.out).absolute().parent)
 
 
-def _weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """Return the weights of the runs, and where they come from. judgements: of the queries they are tuned on."""
+def _choose_weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the weights of the runs, and a record of their tuning. `judgements` are for the queries of tuning."""
     if not job.tune_runs:
         return tuple(job.weights) or (1.0,) * len(job.runs), {}
     measure = parse_measure(job.measures[0]).name
@@ -246,19 +247,20 @@ def _weights(job: FuseJob, judgements: Sequence[Judgement]) -> tuple[tuple[float
     return weights, {"tuned_on": {"runs": digests, "measure": measure, "value": round(value, 4)}}
 
 
-def _evaluate(
+def _write_evaluation(
     job: FuseJob,
     parts: Mapping[str, Rankings],
     rankings: Rankings,
     provenance: Mapping[str, Any],
     queries: EvaluationQueries,
 ) -> Evaluation:
-    """Print and write the evaluation of fused rankings.
+    """Print, write and return the evaluation of fused rankings.
 
     Args:
         job: measures and output.
-        parts: the rankings that were fused, by name; printed too.
-        provenance: how they were made.
+        parts: name -> rankings that were fused; their evaluations are printed, too.
+        rankings: the fused rankings.
+        provenance: provenance of the fused rankings.
         queries: queries and judgements.
     """
     measures = [parse_measure(measure).name for measure in job.measures]

@@ -21,8 +21,8 @@ from jaxret.storage.atomic import sha256_json
 class OpenSystem(NamedTuple):
     """A system that scores passages of a corpus."""
 
-    folder: str
-    system: ScoringSystem
+    folder: str  # folder of the run or of BM25
+    system: ScoringSystem  # returns scores of passages
     corpus_identity: dict[str, Any]  # {"sha256", "passages"}
     digest: str  # digest of the model or index that scores
 

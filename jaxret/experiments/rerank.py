@@ -12,10 +12,11 @@ from jaxret.runs.reranker import Reranker, open_pretrained_reranker, open_rerank
 
 
 def rerank(request: RerankRequest) -> None:
-    """Write what a request asks for. Raises as `rerank_run` and `score_examples` do."""
+    """Write the reranked run, or the scored training data, of a request. Raises the errors of `rerank_run` and
+    `score_examples`."""
     run_texts = _open_run_texts(request) if request.run else None
     require_platform(request.platform, "--platform")
-    reranker = _open(request)
+    reranker = _open_reranker(request)
     if run_texts is None:
         data = TrainingSource.open(request.train, request.split or "train", request.negatives_run)
         score_examples(reranker, data, request.out, request.on_error)
@@ -40,7 +41,7 @@ def _open_run_texts(request: RerankRequest) -> tuple[Corpus, EvaluationSource]:
     return Corpus.open(request.corpus), source
 
 
-def _open(request: RerankRequest) -> Reranker:
+def _open_reranker(request: RerankRequest) -> Reranker:
     sizes = {
         "query_length": request.query_length,
         "passage_length": request.passage_length,

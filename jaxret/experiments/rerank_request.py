@@ -1,4 +1,4 @@
-"""The work of a cross-encoder as one value, which is checked before JAX is imported: `jaxret rerank`."""
+"""The checked request of `jaxret rerank`. Does not import JAX."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxret.configs.options import given_fields
 
-# Fields that say how a run is reranked and evaluated.
+# Fields for reranking and evaluating a run, which have no meaning with `train`.
 OF_RUNS = ("queries", "corpus", "qrels", "measures", "self_matches", "k", "tail", "match", "latency")
 
 
@@ -19,28 +19,27 @@ class RerankRequest:
     workdir: str = ""  # folder of the run of a cross-encoder; or
     model: str = ""  # folder or hub name of a cross-encoder of transformers
     checkpoint: str = "best"  # with `workdir`: "best", "last" or a step
-    download: bool = False  # with `model`: download what is not in the local cache
+    download: bool = False  # with `model`: whether files that are not in the local cache are downloaded
     run: str = ""  # file of the run to rerank; or
     train: str = ""  # folder or file with training data
-    split: str = ""  # to read, where a source is a folder; "": test, with `train` train
+    split: str = ""  # split to read if a source is a folder; "" for "train" with `train`, else "test"
     negatives_run: str = ""  # with `train`: rankings whose passages are the negatives of a folder
-    # The rest of these is as in `RerankJob`; `k` is its depth.
-    queries: str = ""
-    corpus: str = ""
-    qrels: str = ""
-    measures: tuple[str, ...] | None = None
-    self_matches: str = "auto"
-    k: int = 100
-    tail: bool = True
-    match: str = "string"
-    latency: int | None = None
-    on_error: str = "error"
-    # query_length, passage_length: most tokens; None: as in training, or as the encoder allows
+    queries: str = ""  # folder or file with the queries of the run
+    corpus: str = ""  # folder or file with the passages of the run
+    qrels: str = ""  # folder or file with judgements; "" for none
+    measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
+    self_matches: str = "auto"  # "auto", "keep" or "remove" passages with the id of their query
+    k: int = 100  # number of passages per query that are scored
+    tail: bool = True  # whether passages that are not scored follow in the written run
+    match: str = "string"  # how answers are read, "string" or "regex"
+    latency: int | None = None  # number of queries to time; 0 for none, None for 100 in at most 20 s
+    on_error: str = "error"  # "error" or "skip", for bad records
+    # query_length, passage_length: largest number of tokens; None: as in training, or as the encoder allows
     query_length: int | None = None
     passage_length: int | None = None
-    tokens_per_batch: int | None = None  # None: of the run
-    platform: str = ""  # "gpu", "tpu" or "cpu" that is required; "" for any
-    explicit_fields: tuple[str, ...] = ()  # those on the command line, also with the default value
+    tokens_per_batch: int | None = None  # None: as in the run
+    platform: str = ""  # required platform "gpu", "tpu" or "cpu"; "" for any
+    explicit_fields: tuple[str, ...] = ()  # fields that the command line sets, default values included
 
     def __post_init__(self) -> None:
         if bool(self.workdir) == bool(self.model):
@@ -49,9 +48,9 @@ class RerankRequest:
             )
         if bool(self.run) == bool(self.train):
             raise ValueError("give either --run (what to rerank) or --train (what to score)")
-        of_runs = given_fields(self, OF_RUNS, self.explicit_fields)
-        if self.train and of_runs:
-            raise ValueError(f"--{of_runs[0]} needs --run (a run to rerank); with --train all passages are scored")
+        fields = given_fields(self, OF_RUNS, self.explicit_fields)
+        if self.train and fields:
+            raise ValueError(f"--{fields[0]} needs --run (a run to rerank); with --train all passages are scored")
         if self.run and given_fields(self, ("negatives_run",), self.explicit_fields):
             raise ValueError("--negatives_run needs --train (training data); leave it out")
         if self.run and not (self.queries and self.corpus):

@@ -35,22 +35,23 @@ from jaxret.storage.working_copy import require_writable, shown_message
 
 
 def rerank_top(rankings: Rankings, scores: Mapping[tuple[str, str], float], depth: int, tail: bool = True) -> Rankings:
-    """Return rankings whose first `depth` passages are sorted by new scores; ties keep their order.
+    """Return rankings whose first `depth` passages are sorted by new scores. Passages with equal scores keep their
+    order.
 
     Args:
         rankings: query id -> [(passage id, score)], best first.
         scores: (query id, passage id) -> new score, of the first `depth` passages of each query.
-        depth: passages of a query that are sorted.
-        tail: whether the other passages follow, in their order. Each gets a score 1 below the previous passage, from
-            the lowest new score on; these are not scores of a model.
+        depth: number of passages per query that are sorted.
+        tail: whether the other passages follow in their order. Each has a score 1 below the previous passage, beginning
+            below the lowest new score; these are not scores of a model.
     """
     result: Rankings = {}
     for query, ranking in rankings.items():
         top = [(passage, scores[query, passage]) for passage, _ in ranking[:depth]]
         top.sort(key=lambda pair: -pair[1])
         lowest = top[-1][1] if top else 0.0
-        rest = [(passage, lowest - number) for number, (passage, _) in enumerate(ranking[depth:], 1)]
-        result[query] = top + rest * tail
+        later = [(passage, lowest - number) for number, (passage, _) in enumerate(ranking[depth:], 1)]
+        result[query] = top + later * tail
     return result
 
 
@@ -59,10 +60,10 @@ class RerankJob:
     """A run to rerank, and how to evaluate it."""
 
     run: str  # file of the run
-    corpus: Corpus  # has the passages of the run
-    source: EvaluationSource  # the queries of the run, and judgements if it is evaluated by these
+    corpus: Corpus  # corpus with the passages of the run
+    source: EvaluationSource  # the queries of the run, and judgements for its evaluation
     out: str | Path  # file to write, a TREC run
-    depth: int = 100  # passages of a query that are scored
+    depth: int = 100  # number of passages per query that are scored
     tail: bool = True  # whether passages that are not scored follow in the written run
     on_error: str = "error"  # "error" or "skip", for bad records
     measures: Sequence[str] | None = None  # names such as "nDCG@10"; None for the default measures
@@ -74,23 +75,24 @@ class RerankJob:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The contents of a job's files. `rankings` are without self-matches if these are removed."""
+    """The contents of a job's files."""
 
-    rankings: Rankings
-    self_matches_removed: bool
-    k: int  # passages of the longest written ranking
+    rankings: Rankings  # without self-matches if they are removed
+    self_matches_removed: bool  # whether self-matches were removed
+    k: int  # number of passages in the longest ranking that is written
     measures: MeasureNames
-    queries: dict[str, Query]
-    scan: CorpusScan
-    passages: dict[str, Passage]
-    evaluation_queries: EvaluationQueries
-    policy: Policy
+    queries: dict[str, Query]  # query id -> query, for the queries of the run
+    scan: CorpusScan  # digest and size of the corpus
+    passages: dict[str, Passage]  # passage id -> passage, for the passages whose texts are needed
+    evaluation_queries: EvaluationQueries  # queries and judgements of the evaluation
+    policy: Policy  # counts skipped records
 
 
 def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tuple[Evaluation, Evaluation] | None:
-    """Write the reranked run; with judgements, print and return its evaluation before and after.
+    """Write the reranked run. With judgements, print and return (evaluation of the first stage, evaluation after
+    reranking).
 
-    With judgements or answers, an evaluation file is written beside the run, like that of `jaxret search`.
+    With judgements or answers, an evaluation file like `jaxret search`'s is written beside the run.
 
     Raises:
         DataError: a query or a passage of the run has no text, or the run is empty.
@@ -99,34 +101,34 @@ def rerank_run(reranker: Reranker, job: RerankJob, progress: bool = True) -> tup
     _require_separate_output(job)
     inputs = _read_inputs(job)
     pairs = [(query, passage) for query, ranking in inputs.rankings.items() for passage, _ in ranking[: job.depth]]
-    others = "stay behind them" if job.tail else "are left out"
-    print_line(f"scoring {len(pairs):,} pairs: the first {job.depth} passages of each query; the others {others}")
+    tail = "follow them" if job.tail else "are left out"
+    print_line(f"scoring {len(pairs):,} pairs: the first {job.depth} passages of each query; the other passages {tail}")
     passages = {passage: inputs.passages[passage] for _, passage in pairs}
     scores, cut = reranker(inputs.queries, passages, pairs, progress)
     print(*cut, sep="\n")
     rankings = rerank_top(inputs.rankings, dict(zip(pairs, map(float, scores))), job.depth, job.tail)
     write_run(job.out, rankings, tag="jaxret-rerank")
     print(f"run: {job.out}")
-    judgements, both = inputs.evaluation_queries.judgements, None
+    judgements, evaluations = inputs.evaluation_queries.judgements, None
     if job.source.judgements:
-        before, after = (evaluate(run, judgements, inputs.measures.names) for run in (inputs.rankings, rankings))
-        both = before, after
-        print(evaluation_text({"before": before, "after": after}))
-        emit_table({"before": before, "after": after})
+        first_stage, after = (evaluate(run, judgements, inputs.measures.names) for run in (inputs.rankings, rankings))
+        evaluations = first_stage, after
+        print(evaluation_text({"before": first_stage, "after": after}))
+        emit_table({"before": first_stage, "after": after})
     answers = answer_accuracies(
         rankings, inputs.evaluation_queries.queries, inputs.passages, inputs.measures.cutoffs, job.match
     )
-    if both:
-        _write_evaluation(reranker, job, inputs, both[1], answers)
+    if evaluations:
+        _write_evaluation(reranker, job, inputs, evaluations[1], answers)
     elif answers:
         _write_evaluation(reranker, job, inputs, answers, None)
     else:
         emit_evaluation(job.out, "", None)
-    return both
+    return evaluations
 
 
 def _require_separate_output(job: RerankJob) -> None:
-    """Raise ValueError if the output would overwrite an input, OSError if its folder is not writable."""
+    """Raise ValueError if an output would overwrite an input, OSError if its folder is not writable."""
     queries, judgements = job.source.queries, job.source.judgements
     sources = [("the run that is reranked", job.run), ("the queries", queries.source)]
     sources += [("the corpus", job.corpus.source), ("the judgements", judgements.source if judgements else "")]
@@ -171,10 +173,8 @@ def _read_run_queries(job: RerankJob, rankings: Rankings, policy: Policy) -> dic
 def _read_run_passages(
     job: RerankJob, rankings: Rankings, depths: Mapping[str, int], policy: Policy
 ) -> tuple[CorpusScan, dict[str, Passage]]:
-    """Scan the corpus, and return the passages of a run whose texts are needed, by id.
-
-    depths: query id -> number of passages.
-    """
+    """Scan the corpus, and return the scan, and the passages of a run whose texts are needed, by id. `depths` is query
+    id -> number of these passages."""
     passage_ids = {passage for query, ranking in rankings.items() for passage, _ in ranking[: depths[query]]}
     scan = job.corpus.scan(policy)
     passages = {passage.id: passage for passage in job.corpus.read(policy, scan) if passage.id in passage_ids}
@@ -189,23 +189,23 @@ def _write_evaluation(
 ) -> None:
     provenance = _provenance(reranker, job, inputs)
     path = evaluation_path(job.out)
-    cost: dict[str, Any] = {"bytes_per_passage": 0.0}  # no vectors are stored: texts are read
+    cost: dict[str, Any] = {"bytes_per_passage": 0.0}  # a cross-encoder reads texts and stores no vectors
     write_evaluation(path, evaluation, provenance, answers, cost)
     if job.latency != 0:
         cost["latency"] = _measure_latency(reranker, inputs, job)
-        write_evaluation(path, evaluation, provenance, answers, cost)  # written before, too: timing may be interrupted
+        write_evaluation(path, evaluation, provenance, answers, cost)  # a second time: timing may be interrupted
         print(_describe_latency(cost["latency"]))
     emit_evaluation(job.out, path, evaluation, answers, cost)
     print(f"evaluation: {path}")
 
 
 def _measure_latency(reranker: Reranker, inputs: _Inputs, job: RerankJob) -> dict[str, Any]:
-    """Time the scoring of `job.latency` queries, one at a time.
+    """Return the times of scoring `job.latency` queries, one at a time.
 
     Every query is scored twice, the first time as a warm-up. "rerank_ms" is the time from texts to scores on the host;
-    the other keys are those of the latency of a search.
+    the other keys have the meaning that they have for a search.
     """
-    times: list[float] = []  # ms
+    times: list[float] = []  # in milliseconds
     first_start = time.perf_counter()
     for query in spread_evenly([inputs.queries[key] for key in inputs.rankings], job.latency):
         pairs = [(query.id, passage) for passage, _ in inputs.rankings[query.id][: job.depth]]
@@ -240,7 +240,7 @@ def _provenance(reranker: Reranker, job: RerankJob, inputs: _Inputs) -> dict[str
 
 
 def evaluation_path(out: str | Path) -> Path:
-    """Return the path of the evaluation of a reranked run: beside the run."""
+    """Return the path of the evaluation of a reranked run, which is in the run's folder."""
     name = Path(out).name
     for suffix in (".trec", ".tsv", ".txt", ".run"):
         name = name.removesuffix(suffix)

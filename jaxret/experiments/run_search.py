@@ -1,5 +1,5 @@
-"""Open a run, and search a corpus that it encoded: for the queries of files, for a question, or for questions that are
-typed (`jaxret search`)."""
+"""Open a run, and search a corpus that it encoded for queries of files, for a question, or for typed questions
+(`jaxret search`)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from jaxret.search.searcher import Searcher
 def run_search(
     job: SearchJob, interact: Callable[[Searcher, int], None], settings: Mapping[str, str] | None = None
 ) -> None:
-    """Search as a job says, and print or write the results; in every process of the job, of which the first prints.
+    """Run a search, and print or write its results. All processes of the job call this; only process 0 prints.
 
     Args:
-        job: what is searched for.
-        interact: answers questions of a terminal, with a searcher and a number of passages.
-        settings: by name, what must be the same in all processes.
+        job: the search.
+        interact: (searcher, number of passages); answers questions that are typed.
+        settings: name -> value that must be equal in all processes.
     """
     job.processes.join()
-    together = bool(job.processes.coordinator)
-    # The workers of an engine have the accelerators.
+    has_processes = bool(job.processes.coordinator)
+    # With an engine, its workers use the accelerators, and this process does not.
     platform, attention = ("cpu", "plain") if job.engine.engine else (job.platform, job.attention)
-    with searching(together, platform, settings or {}):
+    with searching(has_processes, platform, settings or {}):
         run = open_run(job.workdir, job.checkpoint, query_length=job.query_length, attention=attention)
         with ray_workers(job.engine, job.platform, job.attention) as workers:
-            options = replace(job.options, all_processes=together, workers=workers)
+            options = replace(job.options, all_processes=has_processes, workers=workers)
             if job.queries:
                 _search_queries(run, job, options)
             else:

@@ -75,7 +75,7 @@ def score_examples(
 def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, on_progress: OnProgress) -> Iterator[Example]:
     """Yield the examples with the scores of all their passages, in blocks of about PAIRS_PER_BLOCK pairs. Raises
     ValueError for a score that is not a finite number."""
-    for block in _blocks(examples):
+    for block in _example_blocks(examples):
         pairs = [(e.query.id, p.id) for e in block for p in (*e.positives, *e.negatives)]
         values = scorer(pairs, on_progress)
         for row in np.flatnonzero(~np.isfinite(values))[:1]:
@@ -90,7 +90,7 @@ def attach_scores(examples: Iterable[Example], scorer: TeacherScorer, on_progres
             yield replace(example, positive_scores=positives, negative_scores=negatives)
 
 
-def _blocks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+def _example_blocks(examples: Iterable[Example]) -> Iterator[list[Example]]:
     block: list[Example] = []
     pairs = 0
     for example in examples:

@@ -1,4 +1,4 @@
-"""Search a corpus by BM25, as a system like any other: `jaxret bm25`."""
+"""Search a corpus by BM25, with the same files of results as other systems: `jaxret bm25`."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ def search_bm25(
     evaluation: EvaluationOptions,
     progress: bool = True,
 ) -> Evaluation | None:
-    """Search for every query by BM25, and write rankings and evaluation as `search_files` does.
+    """Search for every query by BM25, write rankings and evaluation like `search_files`, and return the evaluation.
 
-    The index of the corpus is kept in `<workdir>/bm25/<corpus>/`.
+    The index of the corpus is in `<workdir>/bm25/<corpus>/`.
 
     Args:
-        workdir: folder of the results; it is made, in a folder that exists.
-        corpus: to search.
+        workdir: folder of the results; it is made if its parent exists.
+        corpus: the corpus to search.
         source: queries and judgements.
+        settings: settings of BM25.
         evaluation: measures and further results.
+        progress: whether progress is printed.
 
     Raises:
-        ContractError: the index in the folder is of another corpus, or has other settings.
-        ValueError: as `plan_evaluation` says; the index is damaged; `workdir` is in a folder that does not exist.
+        ContractError: the folder has an index of another corpus or with other settings.
+        ValueError: a check of `plan_evaluation` fails, the index is damaged, or the parent of `workdir` does not exist.
         FileExistsError: the folder is of another kind.
-        DataError: a bad record.
+        DataError: a record is bad.
     """
     run = Workdir(workdir)
     require_folder_path(run.path, "--workdir")
@@ -78,11 +80,12 @@ def search_bm25(
 
 
 def bm25_folder(workdir: Workdir, corpus: Corpus) -> Path:
+    """Return the folder of the BM25 index of a corpus."""
     return workdir / "bm25" / corpus_name(corpus)
 
 
 def _provenance(manifest: dict[str, Any], k: int) -> dict[str, Any]:
-    """Return the provenance of results, with the keys of that of a trained model."""
+    """Return the provenance of results, with the same keys as for a trained model."""
     return {
         "checkpoint": {"step": 0, "digest": sha256_json(manifest)},
         "config": {"bm25": manifest["settings"]},
@@ -94,7 +97,8 @@ def _provenance(manifest: dict[str, Any], k: int) -> dict[str, Any]:
 
 
 def _measure_latency(index: BM25, queries: list[Query], evaluation: EvaluationOptions) -> dict[str, Any]:
-    """Time the words of a query and the search for them, one query at a time, after one query as a warm-up."""
+    """Return the times of splitting a query into words and of searching for them, one query at a time. One query is a
+    warm-up."""
     sample, k = spread_evenly(queries, evaluation.latency), evaluation.k
     index.search(sample[:1], k)
     phases = {"encode_ms": lambda query: index.words([query])[0], "search_ms": lambda words: index.rank(words, k)}

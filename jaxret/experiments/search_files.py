@@ -47,31 +47,32 @@ def search_files(
 ) -> Evaluation | None:
     """Search for every query, and write `runs/<dataset>.trec` in the run's folder.
 
-    Of several processes that search together (`SearchOptions.several`) only the first writes and returns results.
-
-    With judgements: search for every judged query, write `runs/<dataset>.<split>.trec` and
-    `eval/<dataset>.<split>.json`, print the table, and return it. Where the queries have answer strings, their accuracy
-    is in eval/ too, also without judgements. The files' names have a part of their own for `evaluation.label`, for
-    filters, and for an approximate search.
+    With judgements, search for every judged query, write `runs/<dataset>.<split>.trec` and
+    `eval/<dataset>.<split>.json`, print the evaluation, and return it. If queries have answer strings, their accuracy
+    is in eval/, too, also without judgements. File names also contain `evaluation.label`, filters, and the settings of
+    an approximate search. If several processes search together (`SearchOptions.several`), only process 0 writes and
+    returns results.
 
     Args:
         run: the run that encoded the corpus.
         source: queries and judgements.
         evaluation: measures and further results.
+        options: options of the search.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
+        progress: whether progress is printed.
 
     Raises:
-        ValueError: before the search, as `plan_evaluation` says.
+        ValueError: a check of `plan_evaluation` fails, before the search.
     """
     if options.several:
         evaluation = replace(evaluation, latency=0)
-    plan = plan_evaluation(run.workdir, source, evaluation, _label(run, options, encoded_name))
+    plan = plan_evaluation(run.workdir, source, evaluation, _search_label(run, options, encoded_name))
     if options.candidate_spec:
-        options.candidate_spec.require(plan.depth)  # now, not after the corpus was read
+        options.candidate_spec.require(plan.depth)  # an error before the corpus is read
     searcher = open_searcher(run, corpus_folder(run.workdir, encoded_name), options, many=evaluation.latency != 0)
     for count in evaluation.latency_passages:
         searcher.require_first(count)
-    if evaluation.dpr_results:  # they are written with texts: errors in these are raised before the search
+    if evaluation.dpr_results:  # they contain texts, whose errors are raised before the search
         searcher.group.agreed(lambda: searcher.passages(()) if searcher.group.leads else None)
     outcome = search_queries(searcher, plan, progress)
     if not searcher.group.leads:
@@ -84,7 +85,7 @@ def search_files(
         missing_ids=searcher.missing_ids,
         provenance=make_provenance(run, outcome.encoded_corpus.corpus_identity, outcome.to_json(run, evaluation.k)),
         bytes_per_passage=searcher.encoded_corpus.bytes_per_passage,
-        latency=lambda: _measure(searcher, plan),
+        latency=lambda: _measure_times(searcher, plan),
         where="among those that match" if outcome.filters else "in the corpus",
     )
     cut = [RunWarning("truncation", str(outcome.truncation))] if outcome.truncation.cut else []
@@ -92,9 +93,9 @@ def search_files(
     return write_results(plan, retrieval)
 
 
-def _label(run: Run, options: SearchOptions, encoded_name: str) -> str:
-    """Return the part of result file names that distinguishes a search; shorter vectors of a corpus count as those of
-    --dimension, which has the same results."""
+def _search_label(run: Run, options: SearchOptions, encoded_name: str) -> str:
+    """Return the part of result file names that distinguishes a search. A corpus that was encoded with shorter vectors
+    has the label of --dimension, because the results are equal."""
     manifest = corpus_folder(run.workdir, encoded_name) / "manifest.json"
     if options.dimension or not manifest.is_file():
         return options.label
@@ -102,8 +103,8 @@ def _label(run: Run, options: SearchOptions, encoded_name: str) -> str:
     return (options if size == run.model.dimension else replace(options, dimension=size)).label
 
 
-def _measure(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
-    """Time a question, and the search of each number of passages."""
+def _measure_times(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
+    """Return the times of a question, and of the search in each number of passages."""
     queries, options = plan.dataset.queries, plan.options
     times = measure_latency(searcher, queries, options.k, options.latency)
     if options.latency_passages:
@@ -113,11 +114,7 @@ def _measure(searcher: Searcher, plan: EvaluationPlan) -> dict[str, Any]:
 
 
 def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> SearchOutcome:
-    """Search for all queries of an evaluation, and print how it was done.
-
-    Args:
-        plan: the queries, and how many passages.
-    """
+    """Search for all queries of an evaluation, print how the search was made, and return its outcome."""
     queries = plan.dataset.queries
     outcome = searcher.search(queries, plan.depth, progress)
     print_line(str(outcome.truncation))
@@ -136,7 +133,7 @@ def search_queries(searcher: Searcher, plan: EvaluationPlan, progress: bool) -> 
 
 
 def describe_passages(searcher: Searcher) -> str:
-    """Return which passages are searched, as "12 of 57,578 passages, those with section:python"."""
+    """Return the passages that are searched, such as "12 of 57,578 passages, those with section:python"."""
     rows, passages = searcher.encoded_corpus.total_rows, searcher.encoded_corpus.corpus_identity["passages"]
     clause = " that documents are ranked by" * searcher.max_passage
     if not searcher.filters:
@@ -145,22 +142,26 @@ def describe_passages(searcher: Searcher) -> str:
 
 
 def search_kind(searcher: Searcher) -> str:
+    """Return "approximate search" or "exact search"."""
     return "approximate search" if searcher.generator or searcher.index else "exact search"
 
 
 def describe_proof(result: SearchResult) -> str:
-    """Return a line on the work that proved a result."""
+    """Return a line on the work that proved that a result is exact."""
     queries, width = result.rows.shape
     deeper = f"; {result.rounds[1]:,} queries looked deeper" if len(result.rounds) > 1 else ""
-    each = result.scored_pairs / queries
-    return f"proven: {each:,.0f} candidates a query scored exactly for the best {width}{deeper}"
+    candidates = result.scored_pairs / queries
+    return f"proven: {candidates:,.0f} candidates a query scored exactly for the best {width}{deeper}"
 
 
 def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True) -> None:
-    """Print the k best passages for a question.
+    """Print the best passages for a question.
 
     Args:
-        k: passages.
+        searcher: searches the corpus.
+        question: text of the question.
+        k: number of passages.
+        progress: whether progress is printed.
     """
     start = time.perf_counter()
     outcome = searcher.search([check_question(question)], k, progress)
@@ -177,7 +178,7 @@ def show_answer(searcher: Searcher, question: str, k: int, progress: bool = True
     print_ranking(ranking, passages)
     hits = []
     for rank, (key, score) in enumerate(ranking, 1):
-        passage = passages.get(key)  # None where texts cannot be read
+        passage = passages.get(key)  # None if texts cannot be read
         texts = {"title": passage.title, "text": passage.text} if passage else {"title": None, "text": None}
         hits.append({"rank": rank, "id": key, "score": score, **texts})
     emit("hits", question=question, exact=search_kind(searcher).startswith("exact"), seconds=seconds, hits=hits)

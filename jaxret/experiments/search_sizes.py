@@ -1,4 +1,4 @@
-"""Compare sizes of the vectors of an encoded corpus: search by the first numbers of each, and print a table."""
+"""Compare sizes of the vectors of an encoded corpus: search by their first dimensions, and print a table."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def search_sizes(
     options: SearchOptions = SearchOptions(),
     encoded_name: str = "",
 ) -> dict[int, Evaluation]:
-    """Search for the queries of files once for each size, as `search_files` does, print measures by size, and return
-    them.
+    """Search for the queries of files with each size (`search_files`), and print and return size -> evaluation.
 
     Args:
         run: the run that encoded the corpus.
-        sizes: numbers of a vector; 0: all that are stored.
+        sizes: numbers of dimensions; 0 for all that are stored.
         source: queries and judgements.
         evaluation: measures and further results.
+        options: options of the search.
         encoded_name: the encoded corpus: its name, or the path that was encoded; "" for the only one.
 
     Raises:
-        ValueError: more numbers than are stored, vectors that cannot be cut, or no judgements for a table.
+        ValueError: a size is larger than the stored vectors, vectors cannot be cut, or several sizes have no
+            judgements.
     """
     full_size = read_shards(corpus_folder(run.workdir, encoded_name)).dimension
     numbers = [size or full_size for size in sizes]
@@ -43,15 +44,15 @@ def search_sizes(
         raise ValueError("several sizes of --dimension are compared by judgements: give --qrels too, or one size")
     for size in numbers:
         if size > full_size:
-            raise ValueError(f"--dimension={size}: the vectors of this corpus have {full_size} numbers")
+            raise ValueError(f"--dimension={size}: the vectors of this corpus have {full_size} dimensions")
         run.with_dimension(size, "--dimension")
     evaluations: dict[int, Evaluation] = {}
     for size, count in zip(sizes, numbers, strict=True):
-        print(f"by {'all' if size == 0 else 'the first'} {count} numbers of a vector:")
-        of_size = search_files(run, source, evaluation, replace(options, dimension=size), encoded_name)
-        evaluations |= {count: of_size} if of_size else {}
+        print(f"by {'all' if size == 0 else 'the first'} {count} dimensions:")
+        result = search_files(run, source, evaluation, replace(options, dimension=size), encoded_name)
+        evaluations |= {count: result} if result else {}
     if len(evaluations) > 1:
-        print("\nby numbers of a vector:")
+        print("\nby number of dimensions:")
         table = {str(count): evaluations[count] for count in sorted(evaluations)}
         print(evaluation_text(table))
         emit_table(table)

@@ -87,9 +87,9 @@ class JudgedTexts:
 class JudgedPairs:
     """P pairs of a judged query and a relevant passage, with their vectors."""
 
-    query_ids: list[str]
-    passage_ids: list[str]
-    queries: Float[np.ndarray, "P D"]
+    query_ids: list[str]  # query id of each pair
+    passage_ids: list[str]  # passage id of each pair
+    queries: Float[np.ndarray, "P D"]  # query vectors
     passages: Float[np.ndarray, "P V D"]  # vectors before pooling
     rows: Int[np.ndarray, " P"]  # number of the pair's passage
     digest: str  # digest of texts and pairs

@@ -1,4 +1,4 @@
-"""Detect settings that contradict each other or the model, before anything is loaded."""
+"""Detect settings that contradict each other or the model, before files are loaded."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from jaxret.training.unread_keys import check_unread
 from jaxret.training.validation import check_validation
 from jaxret.types import VECTOR_DTYPES
 
-WEAK = 0.5  # a temperature too high for cosines: those of passages differ by tenths
+WEAK = 0.5  # temperatures from here on are too high for cosines, which differ by tenths between passages
 
-LEAST_VALUES = {  # the least valid number of a key; heads check their own
+LEAST_VALUES = {  # key -> its smallest valid number; heads check their own keys
     **dict.fromkeys(("tokens.query_length", "tokens.passage_length"), 3),
     **dict.fromkeys(
         (
@@ -58,26 +58,27 @@ LEAST_VALUES = {  # the least valid number of a key; heads check their own
     **dict.fromkeys((f"pretraining.scratch.{key}" for key in ("intermediate_size", "vocabulary")), 1),
     **dict.fromkeys((f"seed.{key}" for key in ("init", "data", "dropout", "negatives")), 0),
 }
-BELOW = {  # numbers that a key must stay below
+BELOW = {  # key -> number that its value must be below
     "optimizer.b1": 1,
     "optimizer.b2": 1,
     "optimizer.ema": 1,
     **{key: 2**32 for key in LEAST_VALUES if key.startswith("seed.") or key == "pretraining.seed"},
 }
-GREATEST_VALUES = {"optimizer.warmup_fraction": 1, "loss.annealing_floor": 1}  # the greatest valid number of a key
+GREATEST_VALUES = {"optimizer.warmup_fraction": 1, "loss.annealing_floor": 1}  # key -> its greatest valid number
 
-TEXTS = ("encoder.ignore", "lora.targets", "train.trackers")  # keys whose values are tuples of texts
-NUMBERS = ("loss.matryoshka.weights",)  # of any numbers; all other tuples are of whole numbers
+# Keys whose values are tuples of texts, or of any numbers. Other tuples have whole numbers.
+TEXT_KEYS = ("encoder.ignore", "lora.targets", "train.trackers")
+NUMBER_KEYS = ("loss.matryoshka.weights",)
 
 
 def check_tuples(config: ConfigDict) -> None:
-    """Raise ValueError for a tuple that has an item of another type than its key wants."""
+    """Raise ValueError for a tuple with an item of the wrong type."""
     for key, value in flatten(config.to_dict()).items():
         types: tuple[type, ...] = (int,)
         words = "whole numbers"
-        if key in TEXTS:
+        if key in TEXT_KEYS:
             types, words = (str,), "texts"
-        elif key in NUMBERS:
+        elif key in NUMBER_KEYS:
             types, words = (int, float), "numbers"
         if isinstance(value, list) and not all(type(item) in types for item in value):
             raise ValueError(f"{key} is {tuple(value)}; its items must be {words}")
@@ -161,7 +162,7 @@ def check_training_data(config: ConfigDict) -> None:
     if config.lora.base and not config.lora.adapters:
         raise ValueError(f"lora.base is {config.lora.base!r}, but lora.adapters, whose base it names, is empty")
     if config.lora.adapters and not config.lora.rank:
-        raise ValueError(f"lora.adapters is {config.lora.adapters!r}, but lora.rank is 0: set it to that of the files")
+        raise ValueError(f"lora.adapters is {config.lora.adapters!r}, but lora.rank is 0: set it to the files' rank")
     if config.train.round > 1 and not config.train.start_from:
         raise ValueError(
             f"train.round is {config.train.round}, but train.start_from is empty: give the workdir of the round before"
@@ -176,7 +177,7 @@ def check_training_data(config: ConfigDict) -> None:
 
 
 def reference_options(config: ConfigDict, model: Model) -> list[str]:
-    """Return descriptions of the options that follow a published implementation where it differs from its paper."""
+    """Return descriptions of the options with which a run follows a published implementation and not its paper."""
     options = {
         "optimizer.name=lamb_reference (no bias correction, weight norms clamped at 10)": (
             config.optimizer.name == "lamb_reference"
@@ -192,7 +193,7 @@ def reference_options(config: ConfigDict, model: Model) -> list[str]:
 
 
 def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
-    """Raise ValueError for lengths, pseudo-queries, a loss or an optimizer that the model cannot have."""
+    """Raise ValueError for lengths, pseudo-queries, a loss or an optimizer that do not fit the model."""
     if config.data.pseudo_queries and not retriever.module.head.pseudo_query_length():
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
     if config.tokens.packing and (problem := retriever.module.head.unattended()):
@@ -235,21 +236,21 @@ def check_tensor(parts: int, shapes: EncoderConfig, attention: str = "plain") ->
             raise ValueError(f"mesh.tensor is {parts}; it must divide the encoder's {key}, {count}")
     if shapes.attention_dropout:
         raise ValueError(
-            f"mesh.tensor is {parts}, which has no dropout of attention weights, and the encoder's rate is "
+            f"mesh.tensor is {parts}, which does not support dropout of attention weights, but the encoder's rate is "
             f"{shapes.attention_dropout}: set encoder.attention_dropout=0"
         )
 
 
 def check_text_lengths(config: ConfigDict, retriever: RetrieverModel) -> None:
-    """Raise ValueError if a text may be longer than the encoder's position table."""
+    """Raise ValueError if a text can be longer than the encoder's position table."""
     for key in ("query_length", "passage_length"):
         if config.tokens[key] > retriever.longest:
             raise ValueError(f"tokens.{key} is {config.tokens[key]}; the encoder has {retriever.longest} positions")
 
 
 def weak_temperatures(config: ConfigDict, retriever: RetrieverModel) -> str:
-    """Return a warning of temperatures that leave a softmax of cosines so even that it teaches little; "" if there is
-    none. Late interaction sums many cosines, so it has none."""
+    """Return a warning if a temperature is so high that a softmax of cosines is nearly even and teaches little, else
+    "". Late interaction sums many cosines, so it has no such warning."""
     loss = config.loss
     if not config.normalize or retriever.late_interaction or config.train.steps == 0:
         return ""

@@ -1,4 +1,4 @@
-"""Files -> tokenized examples and validation collections, from their stores; skipped and cut text is logged."""
+"""Load tokenized examples and validation collections of a config from their stores, and log skipped and cut texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jaxret.types import Ragged
 
 
 def example_source(config: ConfigDict, which: str) -> ExampleSource:
-    """Return the source of the `train` or `dev` examples of a config."""
+    """Return the source of the examples of a config; `which` is "train" or "dev"."""
     training, data = which == "train", config.data
     return ExampleSource(
         path=data[which],
@@ -44,7 +44,7 @@ def example_source(config: ConfigDict, which: str) -> ExampleSource:
 
 
 def require_sources(config: ConfigDict) -> None:
-    """Raise DataError for data of a config that are missing, before the first of them is tokenized."""
+    """Raise DataError for missing data of a config. It is called before any data are tokenized."""
     for which in ("train", "dev"):
         if config.data[which]:
             example_source(config, which).files()
@@ -54,14 +54,17 @@ def require_sources(config: ConfigDict) -> None:
 def load_examples(
     config: ConfigDict, which: str, tokenizer: TextTokenizer, progress: bool, log: Callable[[str], None]
 ) -> TrainingSet | None:
-    """Return the `train` or `dev` examples of a config, tokenized, or from the store; None if the config names none.
+    """Return the examples of a config, from the store or newly tokenized; None if the config names none.
 
     Args:
+        config: the config of the run.
         which: "train" or "dev".
-        log: prints a line: sizes, skipped records, cut text.
+        tokenizer: the tokenizer of the run.
+        progress: whether progress is printed.
+        log: prints a line (sizes, skipped records, cut texts).
 
     Raises:
-        DataError: bad records.
+        DataError: a record is bad.
         ValueError: no example has the teacher's scores or the pseudo-query that the config names.
     """
     if not config.data[which]:
@@ -78,26 +81,26 @@ def load_examples(
         log(f"  {truncation}")
     short = int((data.negatives.lengths < config.data.negatives).sum())
     if short:
-        advice = "" if data.negatives.lengths.any() else " (none has any: data.negatives=0 does the same, faster)"
+        advice = "" if data.negatives.lengths.any() else " (no example has one: data.negatives=0 is equal and faster)"
         log(
             f"  {short:,} examples have fewer than {config.data.negatives} hard negatives; "
             f"their slots stay empty{advice}"
         )
     if data.teacher is not None:
         scored_count = data.teacher.scored_examples
-        if not scored_count:  # of the subset: in a whole set without any, reading raises
+        if not scored_count:  # this happens only with a subset; reading raises if the whole set has no scores
             raise ValueError(
                 f"data.subset={config.data.subset} (seed.data {config.seed.data}) of {source.path} has no example with "
                 "a teacher's scores, of its target and of a negative; take more queries, or give these scores"
             )
         log(
-            f"  {scored_count:,} of {len(data):,} examples have a teacher's scores, of their target and of a negative: "
-            "they are taught"
+            f"  {scored_count:,} of {len(data):,} examples have a teacher's scores of their target and of a negative, "
+            "and are used for distillation"
         )
     if data.pseudo_queries is not None:
         count = int((data.pseudo_queries.lengths > 0).sum())
         if not count:
-            raise ValueError(f"data.pseudo_queries={imagine}: none of its ids is that of a training passage")
+            raise ValueError(f"data.pseudo_queries={imagine}: none of its ids belongs to a training passage")
         log(f"  {count:,} of {len(data.passages):,} passages have a pseudo-query")
     if report:
         log(f"  {report}")
@@ -110,10 +113,14 @@ def load_validation_corpus(
     """Return validation.corpus with the queries and judgements of the dev set; None if the config names no file.
 
     Args:
+        config: the config of the run.
         dev: examples of the dev set.
+        tokenizer: the tokenizer of the run.
+        progress: whether progress is printed.
+        log: prints a line.
 
     Raises:
-        DataError: bad records.
+        DataError: a record is bad.
         ValueError: the corpus has no relevant passage.
     """
     if dev is None or (corpus := validation_corpus(config)) is None:
@@ -123,9 +130,9 @@ def load_validation_corpus(
     texts = texts or load_or_tokenize_corpus(corpus, corpus.scan(policy), policy, tokenizer, root, progress, log)
     ids, queries, dev_judgements = _load_dev_queries(dev_data(config), dev, tokenizer, policy)
     log(f"validation: {len(texts.passages):,} passages from {corpus}, {len(ids):,} queries\n  {texts.truncation}")
-    judged_ids = {one.passage_id for one in dev_judgements}
+    judged_ids = {judgement.passage_id for judgement in dev_judgements}
     rows = {key: str(row) for row, key in enumerate(texts.ids) if key in judged_ids}
-    relevant = {one.passage_id for one in dev_judgements if one.relevance > 0}
+    relevant = {judgement.passage_id for judgement in dev_judgements if judgement.relevance > 0}
     missing_count = len(relevant - rows.keys())
     if missing_count == len(relevant):
         raise ValueError(f"validation.corpus is {corpus}, which has none of the relevant passages of {source}")
@@ -133,10 +140,10 @@ def load_validation_corpus(
         log(f"  {missing_count:,} of {len(relevant):,} relevant passages are not in it: they count as not found")
     number = {query: str(i) for i, query in enumerate(ids)}
     judgements = tuple(
-        Judgement(number[one.query_id], rows.get(one.passage_id, f"absent {one.passage_id}"), one.relevance)
-        for one in dev_judgements
+        Judgement(number[item.query_id], rows.get(item.passage_id, f"absent {item.passage_id}"), item.relevance)
+        for item in dev_judgements
     )
-    grades = ([one.query_id, one.passage_id, one.relevance] for one in dev_judgements)
+    grades = ([item.query_id, item.passage_id, item.relevance] for item in dev_judgements)
     record = {"corpus": texts.scan.sha256, "judgements": sha256_json_lists(grades)}
     return DevCollection(queries, texts.passages, judgements, CORPUS_MEASURES, record)
 
@@ -147,20 +154,20 @@ def _load_dev_queries(
     """Return the ids of the queries of a dev set, their tokens, and their judgements.
 
     Args:
-        source: the dev set.
-        dev: examples of it.
-        tokenizer: of the run.
+        source: the source of the dev set.
+        dev: the examples of the dev set.
+        tokenizer: the tokenizer of the run.
         policy: what to do with bad records.
     """
     if source.file and source.file.format.without_query_ids and source.judgements.file.path != source.file.path:
-        # Its queries have the numbers of their records as ids, which are those of other queries in the judgements.
+        # The queries of this file have record numbers as ids, which may be ids of other queries in the judgements.
         all_queries, entries = read_judged_queries(source.queries, source.judgements, policy)
         judgements = [judgement for _, judgement in entries]
         judged_ids = {judgement.query_id for judgement in judgements}
         queries = [query for query in all_queries if query.id in judged_ids]
         ids, tokens = [query.id for query in queries], tokenizer.queries(queries)
     else:
-        first: dict[str, int] = {}  # query -> its first example: there is one for each positive
+        first: dict[str, int] = {}  # query -> its first example; a query has an example for each positive
         for row, query_id in enumerate(dev.query_ids):
             first.setdefault(query_id, row)
         ids, tokens = list(first), dev.queries.take(np.array(list(first.values())))
@@ -172,17 +179,19 @@ def _load_dev_queries(
 def data_record(
     train: Examples | None, dev: TrainingSet | None, corpus: DevCollection | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the contents of data.json: the record of each set, and of the corpus of validation."""
+    """Return the contents of data.json: the records of the sets, and of the corpus of validation."""
     record = {name: data.record for name, data in (("train", train), ("dev", dev)) if data is not None}
     return record | ({VALIDATION: corpus.record} if corpus and corpus.record else {})
 
 
 def make_batch_plan(config: ConfigDict, batch_size: int, devices: int, pseudo_length: int = 0) -> BatchPlan:
-    """Return how a config makes batches of examples.
+    """Return the plan of batches of a config.
 
     Args:
-        devices: that share a batch; their number divides the padded batch.
-        pseudo_length: tokens of a pseudo-query; 0: none are read.
+        config: the config of the run.
+        batch_size: number of examples of a batch.
+        devices: number of devices that share a batch; it divides the size of the padded batch.
+        pseudo_length: tokens of a pseudo-query; 0 if the head reads none.
     """
     return BatchPlan(
         batch_size=batch_size,

@@ -385,7 +385,7 @@ def make_trainer(
 
     Args:
         job: the job.
-        data: its data.
+        data: the data of the job.
         optimization: optimizer and schedule.
         state: the first state, for its shapes and shardings.
         checkpoints: the checkpoints of the run.

@@ -1,4 +1,4 @@
-"""Before the first step: config -> a job whose settings, model, devices and folder fit together, and its data."""
+"""Make a job from a config, check that settings, model, devices and folder fit together, and read its data."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def prepare_job(
 ) -> TrainingJob[ModelT, ExamplesT, BatchT]:
     """Return the job of a config.
 
-    Only the JSON of the encoder and of the run is read, neither weights nor tokenizer nor data: a mistyped key is an
+    Only JSON files of the encoder and of the run are read (no weights, tokenizer or data), so that a mistyped key is an
     error at once.
 
     Args:
-        workdir: of the run, which need not exist.
-        explicit_keys: keys that a sentence-transformers directory may not decide, even where their values are those of
-            the base config.
+        config: the config of the run.
+        workdir: the run's folder, which need not exist.
+        progress: whether progress is printed.
+        explicit_keys: keys that the user set. A sentence-transformers directory does not change them, even if their
+            values are the defaults.
+        task: the task to train.
 
     Raises:
         ValueError: settings contradict each other, the model or the devices.
-        ContractError: the folder holds another run.
+        ContractError: the folder has another run.
     """
     require_platform(config.mesh.platform, "mesh.platform")
     mesh = make_mesh(config.mesh.fsdp, tensor=config.mesh.tensor)
@@ -68,20 +71,20 @@ def prepare_job(
     require_kernel(config.encoder.attention, mesh.devices.flat[0].platform)
     log = job_log(progress)
     if settings_changes:
-        log(f"as the sentence-transformers modules of {name} say: {', '.join(settings_changes)}")
+        log(f"from the sentence-transformers modules of {name}: {', '.join(settings_changes)}")
     log(describe_attention(config.encoder.attention))
     for option in reference_options(config, model):
-        log(f"as a published implementation does it, not its paper: {option}")
+        log(f"like a published implementation, not like its paper: {option}")
     for difference in model.differences():
-        log(f"ours, not the reference's: {difference}")
+        log(f"different from the reference implementation: {difference}")
     for sentence in describe_idle(config):
         log(sentence)
     return TrainingJob(config, workdir, mesh, model, encoder, has_begun, progress, log, settings, task, changes)
 
 
 def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> TrainingData[TrainingSet]:
-    """Return tokenizer, contract, and tokenized examples. Raises ContractError if a run that has begun read others, and
-    DataError for bad records."""
+    """Return tokenizer, contract, and tokenized examples. Raises ContractError if a run that has begun did so with
+    other data, and DataError for bad records."""
     tokenizer = load_tokenizer(job.config, job.encoder, job.model)
     contract = make_contract(job.model, tokenizer, job.encoder)
     if job.has_begun:
@@ -96,8 +99,8 @@ def read_training_data(job: TrainingJob[ModelT, TrainingSet, BatchT]) -> Trainin
 
 
 def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
-    """Raise ContractError if a run that has begun read other data than that of `record`, which is as in data.json. What
-    validation reads may change, as its settings may."""
+    """Raise ContractError if a run that has begun did so with other data than `record`, the contents of data.json. The
+    files of validation may change, like its settings."""
     free = (*WEIGHTS, VALIDATION)
     if job.has_begun and (old_record := {key: value for key, value in job.data_record.items() if key not in free}):
         remedy = "A run can only be resumed on the data it began with."
@@ -106,19 +109,20 @@ def require_same_data(job: AnyJob, record: dict[str, Any]) -> None:
 
 
 def log_changes(job: AnyJob, record: dict[str, Any]) -> None:
-    """Log the keys that the config has changed since the run began, and changed files of validation.
+    """Log the keys that the config has changed since the run began, and the files of validation that have changed.
 
-    record: of the data now, as in data.json. Runs that began without an entry for validation have nothing to compare.
+    `record` has the current contents of data.json. Older runs have no entry for validation, so their files are not
+    compared.
     """
-    for key, (before, now) in job.changes.items():
-        job.log(f"{key} was {before!r} and is {now!r} from here on")
-    earlier, current = (one.get(VALIDATION, {}) for one in (job.data_record, record))
+    for key, (old_value, new_value) in job.changes.items():
+        job.log(f"{key} was {old_value!r} and is {new_value!r} from here on")
+    earlier, current = job.data_record.get(VALIDATION, {}), record.get(VALIDATION, {})
     contents = {
         "corpus": f"the passages of validation.corpus, {job.config.validation.corpus}",
         "judgements": f"the judgements of data.dev, {job.config.data.dev}",
     }
     changed = [name for name in contents if name in earlier and name in current and earlier[name] != current[name]]
     for name in changed:
-        job.log(f"{contents[name]}, are others than before")
+        job.log(f"{contents[name]}, have changed")
     if changed or any(key.startswith("validation.") for key in job.changes):
-        job.log("validation has changed: its values before and after are of measures that are not the same")
+        job.log("validation has changed: its earlier and later values cannot be compared")

@@ -1,4 +1,4 @@
-"""Detect keys of a config that nothing reads, as its task has no use for them or they are of what is turned off."""
+"""Detect keys of a config that have no effect, because the task does not read them or another key turns them off."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from jaxret.configs.base import get_config
 from jaxret.runs.mismatch import flatten
 
-# By task: patterns of the keys that it does not read, each with what reads them. Groups of other heads are not among
-# them, because a config changes its head by one key; nor is encoder.tied of a reranker, which has one encoder.
+# Task -> pattern of keys that it does not read -> their reader. Groups of other heads are not listed, because a config
+# changes its head by one key; encoder.tied is not listed for a reranker, which has one encoder.
 UNREAD: dict[str, dict[str, str]] = {
     "retrieval": {r"pretraining\..*": "jaxret pretrain"},
     "reranking": {
@@ -28,8 +28,8 @@ UNREAD: dict[str, dict[str, str]] = {
     },
 }
 
-# A key that turns something off -> the value that does, and a pattern of keys that have no effect then. They are no
-# error: a config is changed by one key, and a sweep has the value beside others.
+# Key -> (value that turns it off, pattern of keys that then have no effect). Such keys are not errors, because a single
+# key of a config may be changed, and a sweep may have this value and others.
 SWITCHES: dict[str, tuple[Any, str]] = {
     "lora.rank": (0, r"lora\.(alpha|rslora|dropout|targets|layers|base_dtype)"),
     **{f"loss.{name}.weight": (0, rf"loss\.{name}\.(?!weight$).*") for name in ("kl", "in_batch_kl", "binary")},
@@ -42,7 +42,7 @@ SWITCHES: dict[str, tuple[Any, str]] = {
     "validation.then": ("", r"validation\.then_from"),
     "train.trackers": ([], r"train\.tracker_project"),
 }
-# Keys of pre-training that some methods alone read, and these methods.
+# Pattern of keys of pre-training -> the only methods that read them.
 _METHODS: dict[str, tuple[str, ...]] = {
     r"pretraining\.(head_layers|skip_from|late_mlm)": ("condenser", "cocondenser"),
     r"pretraining\.contrast_weight": ("cocondenser",),
@@ -51,7 +51,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
 
 
 def describe_idle(config: ConfigDict) -> list[str]:
-    """Return a sentence for each key that turns off others which differ from configs/base.py."""
+    """Return a sentence for each key that turns off other keys whose values differ from configs/base.py."""
     defaults, values = flatten(get_config().to_dict()), flatten(config.to_dict())
     off_switches = [(key, off, pattern) for key, (off, pattern) in SWITCHES.items() if values[key] == off]
     method = config.pretraining.method
@@ -67,13 +67,12 @@ def describe_idle(config: ConfigDict) -> list[str]:
 
 
 def find_reader(task: str, key: str) -> str:
-    """Return what reads a key that a task does not read; "" for a key that it reads."""
+    """Return the reader of a key that a task does not read; "" for a key that it reads."""
     return next((reader for pattern, reader in UNREAD.get(task, {}).items() if re.fullmatch(pattern, key)), "")
 
 
 def check_unread(config: ConfigDict) -> None:
-    """Raise ValueError for keys that differ from configs/base.py although the task does not read them; the message
-    names all of them."""
+    """Raise ValueError if the task does not read keys that differ from configs/base.py. The error names all of them."""
     defaults = flatten(get_config().to_dict())
     problems = [
         f"{key} is {_shown(value)}, which {reader} reads and task {config.task!r} does not: "
@@ -86,5 +85,5 @@ def check_unread(config: ConfigDict) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it is written in a config: `flatten` makes lists of tuples."""
+    """Return a value as a config file has it. (`flatten` has turned tuples into lists.)"""
     return repr(tuple(value) if isinstance(value, list) else value)

@@ -98,7 +98,7 @@ class RetrievalValidation:
             return self.collection.digest[:16]
         return sha256_json({"batch_size": self.plan.batch_size})[:16]
 
-    def _batches(self) -> Iterator[np.ndarray]:
+    def _dev_batches(self) -> Iterator[np.ndarray]:
         size = self.plan.batch_size
         starts = range(0, len(self.dev), size)
         for start in with_progress(starts, "validate", len(starts), "batch", self.progress):
@@ -106,7 +106,7 @@ class RetrievalValidation:
 
     def _in_batch(self, params: Any) -> dict[str, float]:
         total = {"nll": 0.0, "average_rank": 0.0, "in_batch_accuracy": 0.0}
-        for rows in self._batches():
+        for rows in self._dev_batches():
             batch = shard_whole_batch(self.ranker.embedder.mesh, self.plan.batch(self.dev, rows, step=None))
             terms = self.eval_step(params, batch)
             real = int((rows >= 0).sum())

@@ -154,8 +154,8 @@ def test_a_split_that_chooses_nothing_is_refused(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         done = run_script("search.py", "--workdir=nowhere", f"--queries={data}", f"--split={split}")
         assert done.returncode == 1
-        assert done.stderr.startswith(f"error: --split={split} chooses nothing: {data} has the queries of every split")
-        assert done.stderr.endswith(f"give --qrels={data} too\n")
+        assert done.stderr.startswith(f"error: --split={split} chooses nothing: {data} has the queries of all splits")
+        assert done.stderr.endswith(f"give --qrels={data}, too\n")
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "--help="])

@@ -53,11 +53,11 @@ def test_every_option_of_an_evaluation_has_a_case() -> None:
             {"query": "x", "engine": EngineOptions("ray"), "processes": JobOptions("auto")},
             "--engine and --coordinator are two",
         ),
-        ({"interactive": True, "processes": JobOptions("auto")}, "leave --coordinator out"),
+        ({"interactive": True, "processes": JobOptions("auto")}, "remove --coordinator"),
         ({"query": "x", "engine": EngineOptions("ray"), "options": SearchOptions(index="i")}, "search exactly"),
         (
             {"queries": "q", "engine": EngineOptions("ray"), "evaluation": EvaluationOptions(latency=9)},
-            "leave them, or --engine, out",
+            "remove them, or --engine",
         ),
         (
             {"queries": "q", "evaluation": EvaluationOptions(latency=0, latency_passages=(9,))},

@@ -300,7 +300,7 @@ def test_quality_by_size_is_a_table(root: Path, runs: RunsByKind, capsys: pytest
     sizes = parse_sizes(["all", "5", "2"])
     measured = search_sizes(run, sizes, source, evaluation, encoded_name="first")
     assert list(measured) == [run.model.dimension, 5, 2]
-    table = capsys.readouterr().out.split("by numbers of a vector:")[1].splitlines()
+    table = capsys.readouterr().out.split("by number of dimensions:")[1].splitlines()
     assert [line.split()[0] for line in table if line.strip()][-4:-1] == ["2", "5", str(run.model.dimension)]
     stored = read_json(run.workdir.evaluation("data.test.dimension-5"))
     assert stored["provenance"]["search"]["dimension"] == 5

@@ -307,9 +307,9 @@ def test_a_corpus_in_a_bucket(one: Path, root: Path, tmp_path: Path) -> None:
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in [
                 (["--query=a", "--candidates=mean:9"], "several processes search exactly: leave candidates and"),
-                (["--interactive"], "--interactive answers in one process: leave --coordinator out"),
-                (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: leave them, or"),
-                (["--queries=q", "--latency_passages=9"], "--latency and --latency_passages time one process: leave"),
+                (["--interactive"], "--interactive answers in one process: remove --coordinator"),
+                (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: remove them, or"),
+                (["--queries=q", "--latency_passages=9"], "--latency and --latency_passages time one process: remove"),
             ]
         ),
     ],

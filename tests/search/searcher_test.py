@@ -169,7 +169,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     search_files(
         run, EvaluationSource.open(table), evaluation=EvaluationOptions(k=100), progress=False
     )  # the ranking is written all the same
-    assert "answer strings cannot be looked for: the corpus that was encoded is no longer at /nowhere" in (
+    assert "accuracy by answers is not measured: the corpus that was encoded is no longer at /nowhere" in (
         capsys.readouterr().out
     )
 
@@ -413,8 +413,8 @@ def test_self_matches_are_removed(root: Path, tmp_path: Path, capsys: pytest.Cap
         stored = read_json(run.workdir / "eval" / "arguana.test.json")["provenance"]["dataset"]["self_matches"]
         assert stored == ("kept" if how == "keep" else "removed")
         printed = capsys.readouterr().out
-        assert ("--self_matches=remove leaves these out" in printed) == (how == "keep")
-        assert ("of 8 queries found the passage of their own id, which is left out" in printed) == (how != "keep")
+        assert ("--self_matches=remove leaves these passages out" in printed) == (how == "keep")
+        assert ("of 8 queries found the passage with their own id, which is left out" in printed) == (how != "keep")
     assert result["auto"] == result["remove"] != result["keep"]
     assert sum(query in dict(ranking) for query, ranking in result["keep"].items()) >= 2
     assert all(len(ranking) == 5 and query not in dict(ranking) for query, ranking in result["remove"].items())

@@ -233,7 +233,7 @@ def test_other_passages_of_validation_are_told_on_resuming(
     assert {key for key in after if before[key] != after[key]} == {"validation"}
     assert after["validation"]["corpus"] == sha256_file(corpus / "corpus.jsonl") != before["validation"]["corpus"]
     assert after["validation"]["judgements"] == before["validation"]["judgements"]
-    assert f"the passages of validation.corpus, {corpus}, are others than before\nvalidation has changed: " in said
+    assert f"the passages of validation.corpus, {corpus}, have changed\nvalidation has changed: " in said
 
 
 def test_another_config_cannot_resume(whole: tuple[Path, TrainResult], root: Path) -> None:
@@ -302,7 +302,7 @@ def test_unexpected_conditions_are_printed(root: Path, tmp_path: Path, capsys: p
     train(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert "has no MLM head: a new one is drawn" in printed
-    assert "as a published implementation does it, not its paper: optimizer.reference_processes=4" in printed
+    assert "like a published implementation, not like its paper: optimizer.reference_processes=4" in printed
     assert "48 examples have fewer than 2 hard negatives; their slots stay empty" in printed
     # 48 examples: 8 of the 40 queries have two positives
     assert re.search(r"40 queries: \d+\.\d% cut at 4 tokens, \d+\.\d% of tokens lost", printed)

@@ -1,4 +1,4 @@
-"""Check a recipe before its first step, so that no late step fails after hours for a reason known at the start."""
+"""Check a recipe before its first step, so that a mistake is not found after hours."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from jaxret.training.teacher import require_run, require_same_tokens
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """The data and measures that a user names; `complete_evaluation` fills in the rest."""
+    """The data and measures that a user gives; `complete_evaluation` adds the missing sources."""
 
-    corpus: Corpus | None  # None for that of the config's data.train
+    corpus: Corpus | None  # None for the corpus of the config's data.train
     queries: str  # folder or file with queries; "" for the folder of the config's data.train
-    qrels: str  # folder or file with judgements; "" for those beside the queries, if there are any
-    split: str = "test"  # split to read, where a source is a folder
+    qrels: str  # folder or file with judgements; "" for the folder of the queries
+    split: str = "test"  # split to read if a source is a folder
     k: int = 100  # passages per query
     measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
     # how answers are read in the evaluation and in the mining of all stages, "string" or "regex"; "" for strings in the
@@ -56,15 +56,16 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class EvaluationSetup:
-    """The data and measures that evaluate every stage of a recipe: a request whose data are all there."""
+    """The data and measures that evaluate every stage of a recipe."""
 
     corpus: Corpus
-    source: EvaluationSource
-    k: int = 100
-    measures: tuple[str, ...] | None = None
-    match: str = "string"
+    source: EvaluationSource  # queries and judgements
+    k: int = 100  # passages per query
+    measures: tuple[str, ...] | None = None  # names such as "nDCG@10"; None for the default measures
+    match: str = "string"  # how answers are read, "string" or "regex"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the settings as a JSON value."""
         queries, judgements = self.source.queries, self.source.judgements
         return {
             "corpus": str(self.corpus),
@@ -78,10 +79,10 @@ class EvaluationSetup:
 
 
 def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> EvaluationSetup:
-    """Return the setup with empty sources filled from the config's data.train, if that is a folder.
+    """Return the setup of a request. Missing sources are taken from the config's data.train, if that is a folder.
 
-    Raises FileNotFoundError if data.train does not exist, DataError if there is nothing at a path, ValueError for a
-    source that is still missing.
+    Raises FileNotFoundError if data.train does not exist, DataError if a path has no such data, ValueError if a source
+    is missing.
     """
     train = config.data.train
     if train and not is_named(path := source_path(train)) and not path.exists():
@@ -99,33 +100,33 @@ def complete_evaluation(request: EvaluationRequest, config: ConfigDict) -> Evalu
 
 
 def check_recipe(stage_list: Sequence[Stage], folder: Path, evaluation: EvaluationSetup) -> None:
-    """Raise the error that a step would raise.
+    """Raise the errors of later steps.
 
-    Checked are measures, queries, judgements and answers, and for each stage its settings, files, encoder, teacher,
-    scores and the run to start from. No weights are loaded, and nothing is written.
+    It checks measures, queries, judgements and answers, and for each stage its settings, files, encoder, teacher,
+    scores and the run to start from. Weights are not loaded, and files are not written.
     """
     _check_evaluation(evaluation)
     for stage in stage_list:
-        with _naming(stage):
+        with _with_stage_name(stage):
             check_config(stage.config)
             if stage.mining:
                 _check_mining(stage)
     stages = {stage.name: stage for stage in stage_list}
     contracts: dict[str, Mapping[str, Any]] = {}
     for stage in stage_list:
-        with _naming(stage):
+        with _with_stage_name(stage):
             _check_files(stage)
             if stage.teacher:
                 _check_teacher(stage, stages, evaluation)
             elif distillation_keys(stage.config) and not stage.config.data.teacher_run:
                 _check_scores(stage)
     for stage in stage_list:
-        with _naming(stage):
+        with _with_stage_name(stage):
             workdir = Workdir(folder / stage.name)
-            if workdir.config.exists():  # a run that has started was checked then, and has copies of all that it needs
+            if workdir.config.exists():  # a run that has begun was checked before, and has copies of its files
                 contracts[stage.name] = read_json(workdir.contract)
                 continue
-            contracts[stage.name] = _contract(stage, folder)
+            contracts[stage.name] = _stage_contract(stage, folder)
             if stage.config.train.start_from:
                 _check_start(stage, contracts)
             if stage.config.train.teacher:
@@ -142,8 +143,8 @@ def _check_evaluation(evaluation: EvaluationSetup) -> None:
 
 
 @contextmanager
-def _naming(stage: Stage) -> Iterator[None]:
-    """Put the name of the stage before the errors of a block."""
+def _with_stage_name(stage: Stage) -> Iterator[None]:
+    """Put the name of a stage in front of the errors of a block."""
     try:
         yield
     except FileNotFoundError as error:
@@ -153,7 +154,7 @@ def _naming(stage: Stage) -> Iterator[None]:
 
 
 def on_error_of(data: ConfigDict) -> str:
-    """Return "skip" or "error" for mining and scoring, which do not have "keep"."""
+    """Return the on_error of mining and scoring, "skip" or "error": they do not have "keep"."""
     return "skip" if data.on_error == "skip" else "error"
 
 
@@ -162,7 +163,7 @@ def _check_mining(stage: Stage) -> None:
     require_meaning(stage.pools, stage.mining)
     if stage.mining.match == "regex":
         questions = training_questions(stage.queries, Policy(on_error_of(stage.config.data)))
-        check_answers((one.query for one in questions.queries), "regex")
+        check_answers((training_query.query for training_query in questions.queries), "regex")
 
 
 def _check_files(stage: Stage) -> None:
@@ -171,7 +172,7 @@ def _check_files(stage: Stage) -> None:
     config = stage.config
     train = example_source(config, "train")
     if stage.mining:
-        _ = stage.queries.files  # raises for one that is missing
+        _ = stage.queries.files  # raises for a missing file
         train.extra_files()
     elif train.path:
         train.files()
@@ -183,10 +184,10 @@ def _check_files(stage: Stage) -> None:
 
 
 def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: EvaluationSetup) -> None:
-    """Check a teacher. A retriever scores passages by their ids in the corpus that it encoded, so the texts of the data
-    must be those of that corpus."""
+    """Raise an error if a teacher cannot score a stage's data. A retriever scores passages by their ids in the corpus
+    that it encoded, so the data must have the same texts as this corpus."""
     corpus, path = evaluation.corpus, source_path(stage.config.data.train)
-    own_corpus: Corpus | None = None  # records have their texts with them
+    own_corpus: Corpus | None = None  # None if the training records contain texts
     if stage.mining:
         own_corpus = corpus
     elif is_folder(path) and has_passages(path):
@@ -201,7 +202,7 @@ def _check_teacher(stage: Stage, stages: Mapping[str, Stage], evaluation: Evalua
         policy = Policy(on_error_of(stage.config.data))
         require_passages(f"the teacher {stage.teacher!r}", training_data(stage.config), corpus, policy)
     elif own_corpus.file.path != corpus.file.path:
-        corpus_digest, own_digest = ({"sha256": one.scan().sha256} for one in (corpus, own_corpus))
+        corpus_digest, own_digest = {"sha256": corpus.scan().sha256}, {"sha256": own_corpus.scan().sha256}
         remedy = f"The teacher {stage.teacher!r} scores by ids: give the data's own corpus as --corpus."
         require_equal(corpus_digest, own_digest, f"--corpus={corpus}", f"the corpus of {own_corpus}", remedy)
 
@@ -223,13 +224,13 @@ def _check_scores(stage: Stage) -> None:
     data, reader = stage.config.data, distillation_keys(stage.config)[0]
     if not training_data(stage.config).has_teacher_scores(Policy(on_error_of(data))):
         raise ValueError(
-            f"{reader} is set, but {data.train} has no teacher's scores (of a target and a negative of a query): give "
-            "the stage a teacher, or set data.teacher_run"
+            f"{reader} is set, but {data.train} has no teacher's scores of a query's target and negative: give the "
+            "stage a teacher, or set data.teacher_run"
         )
 
 
-def _contract(stage: Stage, folder: Path) -> dict[str, Any]:
-    """Return the contract of a stage's run. Raises what `prepare_job` does, and the loading of a tokenizer."""
+def _stage_contract(stage: Stage, folder: Path) -> dict[str, Any]:
+    """Return the contract of a stage's run. Raises the errors of `prepare_job` and of loading a tokenizer."""
     job = prepare_job(
         stage.training_config(folder), Workdir(folder / stage.name), False, stage.explicit_keys, get_task(stage.config)
     )

@@ -12,14 +12,16 @@ from jaxret.storage.atomic import read_with_digest, sha256_file, sha256_json, wi
 
 
 class Ledger:
-    """Completed steps, each a file FOLDER/done/NAME.json with the fingerprint of its inputs and digests of its outputs.
+    """Record of completed steps. Each has a file FOLDER/done/NAME.json with a fingerprint of its inputs and digests of
+    its outputs.
 
-    A step is complete if its fingerprint is the stored one and its files have the stored digests. A step that is killed
-    before its file is written runs again.
+    A step is complete if its inputs have the stored fingerprint and its files have the stored digests. A step that is
+    killed before its file is written runs again.
     """
 
     def __init__(self, folder: Path, log: Callable[[str], None] | None = None) -> None:
-        self.folder, self.log = folder, log or partial(print, flush=True)  # flushed: a log file shows the current step
+        # A log file shows the current step only if lines are flushed.
+        self.folder, self.log = folder, log or partial(print, flush=True)
 
     def run_step(
         self,
@@ -31,9 +33,10 @@ class Ledger:
         """Run a step unless it is complete, and return {file: digest} of its outputs.
 
         Args:
-            inputs: JSON value: the settings of the step and digests of its inputs.
+            name: name of the step.
+            inputs: JSON value with the settings of the step and the digests of its inputs.
             make: runs the step and returns the files that it wrote.
-            is_complete: whether everything that the files describe exists.
+            is_complete: returns whether the data that the files describe exist, such as shards of a manifest.
         """
         fingerprint, path = sha256_json(inputs), self.folder / "done" / f"{name}.json"
         try:

@@ -61,7 +61,10 @@ def run_recipe(
     """Run the steps that are not complete, print the table of results, and return its path.
 
     Args:
+        stages: the stages in order.
+        workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
+        progress: whether progress is printed.
     """
     table = run_stages(stages, workdir, evaluation, progress)
     path = Workdir(workdir) / "results.md"
@@ -80,14 +83,17 @@ def run_stages(
     """Run the steps that are not complete, write results.md, and return the evaluation of each stage that searches.
 
     Args:
+        stages: the stages in order.
+        workdir: folder of the recipe.
         evaluation: data and measures that evaluate every stage.
+        progress: whether progress is printed.
         log: takes a line for each step; None prints it.
     """
     folder = Workdir(workdir).path
     require_folder_kind(folder, RECIPE)
     check_recipe(stages, folder, evaluation)
     with hold_folder(folder, "a recipe"):
-        for part in ("mined", "done"):  # only this process writes there
+        for part in ("mined", "done"):  # only this process writes to these folders
             remove_leftovers(folder / part)
         recipe = _Recipe(folder, {stage.name: stage for stage in stages}, evaluation, Ledger(folder, log), progress)
         results = {stage.name: recipe.run_stage(stage) for stage in stages}
@@ -99,15 +105,17 @@ def run_stages(
 
 @dataclass
 class _Recipe:
-    folder: Path
-    stages: Mapping[str, Stage]
+    """Runs the steps of a recipe's stages."""
+
+    folder: Path  # folder of the recipe
+    stages: Mapping[str, Stage]  # name -> stage
     evaluation: EvaluationSetup
-    ledger: Ledger
-    progress: bool
+    ledger: Ledger  # completed steps
+    progress: bool  # whether progress is printed
 
     def __post_init__(self) -> None:
         self._digests: dict[Path, str] = {}
-        self._outputs: dict[str, dict[str, str]] = {}  # step -> {file: digest} of its outputs: inputs of later steps
+        self._outputs: dict[str, dict[str, str]] = {}  # step -> {file: digest} of its outputs
         self._lineage: dict[str, str] = {}  # stage -> digest of its inputs without seeds
         self._corpus = self.evaluation.corpus
         self._encoded_name = corpus_name(self._corpus)
@@ -137,7 +145,8 @@ class _Recipe:
         return self._order_measures(read_evaluation(self._result_path(stage)))
 
     def _order_measures(self, evaluation: Evaluation) -> Evaluation:
-        """Order the measures as requested, accuracies last; evaluation files have them alphabetically."""
+        """Return the evaluation with measures in the requested order, accuracies last. Files have alphabetical
+        order."""
         mean, measures = evaluation.mean, choose_measures(self.evaluation.measures, self.evaluation.k)
         names = [*measures.names, *(f"Accuracy@{cutoff}" for cutoff in measures.cutoffs)]
         return replace(evaluation, mean={name: mean[name] for name in names if name in mean})
@@ -159,7 +168,8 @@ class _Recipe:
             ) from error
 
     def _forget_damaged(self) -> list[str]:
-        """Forget the encode steps of stages with damaged vectors, and return the names of the stages."""
+        """Delete the encode steps of stages with damaged vectors from the ledger, and return the names of the
+        stages."""
         names = []
         for stage in self.stages.values():
             try:
@@ -178,7 +188,7 @@ class _Recipe:
         return [digest for name, digest in self._outputs.get(step, {}).items() if name.endswith(".jsonl")]
 
     def _digest(self, files: Iterable[Path]) -> list[list[str]]:
-        """Return [name, digest] of each file; its folder does not count. Every file is read once per recipe."""
+        """Return [name, digest] of each file, without its folder. A file is read once per recipe."""
         name_digests = []
         for path in files:
             if path not in self._digests:
@@ -229,7 +239,7 @@ class _Recipe:
 
     def _scoring_inputs(self, stage: Stage) -> dict[str, Any]:
         data, teacher = stage.scoring_config(self.folder).data, stage.teacher
-        if teacher in self.stages:  # a retriever's scores depend on its encoded corpus, too
+        if teacher in self.stages:  # the scores of a retriever also depend on its encoded corpus
             teacher_digests: Any = [self._outputs.get(f"{teacher}.{step}", {}) for step in ("train", "encode")]
         else:
             teacher_digests = self._external_teacher(teacher)
@@ -243,7 +253,7 @@ class _Recipe:
         }
 
     def _external_teacher(self, teacher: str) -> Any:
-        """Return the digests of a teacher that is not a stage, or its name if it has no files on this machine."""
+        """Return the digests of a teacher that is not a stage; its name if it has no files on this machine."""
         return self._digest(teacher_files(teacher, self._encoded_name)) or teacher
 
     def _score(self, stage: Stage) -> list[Path]:
@@ -271,7 +281,7 @@ class _Recipe:
         }
 
     def _dev_digests(self, config: ConfigDict) -> list[list[str]]:
-        """Return the digests of data.dev. Those of data.dev_negatives_run are among the files that are referenced."""
+        """Return the digests of data.dev. `referenced_files` has data.dev_negatives_run."""
         if not config.data.dev:
             return []
         return self._digest(TrainingSource.open(config.data.dev, config.data.dev_split).files)
@@ -291,9 +301,9 @@ class _Recipe:
         return [workdir.contract, workdir.data, best / "_CHECKPOINT_METADATA"]
 
     def _write_lineage(self, stage: Stage) -> None:
-        """Write the lineage of a stage beside its run: a digest of all its inputs without seeds.
+        """Write the lineage of a stage, a digest of all its inputs without seeds, into its run's folder.
 
-        Each seed of a stage mines other data; `jaxret compare` recognizes seeds of one system by their lineage.
+        Each seed of a stage mines other data. `jaxret compare` recognizes the seeds of one system by their lineage.
         """
         keys, data = flatten(config_json(stage.config)), stage.config.data
         inputs: dict[str, Any] = {
@@ -318,15 +328,15 @@ class _Recipe:
         result = encode_corpus(open_run(self.folder / stage.name), self._corpus, progress=self.progress)
         if read_parts(result.folder):
             raise ContractError(
-                f"{result.folder} differs from {self._corpus}: passages were appended or deleted ("
-                "see parts.json); remove parts.json to search the corpus as first encoded, or take another --workdir"
+                f"{result.folder} differs from {self._corpus}: passages were appended or deleted (see parts.json). "
+                "Remove parts.json to search the corpus without these changes, or choose another --workdir"
             )
         return [result.folder / "manifest.json"]
 
     def _is_encoded(self, stage: Stage) -> bool:
-        """Return whether the encoded corpus has exactly the files of its manifest, judged by their sizes.
+        """Return whether the encoded corpus has exactly the files of its manifest, with the same sizes.
 
-        A search verifies digests. The ledger has the digest of the manifest, which lists what was encoded.
+        A search verifies digests. The ledger has the digest of the manifest, which lists the shards.
         """
         folder = self._embeddings(stage)
         try:
@@ -337,7 +347,7 @@ class _Recipe:
 
     def _search_inputs(self, stage: Stage) -> dict[str, Any]:
         setup, source = self.evaluation, self.evaluation.source
-        folders = [one.path.parent for one in source.queries.data_files]
+        folders = [file.path.parent for file in source.queries.data_files]
         answers = [file for folder in folders if (file := find_file(folder, "answers.jsonl"))]
         judgements = source.judgements.files if source.judgements else []
         return {

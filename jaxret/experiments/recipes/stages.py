@@ -23,10 +23,10 @@ from jaxret.storage.working_copy import shown_path
 from jaxret.training.config_sources import validation_corpus
 from jaxret.training.losses.group_losses import distillation_keys
 
-_KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
-TRAINING_DATA = "data"  # in concat: the records of data.train itself
-_MINING = ("pools", "concat")  # keys of a stage's "mine" besides those of MiningSettings
-_SHARED_GROUPS = ("data.", "mesh.", "seed.")  # keys of the command line that stages of another config take, too
+_STAGE_KEYS = ("name", "suffix", "base", "mine", "teacher", "config", "rounds")
+TRAINING_DATA = "data"  # entry of "concat" for the records of data.train
+_MINING_KEYS = ("pools", "concat")  # keys of a stage's "mine" in addition to the fields of MiningSettings
+_SHARED_GROUPS = ("data.", "mesh.", "seed.")  # keys of the command line that also change stages with another config
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Stage:
 
     name: str  # name of the stage and of its run's folder
     config: ConfigDict
-    mining: MiningSettings | None = None  # settings of mining; None if the stage trains on data.train as it is
+    mining: MiningSettings | None = None  # settings of mining; None if the stage trains on data.train
     pools: tuple[str, ...] = ()  # "bm25" or names of earlier stages, whose rankings are mined
-    # TRAINING_DATA or names of earlier stages, whose training records follow the mined ones
+    # TRAINING_DATA or names of earlier stages whose training records are appended to the mined records
     concat: tuple[str, ...] = ()
     # an earlier stage, a run, or a cross-encoder in transformers' files, which scores the training data; "" for none
     teacher: str = ""
-    # keys that the recipe or the command line set. The encoder's directory cannot change them.
+    # keys that the recipe or the command line sets; the encoder's directory does not change them
     explicit_keys: tuple[str, ...] = ()
 
     @property
     def is_reranker(self) -> bool:
-        """Return whether the stage trains a cross-encoder, which is neither encoded nor searched with."""
+        """Whether the stage trains a cross-encoder, which does not encode or search."""
         return self.config.task == "reranking"
 
     def run_of(self, key: str) -> str:
@@ -95,7 +95,7 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
     stages: list[Stage] = []
     for number, stage_keys in enumerate(load_stages(config), 1):
         where = f"{config}: stage {number}"
-        for entry, round_keys in _rounds(stage_keys, where):
+        for entry, round_keys in _split_rounds(stage_keys, where):
             stage = _with_config(_parse_stage(entry, where, stages), entry, config, overrides, round_keys)
             if stage.mining and match:
                 stage = replace(stage, mining=replace(stage.mining, match=match))
@@ -103,42 +103,41 @@ def read_stages(config: str, overrides: Mapping[str, Any], match: str = "") -> l
             stages.append(stage)
     names = [stage.name for stage in stages]
     for index, stage in enumerate(stages):
-        others = {"teacher": stage.teacher, **{key: stage.run_of(key) for key in RUN_KEYS}}
-        for role, other in others.items():
-            if other in names[index:]:
-                raise ValueError(f"{config}: {role} of stage {stage.name!r} is {other!r}, not an earlier stage")
+        runs = {"teacher": stage.teacher, **{key: stage.run_of(key) for key in RUN_KEYS}}
+        for role, run in runs.items():
+            if run in names[index:]:
+                raise ValueError(f"{config}: {role} of stage {stage.name!r} is {run!r}, not an earlier stage")
     if all(stage.is_reranker for stage in stages):
-        raise ValueError(f"{config}: none of its stages is a retriever, so there is nothing to evaluate")
+        raise ValueError(f"{config}: no stage is a retriever, so there is nothing to evaluate")
     return stages
 
 
-def _rounds(entry: Any, where: str) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the entry of each round of a stage, and the keys that make its config one of a round; a stage without
-    rounds is returned as it is.
+def _split_rounds(entry: Any, where: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Return (entry, additional config keys) for each round of a stage; [(entry, {})] for a stage without rounds.
 
-    Round 1 mines as written. Every later round mines only with the previous round, draws another sample of its
-    candidates, and continues its training.
+    Round 1 mines with the pools of the entry. Every later round mines only with the previous round, draws another
+    sample of its candidates, and continues its training.
 
-    Raises ValueError for rounds that refresh nothing.
+    Raises ValueError for rounds without mining.
     """
     if not isinstance(entry, Mapping) or "rounds" not in entry:
         return [(entry, {})]
-    rest = {key: value for key, value in entry.items() if key != "rounds"}
+    shared_keys = {key: value for key, value in entry.items() if key != "rounds"}
     rounds, name, mine = entry["rounds"], entry.get("name", ""), entry.get("mine")
     if type(rounds) is not int or rounds < 2:
-        raise ValueError(f"{where}: rounds is {rounds!r}; it must be a whole number from 2 on")
+        raise ValueError(f"{where}: rounds is {rounds!r}; it must be a whole number of at least 2")
     if not name or not isinstance(mine, Mapping):
-        raise ValueError(f"{where} has rounds, each of which mines: it needs a name, and mine as a dict")
+        raise ValueError(f"{where} has rounds, which all mine: it needs a name, and mine as a dict")
     parts: list[tuple[Any, dict[str, Any]]] = []
     for number in range(1, rounds + 1):
         keys = {"train.round": number, "train.rounds": rounds, "validation.best": "last"}
         settings, seed = dict(mine), mine.get("seed", MiningSettings().seed)
-        if type(seed) is int:  # anything else is an error of mining
+        if type(seed) is int:  # the check of mining raises an error for other types
             settings["seed"] = seed + number - 1
         if number > 1:
-            before = f"{name}-{number - 1}"
-            keys["train.start_from"], settings["pools"] = before, (before,)
-        parts.append(({**rest, "name": f"{name}-{number}", "mine": settings}, keys))
+            previous_round = f"{name}-{number - 1}"
+            keys["train.start_from"], settings["pools"] = previous_round, (previous_round,)
+        parts.append(({**shared_keys, "name": f"{name}-{number}", "mine": settings}, keys))
     return parts
 
 
@@ -149,13 +148,14 @@ def _with_config(
     overrides: Mapping[str, Any],
     round_keys: Mapping[str, Any],
 ) -> Stage:
-    """Return the stage with its config: that of the recipe, or of `base`, with the keys of the entry and overrides.
+    """Return the stage with its config: the config of the recipe, or `base`, with the keys of the entry and overrides.
 
     Args:
-        stage: without its config.
-        config: of the recipe.
+        stage: the stage without its config.
+        entry: the stage's entry in the recipe.
+        config: name of the recipe's config.
         overrides: keys of the command line.
-        round_keys: keys of a round, which nothing changes.
+        round_keys: keys of a round, which cannot be changed.
     """
     name, _, recipe_suffix = config.partition(":")
     entry_keys = entry.get("config") or {}
@@ -169,8 +169,8 @@ def _with_config(
         source = config
     if round_keys and keys.get("validation.best", "last") != "last":
         raise ValueError(
-            f"{config}: validation.best is {keys['validation.best']!r}, but stage {stage.name!r} is a round, and its "
-            "last checkpoint is the one that goes on: leave it out"
+            f"{config}: validation.best is {keys['validation.best']!r}, but stage {stage.name!r} is a round, which "
+            "continues from the last checkpoint: remove the key"
         )
     keys |= round_keys
     return replace(stage, config=change_config(load_config(base), keys, source), explicit_keys=tuple(sorted(keys)))
@@ -184,24 +184,25 @@ def _check_scores_have_use(stage: Stage, where: str) -> None:
         raise ValueError(f"{where} has the teacher {stage.teacher!r}, but no loss reads its scores: set {either}")
     if stage.mining and keys and not stage.teacher and not teacher_run:
         raise ValueError(
-            f"{where}: {keys[0]} is set, but there is no teacher: mined data have at most the scores of their pool; "
-            "give the stage a teacher, or set data.teacher_run"
+            f"{where}: {keys[0]} is set, but there is no teacher, and mined data have no teacher's scores. Give the "
+            "stage a teacher, or set data.teacher_run"
         )
     if stage.teacher and teacher_run:
-        raise ValueError(f"{where} has the teacher {stage.teacher!r}, and data.teacher_run too: give one of them")
+        raise ValueError(f"{where} has the teacher {stage.teacher!r} and data.teacher_run: remove one")
 
 
 def _parse_stage(entry: Any, where: str, earlier: Sequence[Stage]) -> Stage:
-    """Return a stage without its config. Raises ValueError for a wrong entry."""
+    """Return the stage of an entry, without its config. Raises ValueError for an invalid entry."""
     groups = ("mine", "config")
     if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key) or {}, Mapping) for key in groups):
         raise ValueError(f"{where} is {entry!r}; a stage is a dict, and so are its {' and '.join(groups)}")
-    unknown = set(entry) - set(_KEYS)
+    unknown = set(entry) - set(_STAGE_KEYS)
     name = entry.get("name", "")
     reserved_names = (*(stage.name for stage in earlier), "mined", "done", BM25_NAME, TRAINING_DATA)
     if unknown or not name or name in reserved_names or name != Path(name).name:
         raise ValueError(
-            f"{where}: a stage has a unique name, and optionally {', '.join(_KEYS[1:])}; this one is {dict(entry)}"
+            f"{where}: a stage has a unique name, and optionally {', '.join(_STAGE_KEYS[1:])}; this one is "
+            f"{dict(entry)}"
         )
     if "base" in entry and "suffix" in entry:
         raise ValueError(f"{where}: suffix belongs to the recipe's own config; write base='{entry['base']}:SUFFIX'")
@@ -212,20 +213,20 @@ def _parse_stage(entry: Any, where: str, earlier: Sequence[Stage]) -> Stage:
 
 
 def _with_mining(stage: Stage, settings: dict[str, Any], where: str, earlier: Sequence[Stage]) -> Stage:
-    """Return the stage with its mining settings, pools and concatenated data. Raises ValueError for wrong settings."""
+    """Return the stage with mining settings, pools and concatenated data. Raises ValueError for invalid settings."""
     setting_names = [field.name for field in fields(MiningSettings)]
-    if wrong := [key for key in settings if key not in (*setting_names, *_MINING)]:
-        raise ValueError(f"{where}: mine has no {wrong[0]!r}; it has {', '.join((*_MINING, *setting_names))}")
-    pools, concat = (tuple(settings.pop(key, ())) for key in _MINING)
+    if invalid := [key for key in settings if key not in (*setting_names, *_MINING_KEYS)]:
+        raise ValueError(f"{where}: mine has no {invalid[0]!r}; it has {', '.join((*_MINING_KEYS, *setting_names))}")
+    pools, concat = (tuple(settings.pop(key, ())) for key in _MINING_KEYS)
     retrievers = [stage.name for stage in earlier if not stage.is_reranker]
-    if wrong := [pool for pool in pools if pool not in (BM25_NAME, *retrievers)]:
+    if invalid := [pool for pool in pools if pool not in (BM25_NAME, *retrievers)]:
         raise ValueError(
-            f"{where}: {wrong[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; those are {retrievers}"
+            f"{where}: {invalid[0]!r} is neither {BM25_NAME} nor an earlier stage that searches; these are {retrievers}"
         )
     mining_stages = [stage.name for stage in earlier if stage.mining is not None]
-    if wrong := [name for name in concat if name not in (TRAINING_DATA, *mining_stages)]:
+    if invalid := [name for name in concat if name not in (TRAINING_DATA, *mining_stages)]:
         raise ValueError(
-            f"{where}: concat {wrong[0]!r} is neither {TRAINING_DATA!r} nor an earlier stage that mines; those are "
+            f"{where}: concat {invalid[0]!r} is neither {TRAINING_DATA!r} nor an earlier stage that mines; these are "
             f"{mining_stages}"
         )
     try:
@@ -235,10 +236,9 @@ def _with_mining(stage: Stage, settings: dict[str, Any], where: str, earlier: Se
 
 
 def referenced_files(config: ConfigDict, stages: Collection[str] = ()) -> list[Path]:
-    """Return the files on this machine that training reads besides its data, such as the encoder's.
+    """Return the files on this machine that training reads in addition to its data, such as the encoder's.
 
-    stages: values of RUN_KEYS whose checkpoints are left out: names of stages. Raises FileNotFoundError for missing
-    adapters.
+    Checkpoints of runs in `stages` are left out. Raises FileNotFoundError for missing adapters.
     """
     data, paths = config.data, []
     for source in (data.teacher_run, data.pseudo_queries, data.dev_negatives_run):

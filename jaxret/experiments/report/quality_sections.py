@@ -131,7 +131,7 @@ def _test_cells(test: SystemTest) -> list[Cell]:
 
 
 def layer_section(files: ReportFiles) -> Html:
-    """Return quality over the layers of encoders, as `jaxret probe` measured it."""
+    """Return pictures and tables of the quality of each layer of encoders, as measured by `jaxret probe`."""
     parts: list[str] = []
     for run in files.runs:
         for name, results in run.reports("probe").items():
@@ -181,7 +181,7 @@ def _finding_table(results: dict[str, Any]) -> Html:
 
 
 def winner_section(files: ReportFiles) -> Html:
-    """Return how often each vector of a passage has the best score, as `jaxret diversity` counted it."""
+    """Return pictures and a table of how often each vector of a passage has the best score (`jaxret diversity`)."""
     figures: list[str] = []
     sentences: list[str] = []
     rows: list[list[Cell]] = []

@@ -76,7 +76,7 @@ class SweepResults:
         names, main = short_names(self.keys), self.measures[0]
         header = [*(names[key] for key in self.keys), "runs", *self.measures]
         header += [f"{main} minus baseline", "95 %", "Holm", "over runs"]
-        rows = [self._row(label) for label in self.points]
+        rows = [self._point_cells(label) for label in self.points]
         parts = [table(header, rows, len(self.keys)), f"Baseline: {self.baseline}."]
         if any(len(score.runs) > 1 for score in self.scores):
             parts[-1] += " ±: standard deviation over runs."
@@ -86,7 +86,7 @@ class SweepResults:
         )
         return "\n\n".join([*parts, *self.notes])
 
-    def _row(self, label: str) -> list[str]:
+    def _point_cells(self, label: str) -> list[str]:
         values = [format_value(self.points[label][key]) for key in self.keys]
         scores = {score.measure: score for score in self.scores if score.system == label}
         cells = [*values, str(len(scores[self.measures[0]].runs)), *(str(scores.get(m, "-")) for m in self.measures)]

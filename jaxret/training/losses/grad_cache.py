@@ -17,8 +17,8 @@ TreeT = TypeVar("TreeT")
 def count_chunks(queries: int, chunk_size: int, devices: int) -> int:
     """Return the number of passes in which queries are encoded.
 
-    All passes have the same number of queries, of which each device has the same part. A pass may therefore have more
-    than `chunk_size` queries: on 8 devices it has at least 8.
+    All passes have the same number of queries, and so have all devices in a pass. A pass may therefore have more than
+    `chunk_size` queries: on 8 devices it has at least 8.
 
     Args:
         queries: number of queries of a batch, over all devices.

@@ -69,7 +69,9 @@ class MaskedBatches:
         index, count = part
         spans = self.spans_of(number)
         rows = range(index * len(spans) // count, (index + 1) * len(spans) // count)
-        trees = [self._row(int(spans[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows]
+        trees = [
+            self._make_row(int(spans[row]), np.random.default_rng((self.mask_seed, number, row, 1))) for row in rows
+        ]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
     def describe_batch(self, data: Any, number: int) -> str:
@@ -78,24 +80,24 @@ class MaskedBatches:
         documents = np.searchsorted(self.spans.first, spans[spans >= 0][:8], side="right")
         return f"documents {', '.join(map(str, documents))} of the corpus (from 1)"
 
-    def _row(self, span: int, random: np.random.Generator) -> MaskedTexts:
+    def _make_row(self, span: int, random: np.random.Generator) -> MaskedTexts:
         text, length = np.full(self.length, self.pad_id, np.int32), 0
         if span >= 0:
             ids = np.concatenate([self.markers[:1], self.spans[span], self.markers[1:]])
             text[: len(ids)], length = ids, len(ids)
-        real, most = np.arange(self.length) < length, masking_budget(self.rate, self.length)
+        real, budget = np.arange(self.length) < length, masking_budget(self.rate, self.length)
         words = self.vocabulary.word_numbers(text[:length])
         hidden = np.zeros(self.length, bool)
         # RetroMAE's rate counts markers, though they are never hidden.
         token_count = length if self.decoder else int((words >= 0).sum())
         hidden[:length] = draw_hidden(words, masking_budget(self.rate, token_count), random)[0]
-        positions, labels = np.zeros(most, np.int32), np.full(most, -1, np.int32)
+        positions, labels = np.zeros(budget, np.int32), np.full(budget, -1, np.int32)
         count = int(hidden.sum())
         positions[:count], labels[:count] = np.flatnonzero(hidden), text[hidden]
         texts = MaskedTexts(Tokens(corrupt(text, hidden, self.vocabulary, random), real), positions, labels)
-        return texts if self.decoder is None else self._decoded(texts, text, words, random)
+        return texts if self.decoder is None else self._with_decoder_inputs(texts, text, words, random)
 
-    def _decoded(
+    def _with_decoder_inputs(
         self, texts: MaskedTexts, text: np.ndarray, words: np.ndarray, random: np.random.Generator
     ) -> MaskedTexts:
         assert self.decoder is not None

@@ -35,8 +35,11 @@ def pretrain(config: ConfigDict, workdir: str | Path, progress: bool = True, com
         command: the command line, for the model card.
 
     Raises:
-        ContractError, DataError, CheckpointError, NotFiniteError, LockedError: for the reasons of
-            `jaxret.training.loop.train`.
+        ContractError: the folder has another run.
+        DataError: a record is bad.
+        CheckpointError: a checkpoint is damaged or could not be saved.
+        NotFiniteError: the loss or a parameter is not finite.
+        LockedError: another job writes to the folder.
     """
     folder, config = Workdir(workdir), ConfigDict(config.to_dict()).lock()
     log = job_log(progress)

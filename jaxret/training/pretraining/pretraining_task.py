@@ -39,9 +39,9 @@ class PretrainingCorpus:
     """The training examples of pre-training. An example is a span or, if `in_pairs`, a document with at least two
     spans."""
 
-    documents: Documents
-    spans: Spans
-    in_pairs: bool
+    documents: Documents  # tokenized documents
+    spans: Spans  # parts of the documents
+    in_pairs: bool  # whether an example is two spans of a document
     pad_id: int  # id of padding
 
     @property

@@ -63,7 +63,7 @@ def test_the_recipe_of_ance() -> None:
     [
         ({"rounds": 1}, r"1: rounds .*1; .*2"),
         ({"rounds": "3"}, "stage 1: rounds is '3'"),
-        ({"mine": None}, r"1 .*rounds, .*mines"),
+        ({"mine": None}, r"1 .*rounds, .*mine"),
         ({"name": ""}, r"stage 1 .*rounds"),
         ({"mine": {"pools": ["bm25"], "seed": "x"}}, "stage 1: mine: "),
         ({"config": {"validation.best": "metric"}}, r"validation.best .*'metric', .*stage 'ance-1'"),
