@@ -152,7 +152,7 @@ class ArrayWriter:
 
         Args:
             items: arrays, by the name of the item.
-            metrics: of validation, if there are any.
+            metrics: metrics of validation, if there are any.
             custom: digests and seal, for the metadata.
         """
         copies = [

@@ -48,13 +48,13 @@ def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         error_path = None if error.filename is None else Path(os.fsdecode(error.filename))
-        ours = error_path is None or error_path in (path, *path.parents) or path in error_path.parents
-        ours |= error_path is not None and is_temporary(error_path.name)
+        is_own_error = error_path is None or error_path in (path, *path.parents) or path in error_path.parents
+        is_own_error |= error_path is not None and is_temporary(error_path.name)
         # np.save gives neither file nor errno.
         if error.errno is None and re.match(r"\d+ requested and \d+ written", str(error)):
             full = shutil.disk_usage(path.parent).free < 1 << 20
             cause = _CAUSES[errno.ENOSPC] if full else "the disk took only a part of it: full, or a quota or limit"
-        elif ours and error.errno in _CAUSES:
+        elif is_own_error and error.errno in _CAUSES:
             cause = _CAUSES[error.errno]
         else:
             raise
@@ -219,10 +219,10 @@ def read_with_digest(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = read_json(path)
         if not isinstance(content, dict):
             raise TypeError(f"a JSON object is expected, not {type(content).__name__}")
-        whole = content.pop("sha256", None) == sha256_json(content)
+        matches_digest = content.pop("sha256", None) == sha256_json(content)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from error
-    if not whole:
+    if not matches_digest:
         raise ValueError(f"{path}: damaged (its SHA-256 is not the one that was written)")
     return content
 

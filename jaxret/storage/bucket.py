@@ -130,13 +130,13 @@ class Bucket:
 
         At most `at_once` objects are in memory beside the one that was yielded.
         """
-        rest = iter(list(keys))
-        requests = deque((key, self._store.read(key)) for key in islice(rest, at_once))
+        remaining_keys = iter(list(keys))
+        requests = deque((key, self._store.read(key)) for key in islice(remaining_keys, at_once))
         while requests:
             key, request = requests.popleft()
             with _errors(f"{self.address}/{key}"):
                 result = self._answer(request)
-            requests.extend((key, self._store.read(key)) for key in islice(rest, 1))
+            requests.extend((key, self._store.read(key)) for key in islice(remaining_keys, 1))
             is_missing = result.state == "missing"
             yield None if is_missing else BucketObject(bytes(result.value), bytes(result.stamp.generation))
 
@@ -226,10 +226,14 @@ class Bucket:
         if not is_written:
             raise BucketError(f"{self.address}: an object that was just written cannot be read")
         try:
-            before = self.get(key)
-            if before is None or self.create(key, second) or not self.replace(key, second, before.version):
+            first_version = self.get(key)
+            if (
+                first_version is None
+                or self.create(key, second)
+                or not self.replace(key, second, first_version.version)
+            ):
                 raise BucketError(self._unconditional("the creation of an object that exists"))
-            if self.replace(key, third, before.version):
+            if self.replace(key, third, first_version.version):
                 raise BucketError(self._unconditional("the replacement of an object that changed"))
         finally:
             self.delete([key])

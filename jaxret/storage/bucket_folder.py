@@ -199,10 +199,12 @@ class BucketFolder:
         """Remove the groups below a folder of names whose files the manifest has: a job was killed before it did so, or
         a late one added them again."""
         groups, files = self.groups(folder), self._manifest().files
-        late = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
-        self.remove_groups(late)
+        finished_groups = {name: members for name, members in groups.items() if members.keys() <= files.keys()}
+        self.remove_groups(finished_groups)
         keys = {key for file in files.values() for key in file.parts}
-        self.bucket.delete({key for members in late.values() for file in members.values() for key in file.parts} - keys)
+        self.bucket.delete(
+            {key for members in finished_groups.values() for file in members.values() for key in file.parts} - keys
+        )
 
     def remove_groups(self, names: Iterable[str]) -> None:
         """Remove groups whose files are in the manifest, or no longer wanted."""

@@ -93,12 +93,12 @@ def trim_cache(folder: Path, kind: str, protected_paths: Collection[Path] = ()) 
 
     The paths in `protected_paths` are not deleted.
     """
-    entries, deletions, now = cache_entries(folder), [], time.time()
+    entries, deletions, seconds = cache_entries(folder), [], time.time()
     total, limit = sum(entry.size for entry in entries), cache_limit(kind)
     for entry in entries:
         if total <= limit:
             break
-        if now - entry.last_use >= _IN_USE[kind] and entry.path not in protected_paths:
+        if seconds - entry.last_use >= _IN_USE[kind] and entry.path not in protected_paths:
             entry.delete()
             deletions.append(entry)
             total -= entry.size

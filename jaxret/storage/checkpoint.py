@@ -107,8 +107,8 @@ def _host_digest(leaf: np.ndarray) -> np.ndarray:
 def leaf_digests(tree: Tree) -> dict[str, str]:
     """Return a digest of 16 hex digits per leaf path, the same on one device and on many."""
     leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    others = {name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)}
-    on_devices = _leaf_digests(others) if others else {}  # a program of nothing would be compiled, too
+    device_leaves = {name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)}
+    on_devices = _leaf_digests(device_leaves) if device_leaves else {}  # a program of nothing would be compiled, too
     return {
         name: np.asarray(on_devices[name] if name in on_devices else _host_digest(np.asarray(leaf))).tobytes().hex()
         for name, leaf in leaves.items()
@@ -142,8 +142,8 @@ class Checkpoints:
         writing: whether to delete what an interrupted save left. Not while another process may be saving.
 
     Attributes:
-        damage: with `writing`: step -> what is wrong, of checkpoints newer than the newest whole one. They are not
-            among the checkpoints any more; `set_aside` renames them.
+        damage: step -> problem of each damaged checkpoint newer than the newest sound one; filled with `writing`
+            alone. They are not among the checkpoints any more; `set_aside` renames them.
         half_written: names of the unfinished saves and deletions that were in the folder.
 
     Raises:
@@ -335,10 +335,10 @@ class Checkpoints:
         """Return whether a checkpoint has an array of this name, e.g. "progress/step"."""
         return name in self._saved_digests(step)
 
-    def poll(self, together: bool) -> None:
+    def poll(self, all_processes: bool) -> None:
         """Finish the current save if it is done; raise CheckpointError if it has failed. Without waiting for it.
 
-        together: whether every process of the job calls this now. In a bucket they finish a save together, and all
+        all_processes: whether every process of the job calls this now. In a bucket they finish a save together, and all
             raise the error of one.
         """
         if self._current_save is None or self._saver is None:
@@ -347,7 +347,7 @@ class Checkpoints:
         if not self._copy or jax.process_count() == 1:
             if done:
                 self.wait()
-        elif together and not any_process(not done):
+        elif all_processes and not any_process(not done):
             self.wait()
 
     @contextlib.contextmanager
@@ -424,11 +424,11 @@ class Checkpoints:
     def _verified(self, step: int, trees: Tree, saved_digests: Mapping[str, str]) -> Tree:
         """Return items as they are. Raises CheckpointError naming arrays whose digests are not the saved ones."""
         digests = {name: None for name in saved_digests if name.partition("/")[0] in trees} | leaf_digests(trees)
-        wrong = [name for name, value in digests.items() if saved_digests.get(name) != value]
-        if wrong:
+        damaged_names = [name for name, value in digests.items() if saved_digests.get(name) != value]
+        if damaged_names:
             raise DamagedCheckpointError(
-                f"{self.directory / str(step)} is damaged: {', '.join(wrong[:5])} ({len(wrong)} in all) differ "
-                f"from what was saved; {REMEDY}"
+                f"{self.directory / str(step)} is damaged: {', '.join(damaged_names[:5])} ({len(damaged_names)} in all)"
+                f" differ from what was saved; {REMEDY}"
             )
         return trees
 
@@ -490,9 +490,9 @@ class Checkpoints:
             saver.wait()
         except Exception as problem:  # raised below, after the other processes have been informed
             error = problem
-        own = {"step": step, "error": repr(error) if error else "", "files": self._save_files}
+        report = {"step": step, "error": repr(error) if error else "", "files": self._save_files}
         self._save_files = {}
-        reports = [json.loads(text) for text in gather_texts(json.dumps(own, default=vars))]
+        reports = [json.loads(text) for text in gather_texts(json.dumps(report, default=vars))]
         if error:
             raise error
         if errors := [report["error"] for report in reports if report["error"]]:

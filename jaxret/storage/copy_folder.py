@@ -79,10 +79,10 @@ def _to_disk(
     _require_same(origin, names, _Side(destination, None, {}), str(destination))
     new_count, size = 0, 0
     for batch in _batches((name, origin.describe(name)) for name in names):
-        absent = {name: file for name, file in batch.items() if not _has(destination / name, file)}
+        missing_files = {name: file for name, file in batch.items() if not _has(destination / name, file)}
         if origin.folder:
-            origin.folder.write(absent, destination)
-        for name, file in absent.items():
+            origin.folder.write(missing_files, destination)
+        for name, file in missing_files.items():
             if not origin.folder:
                 with open(origin.path / name, "rb") as old, atomic_write(destination / name, "wb") as new:
                     shutil.copyfileobj(old, new, 1 << 20)
@@ -91,7 +91,7 @@ def _to_disk(
         for file in batch.values():
             show(file.size)
             size += file.size
-        new_count += len(absent)
+        new_count += len(missing_files)
     return CopyResult(source, str(destination), len(names), size, new_count)
 
 
@@ -148,16 +148,20 @@ class _Side:
 
 def _require_same(origin: _Side, names: Sequence[str], target: _Side, destination: str) -> None:
     """Raise FileExistsError if the destination is of another kind, or another folder of the same kind."""
-    others = list(target.files) if target.folder else [name for name, _ in folder_files(target.path)]
-    require_same_kind(names, others, destination)
-    ours, theirs = origin.contents(names), target.contents(others)
+    destination_names = list(target.files) if target.folder else [name for name, _ in folder_files(target.path)]
+    require_same_kind(names, destination_names, destination)
+    source_contents, destination_contents = origin.contents(names), target.contents(destination_names)
 
     def first_line(name: str) -> bytes:
         if name not in target.damaged_names:
-            return theirs.first_line(name)
-        return ours.first_line(name) if ours.digest(name) == theirs.digest(name) else _DAMAGED
+            return destination_contents.first_line(name)
+        return (
+            source_contents.first_line(name)
+            if source_contents.digest(name) == destination_contents.digest(name)
+            else _DAMAGED
+        )
 
-    require_same_folder(ours, replace(theirs, first_line=first_line), destination)
+    require_same_folder(source_contents, replace(destination_contents, first_line=first_line), destination)
 
 
 def _open_source(source: str) -> _Side:
@@ -180,8 +184,10 @@ def _to_bucket(
 ) -> CopyResult:
     target.bucket.probe()
     keys = [] if target.exists() else target.bucket.list()
-    if others := [key for key in keys if key and not key.endswith("/") and not is_leftover(key)]:
-        raise ValueError(f"{target} holds objects that jaxret has not written, as {others[0]}; choose another folder")
+    if foreign_keys := [key for key in keys if key and not key.endswith("/") and not is_leftover(key)]:
+        raise ValueError(
+            f"{target} holds objects that jaxret has not written, as {foreign_keys[0]}; choose another folder"
+        )
     is_first = _announce(target, origin, names)
     try:
         stored_files, pending_files = target.files(), dict[str, StoredFile]()
@@ -206,19 +212,19 @@ def _to_bucket(
         last_publish = time.monotonic()
 
     for batch in _batches(map(describe, names)):
-        absent = {
+        missing_files = {
             name: file
             for name, file in batch.items()
             if name not in stored_files or name in damage or stored_files[name].sha256 != file.sha256
         }
         if origin.folder:
-            pending_files |= target.copy_files(origin.folder, absent)
+            pending_files |= target.copy_files(origin.folder, missing_files)
         else:
-            pending_files |= target.upload({name: origin.path / name for name in absent})
-        for name, file in absent.items():
+            pending_files |= target.upload({name: origin.path / name for name in missing_files})
+        for name, file in missing_files.items():
             if pending_files[name].sha256 != file.sha256 or file_state(origin.path / name) != states[name]:
                 raise ValueError(f"{source}/{name} was changed while it was copied; wait for the job that writes there")
-        new_count += len(absent)
+        new_count += len(missing_files)
         for file in batch.values():
             size += file.size
             show(file.size)
@@ -244,12 +250,12 @@ def _announce(target: BucketFolder, origin: _Side, names: Sequence[str]) -> bool
     digests = {name: contents.digest(name) for name in lines}
     body = salted({"names": list(names), "digests": digests, "first_lines": lines})
     while not target.bucket.create(COPYING, body):
-        if other := target.bucket.get(COPYING):
-            theirs = _announced(other.body)
+        if announcement := target.bucket.get(COPYING):
+            announced_contents = _announced(announcement.body)
             try:
-                require_same_kind(names, theirs.names, str(target))
+                require_same_kind(names, announced_contents.names, str(target))
                 require_same_folder(
-                    replace(contents, first_line=lambda name: lines[name].encode()), theirs, str(target)
+                    replace(contents, first_line=lambda name: lines[name].encode()), announced_contents, str(target)
                 )
             except FileExistsError as error:
                 raise FileExistsError(
@@ -271,7 +277,7 @@ def bucket_problems(folder: BucketFolder, names: Sequence[str] = ()) -> Iterator
     bucket, and none from this host's cache.
 
     Args:
-        names: of the files; empty: all.
+        names: names of the files; empty: all.
     """
     files = folder.files()
     for name in names or sorted(files):

@@ -18,16 +18,16 @@ class FileState(NamedTuple):
     inode: int
     ctime: int = 0  # ns
 
-    def difference(self, now: FileState) -> str:
+    def difference(self, current: FileState) -> str:
         """Return how the file differs now, as the end of a sentence; "" if it does not."""
-        if self == now:
+        if self == current:
             return ""
-        if now == MISSING:
+        if current == MISSING:
             return "does not exist any more"
-        if self.inode != now.inode:
+        if self.inode != current.inode:
             return "was replaced after it was opened"
-        if self.size != now.size:
-            return f"has {now.size:,} bytes, and had {self.size:,} when it was opened"
+        if self.size != current.size:
+            return f"has {current.size:,} bytes, and had {self.size:,} when it was opened"
         return "was written to after it was opened"
 
 

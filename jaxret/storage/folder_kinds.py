@@ -28,9 +28,9 @@ _FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose m
 
 def require_folder_kind(folder: Path, kind: str) -> None:
     """Raise FileExistsError if a folder is of another kind than `kind`; one of no kind, or absent, is as good."""
-    for other, mark in _MARKS.items():
-        if other != kind and (path := next(folder.glob(mark), None)):
-            raise FileExistsError(_refusal(folder, other, path.relative_to(folder)))
+    for other_kind, mark in _MARKS.items():
+        if other_kind != kind and (path := next(folder.glob(mark), None)):
+            raise FileExistsError(_refusal(folder, other_kind, path.relative_to(folder)))
 
 
 def require_no_folder_file(out: str | os.PathLike[str]) -> None:
@@ -73,20 +73,22 @@ def require_same_folder(source: Contents, destination: Contents, folder: str) ->
     A source that was continued since it was copied is the same one: training appends to a run's log.
 
     Args:
-        source: its files.
-        destination: those of the folder.
+        source: files of the source.
+        destination: files of the folder.
         folder: names the folder in the error.
     """
-    both = source.names & destination.names
-    if name := next(chain(_others(source, destination, both), _left(source, destination)), None):
+    common_names = source.names & destination.names
+    if name := next(
+        chain(_files_of_another_source(source, destination, common_names), _left(source, destination)), None
+    ):
         raise FileExistsError(f"{folder} has files of another source, as {name}; give another folder, or remove it")
-    rest = sorted(destination.names - source.names)
-    if not rest or any(_kinds(source.names | destination.names)):
+    extra_names = sorted(destination.names - source.names)
+    if not extra_names or any(_kinds(source.names | destination.names)):
         return
-    if name := next((name for name in sorted(both) if source.digest(name) != destination.digest(name)), None):
+    if name := next((name for name in sorted(common_names) if source.digest(name) != destination.digest(name)), None):
         raise FileExistsError(
-            f"{folder} has other bytes in {name}, and files that the source has not, as {rest[0]}, so both would be "
-            "mixed; give another folder, or remove what is there"
+            f"{folder} has other bytes in {name}, and files that the source has not, as {extra_names[0]}, so both "
+            "would be mixed; give another folder, or remove what is there"
         )
 
 
@@ -97,14 +99,16 @@ def identifying(names: Iterable[str]) -> Iterator[str]:
     yield from sorted(name for name in names if name in marks | {CONFIG} or PurePosixPath(name).name == LOG)
 
 
-def _others(source: Contents, destination: Contents, both: Set[str]) -> Iterator[str]:
+def _files_of_another_source(source: Contents, destination: Contents, common_names: Set[str]) -> Iterator[str]:
     """Yield the names of files that two folders have and that are the same in all copies of one source."""
-    for name in sorted(name for name in both if PurePosixPath(name).name == LOG):
+    for name in sorted(name for name in common_names if PurePosixPath(name).name == LOG):
         lines = source.first_line(name), destination.first_line(name)
         if all(lines) and lines[0] != lines[1]:
             yield name
-    constant_names = {mark for kind, mark in _kinds(both) if kind in _FIXED}
-    if both >= {CONFIG, _MARKS[RUN]} and (LOG not in both or not destination.first_line(LOG)):  # not trained yet
+    constant_names = {mark for kind, mark in _kinds(common_names) if kind in _FIXED}
+    if common_names >= {CONFIG, _MARKS[RUN]} and (
+        LOG not in common_names or not destination.first_line(LOG)
+    ):  # not trained yet
         constant_names.add(CONFIG)
     yield from (name for name in sorted(constant_names) if source.digest(name) != destination.digest(name))
 

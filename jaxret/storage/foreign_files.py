@@ -22,13 +22,13 @@ MOST_VOCABULARY = 48 * 2**20  # bytes of a tokenizer's file; Gemma's have 34 MB
 _TYPES = ("F64", "F32", "F16", "BF16", "BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)))
 
 
-def require_size(path: Path, most: int = MOST_SETTINGS) -> None:
+def require_size(path: Path, limit: int = MOST_SETTINGS) -> None:
     """Raise ValueError unless a path is a file of at most so many bytes; FileNotFoundError if there is none."""
     size = path.stat().st_size
     if not path.is_file():
         raise ValueError(f"{path} is not a file; a model's settings and tokenizer are read from files")
-    if size > most:
-        raise ValueError(f"{path} has {size:,} bytes; a file of this name has at most {most:,}: it is something else")
+    if size > limit:
+        raise ValueError(f"{path} has {size:,} bytes; a file of this name has at most {limit:,}: it is something else")
 
 
 def read_settings(path: Path) -> Any:

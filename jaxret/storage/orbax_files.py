@@ -27,7 +27,7 @@ class OrbaxFiles:
     """The arrays of a checkpoint.
 
     Args:
-        folder: its path, which `OrbaxAlias` gives.
+        folder: path of the checkpoint, as `OrbaxAlias` gives it.
     """
 
     def __init__(self, folder: Path) -> None:

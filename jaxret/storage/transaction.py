@@ -65,11 +65,11 @@ def _sigterm_raises() -> Iterator[None]:
         sys.exit(128 + signal.SIGTERM)
 
     try:
-        before = signal.signal(signal.SIGTERM, handle)
+        old_handler = signal.signal(signal.SIGTERM, handle)
     except ValueError:  # not in the main thread: the handler is left as it is
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, old_handler)

@@ -75,14 +75,14 @@ def sweep(path: Path) -> list[str]:
     What a living process writes stays: it is locked, or was changed within a minute. The files of processes of this
     machine that have ended are removed at once. No lock on the folder is needed.
     """
-    removed_names, before = [], time.time() - _YOUNG
+    removed_names, oldest_time = [], time.time() - _YOUNG
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = _TEMPORARY.fullmatch(entry.name)
             if not match or match[1] != path.name or entry.is_symlink():
                 continue
             # Machines that were copied while they ran have one name; so a lock counts all the same.
-            if _is_abandoned(Path(entry.path), math.inf if _writer_is_gone(match) else before):
+            if _is_abandoned(Path(entry.path), math.inf if _writer_is_gone(match) else oldest_time):
                 _remove(Path(entry.path))
                 removed_names.append(entry.name)
     return sorted(removed_names)
@@ -95,20 +95,20 @@ def remove_leftovers(folder: str | os.PathLike[str], age: int = 0) -> list[str]:
     processes of the job write there. Without a lock, set `age`: only files not modified for so many seconds, longer
     than any write takes, are removed.
     """
-    before = time.time() - age
+    oldest_time = time.time() - age
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         files = [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
-        leftovers = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < before]
+        leftovers = [entry for entry in files if not age or entry.stat(follow_symlinks=False).st_mtime < oldest_time]
         for entry in leftovers:
             Path(entry.path).unlink(missing_ok=True)
         return sorted(entry.name for entry in leftovers)
     return []
 
 
-def _is_abandoned(path: Path, before: float) -> bool:
+def _is_abandoned(path: Path, oldest_time: float) -> bool:
     try:
         mtime = path.stat().st_mtime
-        if mtime >= before:
+        if mtime >= oldest_time:
             return False
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # removed, or another user's

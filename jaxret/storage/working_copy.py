@@ -147,8 +147,8 @@ def shown_path(path: str | os.PathLike[str]) -> str:
         return Bucket(os.fspath(path)).address
     if not (copy := copy_of(path)):
         return os.fspath(path)
-    rest = Path(path).absolute().relative_to(copy.path).as_posix()
-    return copy.address if rest == "." else f"{copy.address}/{rest}"
+    name = Path(path).absolute().relative_to(copy.path).as_posix()
+    return copy.address if name == "." else f"{copy.address}/{name}"
 
 
 def shown_message(message: str) -> str:
@@ -257,7 +257,7 @@ class WorkingCopy:
     def fetch_files(self, folder: Path, names: Collection[str] | None = None) -> None:
         """Fetch the files of a folder whose bytes are in the bucket alone; of some names, if `names` is not None."""
         name = self._name(folder)
-        remote_names = None if names is None else {f"{_prefix(name)}{each}" for each in names}
+        remote_names = None if names is None else {f"{_prefix(name)}{remote_name}" for remote_name in names}
 
         def is_needed(remote: str) -> bool:
             return remote.startswith(_prefix(name)) and (remote_names is None or remote in remote_names)
@@ -390,8 +390,8 @@ class WorkingCopy:
     def _new_results(self) -> list[Path]:
         """Return the files at the address and beside it that this process has written."""
         files = [path for path in self._parent.iterdir() if path.is_file() and not path.name.startswith(".")]
-        own = {self.path.name: self._states.get("", MISSING)} | self._results
-        return sorted(path for path in files if file_state(path) != own.get(path.name, MISSING))
+        own_states = {self.path.name: self._states.get("", MISSING)} | self._results
+        return sorted(path for path in files if file_state(path) != own_states.get(path.name, MISSING))
 
     def include(self, files: Mapping[str, StoredFile]) -> None:
         """Make files that processes of this job have uploaded, and do not change any more, a part of the folder with

@@ -272,7 +272,7 @@ def save_and_step(opened: Checkpoints) -> None:
     opened.save(1, placed(HOST), placed(PROGRESS))
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        opened.poll(together=True)
+        opened.poll(all_processes=True)
         time.sleep(0.01)
 
 

@@ -735,7 +735,7 @@ def test_a_failed_save_ends_the_next_step(root: Path, tmp_path: Path, monkeypatc
     """Not the next save."""
     polled = []
 
-    def poll(self: Checkpoints, together: bool) -> None:
+    def poll(self: Checkpoints, all_processes: bool) -> None:
         polled.append(self._current_save is not None)
         if polled[-1]:
             raise CheckpointError("the disk is full")
