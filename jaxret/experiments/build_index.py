@@ -27,6 +27,7 @@ from jaxret.search.approximate.seismic_build import (
     sparse_passages_as_queries,
 )
 from jaxret.search.approximate.seismic_index import SEARCH_SETTINGS, parse_factory, parse_settings
+from jaxret.search.latency import spread_evenly
 from jaxret.search.search_options import IndexOptions
 from jaxret.search.searcher import open_encoded_by
 from jaxret.types import SparseRows
@@ -108,8 +109,7 @@ def _encoded_queries(run: Run, options: IndexOptions) -> RecallQueries:
     """Return the vectors of at most `options.sample` queries, evenly spread over the file."""
     source = EvaluationSource.open(options.queries, options.qrels, options.split)
     queries = read_evaluation_queries(source, Policy("error")).queries
-    numbers = np.unique(np.linspace(0, len(queries) - 1, min(options.sample, len(queries))).astype(int))
-    tokens = run.tokenizer.queries([queries[number] for number in numbers])
+    tokens = run.tokenizer.queries(spread_evenly(queries, options.sample))
     query_vectors = run.embedder()(tokens, "query")
     vectors = (
         query_vectors

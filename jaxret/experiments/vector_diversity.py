@@ -14,7 +14,7 @@ from jaxret.data.formats import Corpus, JudgementSource, Policy, QuerySource, is
 from jaxret.data.formats.trec import reject_unknown_ids
 from jaxret.data.lines import PathLike
 from jaxret.data.records import Judgement, Passage, Query
-from jaxret.evaluation.diversity import Diversity, diversity
+from jaxret.evaluation.diversity import diversity
 from jaxret.experiments.evaluation_queries import EvaluationSource
 from jaxret.models.pooling import POOLINGS
 from jaxret.models.retriever import RetrieverModel
@@ -154,15 +154,6 @@ def pooling_weights(run: Run) -> dict[str, float] | None:
     return None if weights is None else dict(zip(names, weights, strict=True))
 
 
-def measure_diversity(run: Run, data: JudgedSource, progress: bool = True) -> Diversity:
-    """Return the diversity of the judged pairs of a source. Raises ValueError for the reasons of `judged_pairs`."""
-    return _diversity_of(judged_pairs(run, data, progress))
-
-
-def _diversity_of(pairs: JudgedPairs) -> Diversity:
-    return diversity(pairs.queries, pairs.passages, pairs.rows)
-
-
 def diversity_path(workdir: Workdir, data: JudgedSource, step: int | None = None) -> Path:
     """Return the path of a run's report: `eval/DATA.SPLIT.diversity.json`, or `eval/DATA.diversity.json` for a file.
 
@@ -191,7 +182,7 @@ def report_diversity(run: Run, data: JudgedSource, progress: bool = True) -> str
     """Measure diversity, write it to `diversity_path`, and return the text to print. Raises ValueError for the reasons
     of `judged_pairs`."""
     pairs = judged_pairs(run, data, progress)
-    result = _diversity_of(pairs)
+    result = diversity(pairs.queries, pairs.passages, pairs.rows)
     names = run.model.module.head.vector_names()
     is_best = run.checkpoint == find_best_checkpoint(run.workdir, run.config)
     path = diversity_path(run.workdir, data, None if is_best else run.checkpoint["step"])

@@ -120,7 +120,7 @@ def check_config(config: ConfigDict) -> None:
 
 
 def check_tokens(config: ConfigDict) -> None:
-    """Raise ValueError for prompts that are not text, and for attention that packing or dropout cannot have."""
+    """Raise ValueError for prompts that are not text, and for attention that does not fit packing or dropout."""
     if (rate := config.encoder.attention_dropout) != -1 and not 0 <= rate < 1:
         raise ValueError(
             f"encoder.attention_dropout is {rate}; it must be from 0 to below 1, or -1 for the checkpoint's value"
@@ -143,7 +143,8 @@ def check_tokens(config: ConfigDict) -> None:
 
 
 def check_training_data(config: ConfigDict) -> None:
-    """Raise ValueError for a run without training data or without an end, and for a store that is not a folder."""
+    """Raise ValueError for missing training data or length, rounds or adapters that do not fit, and a store that is not
+    a folder."""
     if config.train.steps < 0 and config.train.epochs < 0:
         raise ValueError(f"train.epochs is {config.train.epochs}; it must be at least 0")
     check_profile(config.train.profile)
@@ -156,23 +157,24 @@ def check_training_data(config: ConfigDict) -> None:
         raise ValueError(f"train.round is {config.train.round}; it must be at most train.rounds, {config.train.rounds}")
     if config.lora.rank and config.train.rounds > 1:
         raise ValueError(
-            f"lora.rank is {config.lora.rank} and train.rounds {config.train.rounds}: rounds continue all weights; "
-            "use train.rounds=1, and train.start_from for what follows"
+            f"lora.rank is {config.lora.rank} and train.rounds {config.train.rounds}: rounds continue all weights, "
+            "and not only adapters; use train.rounds=1, and train.start_from for a further training"
         )
     if config.lora.base and not config.lora.adapters:
-        raise ValueError(f"lora.base is {config.lora.base!r}, but lora.adapters, whose base it names, is empty")
+        raise ValueError(f"lora.base is {config.lora.base!r}, but lora.adapters, which have this base, is empty")
     if config.lora.adapters and not config.lora.rank:
         raise ValueError(f"lora.adapters is {config.lora.adapters!r}, but lora.rank is 0: set it to the files' rank")
     if config.train.round > 1 and not config.train.start_from:
         raise ValueError(
-            f"train.round is {config.train.round}, but train.start_from is empty: give the workdir of the round before"
+            f"train.round is {config.train.round}, but train.start_from is empty: give the workdir of the "
+            "previous round"
         )
     if config.data.store and Path(config.data.store).exists() and not Path(config.data.store).is_dir():
-        raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, to be made if need be")
+        raise ValueError(f"data.store is {config.data.store}, which is a file; give a folder, which need not exist")
     if not config.data.train and config.train.steps != 0:
         raise ValueError(
             "data.train is empty; give a folder or a file of training data: --config.data.train=PATH "
-            "(or --config.train.steps=0, to encode with the model as it comes)"
+            "(or --config.train.steps=0, to encode with the model without training)"
         )
 
 
@@ -198,8 +200,8 @@ def check_retrieval(config: ConfigDict, retriever: RetrieverModel) -> None:
         raise ValueError(f"data.pseudo_queries is set, but head {config.head.name!r} reads no pseudo-queries")
     if config.tokens.packing and (problem := retriever.module.head.unattended()):
         raise ValueError(
-            "tokens.packing is True, but packed rows hold no tokens that others do not see, and here are "
-            f"{problem}: set tokens.packing=False"
+            "tokens.packing is True, but in packed rows all tokens of a text see each other, and "
+            f"{problem} must not be seen: set tokens.packing=False"
         )
     if config.encode.words and not retriever.sparse:
         raise ValueError(

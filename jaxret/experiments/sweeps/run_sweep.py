@@ -224,7 +224,7 @@ def _with_reports(runs: Sequence[SweepRun], judged: JudgedSource) -> list[SweepR
     ]
     if all(run.report is None for run in runs_with_reports):
         raise ValueError(
-            "--diversity compares the vectors of a passage; no point has several, equally many for every passage"
+            "--diversity: no point has several vectors of a passage, with the same number for every passage"
         )
     return runs_with_reports
 

@@ -100,7 +100,7 @@ def test_unsupported_methods_of_an_encoder() -> None:
     assert isinstance(T5, T5Config)
     assert "MLM" in METHODS["mlm"].problem(T5) or METHODS["mlm"].problem(T5)
     assert METHODS["mlm"].problem(MODERNBERT) == ""
-    assert "modernbert has others" in METHODS["retromae"].problem(MODERNBERT)
+    assert "modernbert does not use" in METHODS["retromae"].problem(MODERNBERT)
     assert "skip_from is 6, and the layers below the last layer are 0 to 1" in PretrainingMethod("condenser").problem(
         BERT
     )

@@ -503,7 +503,7 @@ def test_each_verb_names_the_model_that_it_needs(workdir: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__negatives": 0}, r"data.negatives .*0; .*reranker"),
+        ({"data__negatives": 0}, r"data.negatives .*0, .*positive"),
         ({"tokens__packing": True}, r"tokens.packing .*True, .*'reranking' .*False"),
         ({"tokens__query_length": 39}, r"--query_length\) .*39, .*passage.* 40"),
         ({"validation__metric": "Success@5"}, r"validation.metric .*'Success@5'; .*reranker"),
