@@ -1,4 +1,4 @@
-"""Detection of collapsed models: their vectors all point the same way, and no search can tell them apart."""
+"""Detect collapsed models: all their vectors have nearly the same direction, so no search can distinguish passages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import numpy as np
 
 from jaxret.index.shard_set import ShardSet
 
-COSINE_LIMIT = 0.95  # mean cosine of random pairs; above it something is wrong
-SAMPLE_SIZE = 1000  # that are looked at
-NUMBERS = 2**25  # of vectors that are held; a sparse vector is held whole
+COSINE_LIMIT = 0.95  # mean cosine of random pairs above which a model has collapsed
+SAMPLE_SIZE = 1000  # passages whose vectors are compared
+# Upper bound of the sampled passages times the dimension; a sparse vector is held with all its zeros.
+SAMPLE_NUMBERS = 2**25
 
 
 def collapse_warning(shards: ShardSet) -> str:
     """Return a sentence if the vectors of a finished folder have collapsed, else "".
 
-    It samples SAMPLE_SIZE of them, evenly spread, the same ones every time; of a corpus in a bucket, where a job has
-    only the shards that it wrote, of these.
+    At most SAMPLE_SIZE passages are compared, evenly spread over the shards on this host, the same passages every time.
+    If the corpus is in a bucket, these are the shards that the job wrote.
     """
-    sample = max(2, min(SAMPLE_SIZE, NUMBERS // shards.dimension))
+    sample = max(2, min(SAMPLE_SIZE, SAMPLE_NUMBERS // shards.dimension))
     local = shards.local()
     if not (total := sum(rows for rows, _ in local)):
         return ""
@@ -30,13 +31,13 @@ def collapse_warning(shards: ShardSet) -> str:
         return ""
     return (
         f"{shards.folder}: the vectors have collapsed: the mean cosine of two random passages is {cosine:.3f}, "
-        f"above {COSINE_LIMIT}, so that their scores hardly differ; look at the training's loss, the "
+        f"above {COSINE_LIMIT}, so that their scores hardly differ. Check the training's loss, the "
         "pooling and the tokenizer"
     )
 
 
 def _vectors(shards: list[tuple[int, Any]], rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield [V,D] of each of the rows, ascending, of shards one after another."""
+    """Yield the vectors [V,D] of each row. Rows are ascending, and numbered through all shards."""
     first = 0
     for count, open_vectors in shards:
         shard_rows = rows[(rows >= first) & (rows < first + count)]
@@ -48,19 +49,19 @@ def _vectors(shards: list[tuple[int, Any]], rows: np.ndarray) -> Iterator[np.nda
 
 
 def mean_cosine(passages: list[np.ndarray]) -> float:
-    """Return the mean cosine of a vector of one passage and one of another, over all such pairs; 0 if there is none.
+    """Return the mean cosine over all pairs of vectors of two different passages, or 0 without such pairs.
 
-    passages: [V,D] each, V may differ. Of two vectors of zeros it is 1. In float64, from sums: no pair is computed by
-    itself.
+    A passage has vectors [V,D], where V may differ. The cosine of two vectors of zeros is 1. The mean is computed in
+    float64 from sums of unit vectors, not pair by pair.
     """
     units = [_units(vectors.astype(np.float64)) for vectors in passages]
-    sums = np.array([each.sum(axis=0) for each in units])
-    counts = np.array([len(each) for each in units], np.float64)
+    sums = np.array([unit_vectors.sum(axis=0) for unit_vectors in units])
+    counts = np.array([len(unit_vectors) for unit_vectors in units], np.float64)
     pairs = counts.sum() ** 2 - (counts**2).sum()
     return float(((sums.sum(axis=0) ** 2).sum() - (sums**2).sum()) / pairs) if pairs else 0.0
 
 
 def _units(vectors: np.ndarray) -> np.ndarray:
-    """Return unit vectors [V,D+1]; the last number is 1 for vectors of zeros, and 0 for others."""
+    """Return unit vectors [V,D+1]. The added last number is 1 for a vector of zeros, and 0 for other vectors."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.concatenate([vectors / np.where(norms > 0, norms, 1), norms == 0], axis=1)

@@ -1,4 +1,4 @@
-"""The folder of an encoded corpus, by the name or the path that a user gives."""
+"""Find the folder of an encoded corpus by a name or a path that a user gives."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from jaxret.runs.workdir import Workdir
 
 
 def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> Path:
-    """Return the folder of an encoded corpus, by its name, or by the folder or file that was encoded; without either,
-    that of the only one. The run need not be opened.
+    """Return the folder of an encoded corpus. The run need not be open.
 
     Args:
-        name: name or path; "" for the only one.
-        flag: the flag or argument that chooses one of several, for the error.
+        workdir: folder of the run.
+        name: name of the encoded corpus, or path of its source; "" finds the only encoded corpus.
+        flag: flag or argument that chooses one of several corpora, for the error.
 
-    Raises FileNotFoundError, and ValueError where there are several.
+    Raises:
+        FileNotFoundError: the run has no such corpus, or the corpus is not finished.
+        ValueError: several corpora match.
     """
     names = workdir.corpora
     if not names:
@@ -27,10 +29,10 @@ def corpus_folder(workdir: Workdir, name: str = "", flag: str = "--corpus") -> P
         raise FileNotFoundError(f"{workdir} has no encoded corpus; {remedy}")
     if name in names:
         return workdir.embeddings(name)
-    matches = [other for other in names if not name or is_source(encoded_source(workdir.embeddings(other)), name)]
+    matches = [choice for choice in names if not name or is_source(encoded_source(workdir.embeddings(choice)), name)]
     if len(matches) > 1:
         several = f"several corpora{f' of {name}' if name else ''}, {', '.join(matches)}"
-        raise ValueError(f"{workdir} has {several}: choose one with {flag}")
+        raise ValueError(f"{workdir} has {several}. Choose one with {flag}")
     if not matches and os.path.basename(name) == name and workdir.embeddings(name).is_dir():
         raise FileNotFoundError(
             f"{workdir.embeddings(name)} is not finished; wait for the job that encodes it, or encode again"

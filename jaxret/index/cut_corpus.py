@@ -1,4 +1,4 @@
-"""Cut the vectors of an encoded corpus to their first numbers, as another corpus, without encoding a text again."""
+"""Make an encoded corpus with shorter vectors: cut the vectors of another one, without encoding its texts again."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from jaxret.types import Ragged
 
 
 def find_larger_vectors(run: Run, corpus: Corpus, folder: Path, dtype: str = "") -> Path | None:
-    """Return the folder of the longest vectors that a corpus has and that can be cut to those of a run; None if it has
-    none.
+    """Return the folder with the longest vectors of a corpus that can be cut to the run's dimension, or None.
 
     Args:
-        run: with the dimension to cut to.
-        corpus: that was encoded, unchanged.
-        folder: of the cut vectors, which is left out.
-        dtype: of the cut vectors; "": as stored.
+        run: run with the dimension to cut to.
+        corpus: the corpus that was encoded, unchanged.
+        folder: folder of the cut vectors, which is left out.
+        dtype: dtype of the cut vectors; "": the dtype of the source.
     """
     folders = [run.workdir.embeddings(name) for name in run.workdir.corpora]
-    same = (source for source in folders if source != folder and is_source(encoded_source(source), corpus.source))
-    return next((source for source in _largest_first(run, same, dtype) if _is_unchanged(source)), None)
+    sources = (source for source in folders if source != folder and is_source(encoded_source(source), corpus.source))
+    return next((source for source in _largest_first(run, sources, dtype) if _is_unchanged(source)), None)
 
 
 def named_larger_vectors(run: Run, encoded_name: str, folder: Path, dtype: str = "") -> Path:
-    """Return the folder of an encoded corpus, if its vectors can be cut to those of a run.
+    """Return the folder of an encoded corpus whose vectors can be cut to the run's dimension.
 
     Args:
-        run: with the dimension to cut to.
+        run: run with the dimension to cut to.
         encoded_name: name of the encoded corpus.
-        folder: of the cut vectors, which must be another one.
-        dtype: of the cut vectors; "": as stored.
+        folder: folder of the cut vectors, which must be another folder.
+        dtype: dtype of the cut vectors; "": the dtype of the source.
 
     Raises:
-        DataError: there is no such corpus, or its vectors cannot be cut; a path of this name does not exist either.
+        DataError: the run has no such corpus, or its vectors cannot be cut. The error is about the path `encoded_name`,
+            because no corpus exists there either.
     """
     named = [run.workdir.embeddings(name) for name in run.workdir.corpora if name == encoded_name]
     larger = _largest_first(run, (source for source in named if source != folder), dtype)
@@ -62,14 +62,14 @@ def named_larger_vectors(run: Run, encoded_name: str, folder: Path, dtype: str =
 
 
 def _largest_first(run: Run, folders: Iterable[Path], dtype: str) -> list[Path]:
-    """Return the folders whose vectors can be cut to those of a run, those with the longest vectors first."""
+    """Return the folders whose vectors can be cut to the run's dimension, the longest vectors first."""
     manifests = {folder: read_manifest(folder / "manifest.json") for folder in folders}
-    sizes = {folder: one.dimension for folder, one in manifests.items() if _can_be_cut(run, one, dtype)}
+    sizes = {folder: manifest.dimension for folder, manifest in manifests.items() if _can_be_cut(run, manifest, dtype)}
     return sorted(sizes, key=lambda folder: -sizes[folder])
 
 
 def _is_unchanged(folder: Path) -> bool:
-    """Return whether the file of an encoded corpus has the passages that were encoded."""
+    """Return whether the source of an encoded corpus still has the passages that were encoded."""
     try:
         unchanged_corpus(folder)
     except ContractError:
@@ -78,7 +78,8 @@ def _is_unchanged(folder: Path) -> bool:
 
 
 def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
-    """Return whether the vectors of a manifest are longer ones of the same checkpoint, texts and precision."""
+    """Return whether the vectors of a manifest are longer than the run's, are of the same checkpoint and contract, and
+    have at least the precision of `dtype`."""
     fingerprint = manifest.fingerprint
     contract = fingerprint.get("contract")
     if not isinstance(contract, dict) or fingerprint.get("checkpoint") != run.checkpoint:
@@ -96,22 +97,24 @@ def _can_be_cut(run: Run, manifest: Manifest, dtype: str) -> bool:
 def cut_corpus(
     run: Run, source: Path, folder: Path, dtype: str = "", progress: bool = True, patience: float = BOUND
 ) -> int:
-    """Cut the vectors of all parts of a corpus, shard by shard, and return how many shards were written.
+    """Cut the vectors of all parts of a corpus, shard by shard, and return the number of shards that were written.
 
-    The same command continues a killed job, and applies later appends and deletes. Of several jobs at once one cuts,
-    and the others wait for it.
+    The same command continues a killed job, and applies later appends and deletions. If several jobs run it, one cuts,
+    and the other jobs wait.
 
     Args:
-        run: with the dimension to cut to.
+        run: run with the dimension to cut to.
         source: folder of the longer vectors.
-        folder: folder of the cut ones.
-        dtype: of the cut vectors; "": as stored.
+        folder: folder of the cut vectors.
+        dtype: dtype of the cut vectors; "": the dtype of the source.
+        progress: whether to show progress.
         patience: seconds to wait for another job that cuts them, from its last shard.
 
     Raises:
         LockedError: another job holds the folder, and writes nothing.
         ShardError: the stored vectors are damaged.
-        ContractError: the folder holds vectors of something else, or changes of its own.
+        ContractError: the folder has vectors of another corpus, checkpoint or dimension, or passages were appended to
+            it or deleted from it alone.
     """
     encoded_corpus, count = open_encoded(source), 0
     with hold_folder(folder, "cutting vectors", patience):
@@ -127,26 +130,26 @@ def cut_corpus(
 
 
 def _require_no_own_changes(folder: Path, source: Path, parts: list[CorpusPart]) -> None:
-    """Raise ContractError if passages were appended to or deleted from a cut corpus, but not the one that it is cut
-    from: to cut it again would undo that.
+    """Raise ContractError if passages were appended to a cut corpus or deleted from it, but not in its source. Cutting
+    again would undo these changes.
 
     Args:
-        folder: of the cut vectors.
-        source: of the longer ones.
-        parts: of the longer ones.
+        folder: folder of the cut vectors.
+        source: folder of the longer vectors.
+        parts: parts of the corpus with the longer vectors.
     """
-    own = read_parts(folder)
-    texts, theirs = ([(part.sha256, part.rows) for part in each] for each in (own, parts))
-    same = texts == theirs[: len(own)]
-    if not same or any((whole.present & ~cut.present).any() for cut, whole in zip(own, parts)):
+    cut_parts = read_parts(folder)
+    cut_texts, source_texts = ([(part.sha256, part.rows) for part in part_list] for part_list in (cut_parts, parts))
+    is_source_prefix = cut_texts == source_texts[: len(cut_parts)]
+    if not is_source_prefix or any((part.present & ~cut.present).any() for cut, part in zip(cut_parts, parts)):
         raise ContractError(
-            f"{folder}/parts.json has passages appended or deleted that {source} has not: to cut it again would undo "
-            "that. Change the whole corpus likewise first, or give another --name"
+            f"{folder}/parts.json has appended or deleted passages, but {source} does not have these changes: cutting "
+            "again would undo them. Change this corpus in the same way first, or give another --name"
         )
 
 
 def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progress) -> int:
-    """Cut the vectors of a part, and return how many shards were written."""
+    """Cut the vectors of a part, and return the number of shards that were written."""
     fingerprint = shards.fingerprint
     dtype = dtype or shards.manifest.dtype
     fingerprint = {
@@ -160,15 +163,15 @@ def _cut_part(run: Run, shards: ShardSet, folder: Path, dtype: str, bar: Progres
     numbers = {shard.index for shard in writer.pending()}
     for shard, (first, vectors) in zip(shards.shards, shards, strict=True):
         if shard.index in numbers:
-            whole = cut_shard(vectors, run.model.dimension, run.model.module.normalize)
-            every = np.arange(shard.rows)
-            cut = whole.take(every) if isinstance(vectors, Ragged) else whole[:]  # type: ignore[call-arg,index]
+            short = cut_shard(vectors, run.model.dimension, run.model.module.normalize)
+            rows = np.arange(shard.rows)
+            cut = short.take(rows) if isinstance(vectors, Ragged) else short[:]  # type: ignore[call-arg,index]
             writer.made_on = shards.manifest.shards[shard.index].get("made_on", {})
-            writer.write(shard, cut.astype(SHARD_DTYPES[dtype]), shards.ids(first + every))
+            writer.write(shard, cut.astype(SHARD_DTYPES[dtype]), shards.ids(first + rows))
         bar.update(shard.rows)
-    where = read_entry(shards.folder / "corpus.json")
-    if where is None:
+    source_entry = read_entry(shards.folder / "corpus.json")
+    if source_entry is None:
         raise ShardError(f"{shards.folder}/corpus.json is missing or damaged; run encode again")
-    write_json(folder / "corpus.json", with_digest(where))
+    write_json(folder / "corpus.json", with_digest(source_entry))
     writer.finish()
     return len(numbers)

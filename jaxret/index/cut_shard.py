@@ -1,4 +1,4 @@
-"""The first numbers of every vector of a shard, with the interface of a shard."""
+"""A shard whose vectors are cut to their first dimensions. It has the interface of a shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxret.types import Ragged
 
 
 class CutShard(RowSubset):
-    """A shard [rows,V,D] of which `size` numbers of a vector are read; cut on access."""
+    """A shard [rows,V,D] whose vectors are cut to their first `size` dimensions when they are read."""
 
     def __init__(self, shard: Any, size: int, normalize: bool) -> None:
         self._shard, self._size, self._normalize = shard, size, normalize
@@ -21,7 +21,7 @@ class CutShard(RowSubset):
     def __len__(self) -> int:
         return len(self._shard)
 
-    def _read(self, key: Any) -> np.ndarray:
+    def _read_rows(self, key: Any) -> np.ndarray:
         return cut_vectors(np.asarray(self._shard[key]), self._size, self._normalize)
 
     def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
@@ -29,7 +29,7 @@ class CutShard(RowSubset):
 
 
 class CutRaggedShard(RaggedRowSubset):
-    """A shard of lists of vectors of which `size` numbers each are read; cut on access."""
+    """A shard of lists of vectors, which are cut to their first `size` dimensions when they are read."""
 
     def __init__(self, shard: Any, size: int, normalize: bool) -> None:
         self._shard, self._size, self._normalize = shard, size, normalize
@@ -47,5 +47,5 @@ class CutRaggedShard(RaggedRowSubset):
 
 
 def cut_shard(shard: Any, size: int, normalize: bool) -> CutShard | CutRaggedShard:
-    """Return a shard, [rows,V,D] or lists of vectors, with `size` numbers of each vector."""
+    """Return a shard, [rows,V,D] or lists of vectors, whose vectors are cut to `size` dimensions."""
     return (CutShard if hasattr(shard, "shape") else CutRaggedShard)(shard, size, normalize)

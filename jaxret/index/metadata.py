@@ -1,12 +1,12 @@
-"""Metadata of passages: the fields of a corpus's records beside id, title and text, and the passages that have a value.
+"""Metadata of passages for filters: fields of a corpus's records other than id, title and text.
 
 <part>/metadata/manifest.json    written last: the fields, the digest of the texts, digests of the columns
                 N.values.*.npy   the values of field N, sorted
-                N.rows.*.npy     the rows that have each of them, ascending
+                N.rows.*.npy     the rows that have each value, ascending
 
-Fields are the keys of a record's `metadata` (BEIR), and any others that its format does not know; inside objects they
-are joined by dots. A list is several values. Numbers, true and false are as in JSON; null, empty texts and those of
-above 256 characters are not values. The files are made by the first filter, from the corpus's file.
+Fields are the keys of a record's `metadata` (BEIR), and keys that the record's format does not know. Keys of an object
+inside are joined by dots. A list has several values. Numbers, true and false are written as in JSON. Null, empty texts
+and texts of more than 256 characters are not values. The first search with a filter makes these files from the corpus.
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ from jaxret.storage.atomic import read_with_digest, sha256_file, with_digest, wr
 from jaxret.storage.mapped_array import map_array
 from jaxret.types import Ragged
 
-_LONGEST = 256  # characters of a value: a longer one is a text, not a category
+_LONGEST_VALUE = 256  # characters; a longer value is a text, not a category
 # Containers whose records have names for their fields.
 _RECORDS = ("lines", "array", "object", "csv", "parquet", "rows")
-_MOST_VALUES = 8  # values that an error names
+_NAMED_VALUES = 8  # values that an error names
 
 
 class Field(NamedTuple):
-    """The values of a field, sorted, and the rows of each."""
+    """The values of a field, and the rows that have them."""
 
-    values: Strings
-    rows: Ragged  # int64
+    values: Strings  # sorted
+    rows: Ragged  # rows of each value, int64 ascending
 
     def having(self, value: str) -> np.ndarray:
-        """Return the rows that have a value; none where nothing has it."""
+        """Return the rows that have a value. The array may be empty."""
         place = bisect_left(self.values, value)
         has_value = place < len(self.values) and self.values[place] == value
         return self.rows[place] if has_value else np.empty(0, np.int64)
 
 
 def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str]) -> np.ndarray:
-    """Return the rows that match FIELD:VALUE filters, numbered through all parts, int64 ascending. Every named field
-    must have one of its values.
+    """Return the rows that match FIELD:VALUE filters, numbered through all parts, int64 ascending. A row matches if it
+    has, for each field of the filters, one of the field's values.
 
-    Raises ValueError for a field or a value that no passage has, FileNotFoundError or ContractError where the corpus
-    cannot be read for the first filter, and StorageError where the files cannot be written.
+    Raises:
+        ValueError: no passage has the field or the value.
+        FileNotFoundError, ContractError: the metadata are not indexed yet, and the corpus was moved or changed.
+        StorageError: the metadata are not indexed yet, and the files cannot be written.
     """
     tables = [read_fields(shards) for shards in encoded_corpus.shards]
     names = sorted({name for table in tables for name in table})
@@ -74,9 +76,9 @@ def matching_rows(encoded_corpus: EncodedCorpus, filters: Sequence[str]) -> np.n
     )
 
 
-def frequent_values(encoded_corpus: EncodedCorpus, most: int) -> dict[str, list[tuple[str, int]]]:
-    """Return the values of each field that most passages of the corpus have, with the number of these passages: `most`
-    values at most, the most frequent ones first. Raises as `matching_rows` does for files."""
+def frequent_values(encoded_corpus: EncodedCorpus, count: int) -> dict[str, list[tuple[str, int]]]:
+    """Return field -> its `count` most frequent values with the number of their passages, the most frequent first.
+    Raises the errors of `matching_rows` for files."""
     counts: dict[str, Counter[str]] = {}
     for shards, first in zip(encoded_corpus.shards, encoded_corpus.firsts, strict=False):
         remaining = np.ones(shards.total_rows, bool)
@@ -85,12 +87,13 @@ def frequent_values(encoded_corpus: EncodedCorpus, most: int) -> dict[str, list[
         for name, field in read_fields(shards).items():
             passages = np.diff(np.concatenate([[0], np.cumsum(remaining[field.rows.flat])])[field.rows.offsets])
             places = np.argsort(-passages, kind="stable")
-            if len(encoded_corpus.shards) == 1:  # else all may add up, and a field may have millions of values
-                places = places[:most]
+            # A field may have millions of values. With several parts, a rare value of one may be frequent in all.
+            if len(encoded_corpus.shards) == 1:
+                places = places[:count]
             numbers = {field.values[place]: int(passages[place]) for place in places.tolist() if passages[place]}
             counts.setdefault(name, Counter()).update(numbers)
     return {
-        name: sorted(values.items(), key=lambda item: (-item[1], item[0]))[:most]
+        name: sorted(values.items(), key=lambda item: (-item[1], item[0]))[:count]
         for name, values in sorted(counts.items())
     }
 
@@ -99,16 +102,16 @@ def _mask(table: Mapping[str, Field], values_of: Mapping[str, Sequence[str]], ro
     """Return which rows of a part match, bool [rows]."""
     mask = np.ones(rows, bool)
     for name, values in values_of.items():
-        one = np.zeros(rows, bool)
+        has_value = np.zeros(rows, bool)
         for value in values:
             if name in table:
-                one[table[name].having(value)] = True
-        mask &= one
+                has_value[table[name].having(value)] = True
+        mask &= has_value
     return mask
 
 
 def _split(text: str, names: Sequence[str], folder: Path) -> tuple[str, str]:
-    """Split FIELD:VALUE at the longest field that exists; fields may contain colons."""
+    """Return (field, value) of FIELD:VALUE. A field may contain colons: the longest field that exists is taken."""
     field = max((name for name in names if text.startswith(f"{name}:")), key=len, default="")
     if field:
         return field, text[len(field) + 1 :]
@@ -116,39 +119,37 @@ def _split(text: str, names: Sequence[str], folder: Path) -> tuple[str, str]:
     if not colon:
         raise ValueError(f"filter {text!r:.99}: FIELD:VALUE is expected")
     if not names:
-        raise ValueError(
-            f"filter {text!r:.99}: the passages of {folder} have no metadata, but id, title and text alone"
-        )
+        raise ValueError(f"filter {text!r:.99}: the passages of {folder} have no metadata, but id, title and text alone")
     raise ValueError(f"filter {text!r:.99}: no passage has a field {name!r:.60}; the fields are {', '.join(names)}")
 
 
 def _describe_values(name: str, tables: Sequence[Mapping[str, Field]]) -> str:
-    """Return the values of a field, those of most passages first."""
+    """Return "FIELD is VALUE, VALUE, ..." for an error, the most frequent values first."""
     counts: dict[str, int] = {}
     for table in tables:
         if name in table:
-            order = np.argsort(-table[name].rows.lengths, kind="stable")[: _MOST_VALUES + 1]
+            order = np.argsort(-table[name].rows.lengths, kind="stable")[: _NAMED_VALUES + 1]
             for place in order:
                 value = table[name].values[int(place)]
                 counts[value] = counts.get(value, 0) + int(table[name].rows.lengths[place])
     values = sorted(counts, key=lambda value: -counts[value])
-    return f"{name} is {', '.join(map(repr, values[:_MOST_VALUES]))}{', ...' * (len(values) > _MOST_VALUES)}"
+    return f"{name} is {', '.join(map(repr, values[:_NAMED_VALUES]))}{', ...' * (len(values) > _NAMED_VALUES)}"
 
 
 def read_fields(shards: ShardSet) -> dict[str, Field]:
-    """Return the fields of a part by name, memory-mapped; make them if they do not exist, are damaged, or of other
-    texts. Raises ValueError if the folder changes during the call."""
+    """Return the fields of a part by name, memory-mapped. Make their files if they do not exist, are damaged, or belong
+    to other texts. Raises ValueError if the folder changes during the call."""
     folder, sha256 = shards.folder / "metadata", corpus_of(shards).get("sha256")
-    fields = _stored(folder, sha256)
+    fields = _stored_fields(folder, sha256)
     if fields is None:
-        _make(shards, folder, sha256)
-        fields = _stored(folder, sha256)
+        _make_fields(shards, folder, sha256)
+        fields = _stored_fields(folder, sha256)
     if fields is None:
         raise ValueError(f"{folder} changed while it was made; search again")
     return fields
 
 
-def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
+def _stored_fields(folder: Path, sha256: Any) -> dict[str, Field] | None:
     try:
         manifest = read_with_digest(folder / "manifest.json")
         if manifest["corpus"] != sha256:
@@ -160,7 +161,7 @@ def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
                 return None
             columns[name] = np.asarray(map_array(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # made again
+        return None  # `read_fields` makes the files again
 
     def ragged(name: str) -> Ragged:
         return Ragged(columns[f"{name}.flat"], columns[f"{name}.offsets"])
@@ -170,24 +171,24 @@ def _stored(folder: Path, sha256: Any) -> dict[str, Field] | None:
     }
 
 
-def _make(shards: ShardSet, folder: Path, sha256: Any) -> None:
+def _make_fields(shards: ShardSet, folder: Path, sha256: Any) -> None:
     names: list[str] = []
     writer = ColumnWriter(folder)
     for name, (values, codes, rows) in sorted(_collect(shards).items()):
         sorted_values = sorted(values)
-        new = np.empty(len(values), np.int64)  # of a code -> its place in the order
-        new[[values[value] for value in sorted_values]] = np.arange(len(values))
-        places, owners = new[np.asarray(codes)], np.asarray(rows)
-        order = np.lexsort((owners, places))
+        place_of_code = np.empty(len(values), np.int64)  # code of a value -> its place in the sorted values
+        place_of_code[[values[value] for value in sorted_values]] = np.arange(len(values))
+        places, rows_of_codes = place_of_code[np.asarray(codes)], np.asarray(rows)
+        order = np.lexsort((rows_of_codes, places))
         offsets = np.searchsorted(places[order], np.arange(len(values) + 1))
         writer.strings(f"{len(names)}.values", StringsBuilder(sorted_values).strings())
-        writer.ragged(f"{len(names)}.rows", [Ragged(owners[order], offsets)], np.int64)
+        writer.ragged(f"{len(names)}.rows", [Ragged(rows_of_codes[order], offsets)], np.int64)
         names.append(name)
     write_json(folder / "manifest.json", with_digest({"corpus": sha256, "fields": names, "columns": writer.columns}))
 
 
 def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], array[int]]]:
-    """Return field -> (value -> its code, and the codes and the rows that have them)."""
+    """Return field -> (value -> its code, codes, rows): the n-th row has the value with the n-th code."""
     blocks = (np.arange(shard.start, shard.stop) for shard in shards.shards)
     ids = StringsBuilder(key for block in blocks for key in shards.ids(block)).strings()
     hashes = np.fromiter((hash_id(key) for key in ids), np.uint64, len(ids))
@@ -198,7 +199,7 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
         begin, end = (int(np.searchsorted(sorted_hashes, np.uint64(hash_id(key)), side)) for side in ("left", "right"))
         row = next((int(row) for row in order[begin:end] if ids[int(row)] == key), -1)
         if row < 0 or visited_rows[row]:
-            continue  # a record that was skipped
+            continue  # the record was skipped when the corpus was encoded
         visited_rows[row] = True
         for name, value in dict.fromkeys(record):
             values, codes, rows = fields.setdefault(name, ({}, array("q"), array("q")))
@@ -208,19 +209,19 @@ def _collect(shards: ShardSet) -> dict[str, tuple[dict[str, int], array[int], ar
 
 
 def _records(corpus: Corpus) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield (passage id, its (field, value) pairs) of the records of a corpus that have some."""
+    """Yield (passage id, its (field, value) pairs) of the records of a corpus that have metadata."""
     source = corpus.file
     if source.format.passages is None or source.container not in _RECORDS:
         return
     usual_keys = {*source.format.keys, "title"}
     passages = source.format.passages(source, Policy("skip"), None)
     location, passage = next(passages, (None, None))
-    for where, record in read_records(source, Policy("skip")):
-        if passage is None or where != location:
+    for record_location, record in read_records(source, Policy("skip")):
+        if passage is None or record_location != location:
             continue  # a record that is not a passage
         extra = {key: value for key, value in record.items() if key not in usual_keys and key != "metadata"}
-        own = record.get("metadata")
-        pairs = [*_pairs("", own if isinstance(own, dict) else {}), *_pairs("", extra)]
+        metadata = record.get("metadata")
+        pairs = [*_pairs("", metadata if isinstance(metadata, dict) else {}), *_pairs("", extra)]
         if pairs:
             yield passage.id, pairs
         location, passage = next(passages, (None, None))
@@ -232,9 +233,9 @@ def _pairs(prefix: str, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _pairs(f"{prefix}{key}.", value)
             continue
-        for one in value if isinstance(value, list) else [value]:
-            if one is None or isinstance(one, (dict, list)):
+        for element in value if isinstance(value, list) else [value]:
+            if element is None or isinstance(element, (dict, list)):
                 continue
-            text = one if isinstance(one, str) else json.dumps(one, default=str)
-            if 0 < len(text) <= _LONGEST:
+            text = element if isinstance(element, str) else json.dumps(element, default=str)
+            if 0 < len(text) <= _LONGEST_VALUE:
                 yield f"{prefix}{key}", text

@@ -1,8 +1,8 @@
 """Encode a corpus by the workers of a Ray cluster.
 
-Each worker is a job as `encode_corpus` describes it: it claims shards that no other has, writes them into the run's
-folder, and ends when all are there. Ray starts a worker again whose host died, and starts those that found no room when
-a host comes. So the shards are the same, whatever happens; the folder must be in a bucket, or shared by the hosts.
+Each worker is a job of `encode_corpus`: it claims shards that no other worker has, writes them into the run's folder,
+and ends when all shards exist. If a host dies, Ray starts its worker again. Workers without a host wait for one. The
+shards do not depend on this. The run's folder must be in a bucket, or shared by the hosts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ class EncodeJob:
 
     run: RunOpening  # how the run is opened
     source: str  # path or address of the corpus, which each worker opens
-    name: str  # of the encoded corpus; "" for that of the corpus
+    name: str  # name of the encoded corpus; "": the name of the corpus
     options: EncodeOptions  # how to encode and write
 
     def encode(self) -> str:
-        """Encode what no other worker does, until all is there, unless vectors are to be cut; return the error that
-        ended it, or ""."""
+        """Encode shards that no other worker encodes, until all exist. Return the text of an error, or "". If vectors
+        can be cut, do nothing."""
         try:
             run, corpus = self.run.open(), Corpus.open(self.source)
-            if not find_vectors_to_cut(run, corpus, self.name, self.options):  # the driver cuts, once
+            if not find_vectors_to_cut(run, corpus, self.name, self.options):  # the driver cuts vectors
                 encode_corpus(run, corpus, self.name, self.options, progress=False)
-        except (ValueError, OSError, RuntimeError) as error:  # the driver raises them: a bad record is bad again
+        # Returned, because Ray would start a worker again that raises it; the driver raises it once.
+        except (ValueError, OSError, RuntimeError) as error:
             return str(error) or type(error).__name__
         return ""
 
@@ -41,23 +42,26 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
     """Encode a corpus by the workers of a cluster; return when every shard exists.
 
     Args:
+        job: arguments of the workers.
         engine: the cluster and its workers.
-        progress: print how many workers there are.
+        progress: whether to print the number of workers.
 
     Raises:
-        ValueError: the error of a worker, which would be that of every other.
+        ValueError: a worker ended with an error, which every other worker would have, too.
         RuntimeError: every worker died more than RETRIES times.
     """
     with connected(engine) as ray:
-        task = ray.remote(max_retries=RETRIES, retry_exceptions=False, **engine.worker_resources())(EncodeJob.encode)
-        tasks = [task.remote(job) for _ in range(engine.workers)]
+        remote_encode = ray.remote(max_retries=RETRIES, retry_exceptions=False, **engine.worker_resources())(
+            EncodeJob.encode
+        )
+        tasks = [remote_encode.remote(job) for _ in range(engine.workers)]
         describe_workers(ray, engine, progress)
         try:
-            while tasks:  # the first one ends when all shards are there, or by an error
+            while tasks:  # the first worker ends when all shards exist, or with an error
                 (first,), tasks = ray.wait(tasks, num_returns=1)
                 try:
                     error = ray.get(first)
-                except ray.exceptions.RayTaskError:  # a fault of the code, not of a host
+                except ray.exceptions.RayTaskError:  # an error of the code, not of a host
                     raise
                 except ray.exceptions.RayError as failure:
                     if not tasks:
@@ -70,5 +74,5 @@ def encode_by_ray(job: EncodeJob, engine: EngineOptions, progress: bool = True) 
                     raise ValueError(error)
                 return
         finally:
-            for other in tasks:
-                ray.cancel(other, force=True)
+            for task in tasks:
+                ray.cancel(task, force=True)

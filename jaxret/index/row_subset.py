@@ -1,4 +1,4 @@
-"""Some rows of a shard, with the interface of a shard."""
+"""A subset of a shard's rows. It has the interface of a shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxret.types import Ragged
 
 
 class RowSubset:
-    """Some rows of a shard [rows,V,D]; copied on access."""
+    """A subset of the rows of a shard [rows,V,D]. An access copies vectors."""
 
     def __init__(self, shard: np.ndarray, rows: np.ndarray) -> None:
         self._shard, self._rows = shard, rows
@@ -20,23 +20,23 @@ class RowSubset:
         return len(self._rows)
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        """Return `shard[key]` of the chosen rows: rows, or (rows, vectors, ...), as of an array."""
-        row_key, *others = key if isinstance(key, tuple) else (key,)
-        rows = self._read(row_key)
-        if not others:
+        """Index the subset like an array: `key` is rows, or (rows, vectors, ...)."""
+        row_key, *vector_keys = key if isinstance(key, tuple) else (key,)
+        rows = self._read_rows(row_key)
+        if not vector_keys:
             return rows
-        return rows[tuple(others)] if isinstance(row_key, (int, np.integer)) else rows[(slice(None), *others)]
+        return rows[tuple(vector_keys)] if isinstance(row_key, (int, np.integer)) else rows[(slice(None), *vector_keys)]
 
-    def _read(self, key: Any) -> np.ndarray:
+    def _read_rows(self, key: Any) -> np.ndarray:
         return self._shard[self._rows[key]]
 
     def take(self, rows: np.ndarray, axis: int, mode: Any) -> np.ndarray:
-        """Return some of the rows, like numpy's `take`."""
+        """Return rows of the subset, like numpy's `take`."""
         return self._shard.take(self._rows[rows], axis=axis, mode=mode)
 
 
 class RaggedRowSubset:
-    """Some rows of a shard of lists of vectors; copied on access."""
+    """A subset of the rows of a shard with lists of vectors. An access copies vectors."""
 
     def __init__(self, shard: Ragged, rows: np.ndarray) -> None:
         self._shard, self._rows = shard, rows

@@ -20,8 +20,8 @@ from jaxret.runs.workdir import Workdir
 
 
 def run_encode(request: EncodeRequest) -> None:
-    """Encode or delete as a request says, and print counts. Raises as `encode_corpus`, `append_corpus`, `cut_encoded`,
-    `delete_passages` and `encode_by_ray` do."""
+    """Encode, append or delete passages as a request says, and print counts. Raises the errors of `encode_corpus`,
+    `append_corpus`, `cut_encoded`, `delete_passages` and `encode_by_ray`."""
     workdir = Workdir(request.workdir)
     if request.delete:
         folder = corpus_folder(workdir, request.name, "--name")
@@ -30,9 +30,9 @@ def run_encode(request: EncodeRequest) -> None:
         return
     keep_freed_memory()
     request.processes.join()
-    if not request.engine.engine:  # its workers have the devices
+    if not request.engine.engine:  # the workers of an engine have the devices, not this process
         require_platform(request.platform, "--platform")
-    stored_config(workdir)  # no run is an error before no corpus
+    stored_config(workdir)  # a missing run is reported before a missing corpus
     if request.append:
         result = _append(request, workdir, Corpus.open(request.corpus))
     else:
@@ -52,12 +52,12 @@ def _append(request: EncodeRequest, workdir: Workdir, corpus: Corpus) -> EncodeR
 
 
 def _encode(request: EncodeRequest, corpus: Corpus | None) -> EncodeResult:
-    """Encode a corpus, by workers if an engine has some; without one, cut the vectors of the encoded corpus that the
-    request names. Raises ValueError for an engine that would have nothing to do."""
+    """Encode a corpus, with the workers of an engine if the request has one. If `corpus` is None, cut the vectors of
+    the encoded corpus that the request names. Raises ValueError for an engine that would have no work."""
     if request.engine.engine and not corpus and request.corpus in Workdir(request.workdir).corpora:
         raise ValueError(
-            f"--engine={request.engine.engine}: workers encode passages, and {request.corpus} is an encoded corpus, "
-            "whose vectors this process cuts; leave --engine out"
+            f"--engine={request.engine.engine}: workers encode passages, but {request.corpus} is an encoded corpus, "
+            "whose vectors this process cuts. Remove --engine"
         )
     overrides = _overrides(request, request.passage_length)
     if request.engine.engine and corpus:
@@ -71,7 +71,7 @@ def _encode(request: EncodeRequest, corpus: Corpus | None) -> EncodeResult:
 
 
 def _overrides(request: EncodeRequest, passage_length: int | None) -> dict[str, Any]:
-    """Return arguments of `open_run`."""
+    """Return the arguments of `open_run` from a request."""
     return {
         "passage_length": passage_length,
         "tokens_per_batch": request.tokens_per_batch,

@@ -29,21 +29,21 @@ from jaxret.storage.mapped_array import map_array
 from jaxret.storage.working_copy import fetch_files, stored_file
 from jaxret.types import Ragged, SparseRows, word_dtype
 
-FEW_FILES = 64  # for which there is room
+FEW_FILES = 64  # number of files that fit into the default limit
 
 
 class ShardSet:
     """A finished folder of vectors.
 
-    Iterating gives (first_row, vectors) memory maps, shard by shard: [rows,V,D]; Ragged or SparseRows under the layouts
-    of these.
+    An iteration gives (first row, memory-mapped vectors) of each shard: an array [rows,V,D], or Ragged or SparseRows
+    under the layouts "ragged" and "sparse".
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self.shards = plan_shards(manifest.total_rows, manifest.rows_per_shard)
-        self._states: dict[Path, FileState] = {}  # of files that were opened
+        self._states: dict[Path, FileState] = {}  # states of files when they were opened
 
     @property
     def total_rows(self) -> int:
@@ -55,7 +55,7 @@ class ShardSet:
 
     @property
     def mapped_files(self) -> int:
-        """Return the number of files that stay open while all shards are mapped."""
+        """Number of files that stay open while all shards are mapped."""
         return len(self.shards) * (2 if self.sparse else 1)
 
     @property
@@ -65,9 +65,9 @@ class ShardSet:
 
     @property
     def vectors_per_row(self) -> int:
-        """Return V, where it is the same for every row. Raises ValueError if every row has its own number."""
+        """V, the number of vectors of each row. Raises ValueError if rows have different numbers."""
         if self.manifest.vectors_per_row is None:
-            raise ValueError(f"{self.folder} has lists of vectors, or of words: every row has its own number")
+            raise ValueError(f"{self.folder} has lists of vectors or of words, so rows have different numbers of them")
         return self.manifest.vectors_per_row
 
     @property
@@ -83,7 +83,7 @@ class ShardSet:
             yield shard.start, self.map(shard)
 
     def local(self) -> list[tuple[int, Any]]:
-        """Return, for each shard whose vectors are on this host, its number of rows and a function that opens them."""
+        """Return (number of rows, function that opens the vectors) for each shard whose vectors are on this host."""
         return [
             (shard.rows, partial(self.map, shard))
             for shard in self.shards
@@ -91,7 +91,7 @@ class ShardSet:
         ]
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the vectors [n,V,D] of n global rows, in the dtype on disk, where all rows have V."""
+        """Return the vectors [n,V,D] of n global rows, in the dtype on disk. All rows must have V vectors."""
         unique, inverse = self._checked_unique(indices)
         shape = (len(unique), self.vectors_per_row, self.dimension)
         vectors = np.empty(shape, SHARD_DTYPES[self.manifest.dtype])
@@ -100,7 +100,7 @@ class ShardSet:
         return vectors[inverse]
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the passage ids of n global rows. Reads one id file at a time and keeps only these ids."""
+        """Return the passage ids of n global rows. One file of ids at a time is read, and only these ids are kept."""
         unique, inverse = self._checked_unique(indices)
         unique_ids: list[str] = []
         for shard, part in self._by_shard(unique):
@@ -113,7 +113,7 @@ class ShardSet:
         return f"passage row {row} ({self.ids([row])[0]!r} in {self.folder})"
 
     def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return those of the ids that no row has. Reads one id file at a time."""
+        """Return the ids that no row has. One file of ids at a time is read."""
         absent_ids = set(ids)
         for shard in self.shards:
             if not absent_ids:
@@ -124,8 +124,8 @@ class ShardSet:
     def _checked_unique(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(indices, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.total_rows):
-            wrong = rows[(rows < 0) | (rows >= self.total_rows)][0]
-            raise IndexError(f"{self.folder}: row {wrong} is outside 0 to {self.total_rows - 1}")
+            outside = rows[(rows < 0) | (rows >= self.total_rows)][0]
+            raise IndexError(f"{self.folder}: row {outside} is outside 0 to {self.total_rows - 1}")
         unique, inverse = np.unique(rows, return_inverse=True)
         return unique, inverse
 
@@ -137,14 +137,14 @@ class ShardSet:
                 yield shard, slice(start, stop)
 
     def check(self, shards: Sequence[Shard], digests: bool) -> None:
-        """Fetch the files of some shards, if they are in a bucket alone, and verify them."""
+        """Fetch the files of shards that are only in a bucket, and verify them."""
         fetch_files(self.folder, [path.name for shard in shards for path in self._files(shard)])
-        with ThreadPoolExecutor() as pool:  # digests leave the interpreter lock alone
+        with ThreadPoolExecutor() as pool:  # digests are computed without the interpreter lock
             checks = pool.map(lambda shard: self.verify(shard, digests), shards)
             list(with_progress(checks, "check shards", len(shards), "shard"))
 
     def verify(self, shard: Shard, digests: bool) -> None:
-        """Raise ShardError if a file of a shard is missing or damaged; else remember the state of its files."""
+        """Raise ShardError if a file of a shard is missing or damaged. Keep the states of its files."""
         self._states |= {path: file_state(path) for path in self._files(shard)}
         check_files(self.folder, shard, self.manifest.shards[shard.index], digests)
         self.map(shard)
@@ -153,21 +153,21 @@ class ShardSet:
         return shard.files(self.folder, self.manifest.layout).values()
 
     def require_unwritten(self, rows: np.ndarray) -> None:
-        """Raise ShardError if a file of vectors of some rows, which is mapped into memory, was written to: to read what
-        was cut off ends the process. What was replaced by another file stays as it was in memory."""
+        """Raise ShardError if a mapped file with vectors of these rows was changed in place: a read beyond the end of a
+        shortened file would end the process. A file that was replaced by another one stays unchanged in memory."""
         for shard, _ in self._by_shard(np.unique(rows)):
             for name, path in shard.files(self.folder, self.manifest.layout).items():
-                now = file_state(path)
-                if name in MAPPED_ARRAYS and now.inode == self._states.get(path, now).inode:
-                    self._require_state(path, now)
+                state = file_state(path)
+                if name in MAPPED_ARRAYS and state.inode == self._states.get(path, state).inode:
+                    self._require_state(path, state)
 
     def _require_unchanged(self, shard: Shard) -> None:
-        """Raise ShardError if a file of a shard is not the one that was opened."""
+        """Raise ShardError if a file of a shard changed after it was opened."""
         for path in self._files(shard):
             self._require_state(path, file_state(path))
 
-    def _require_state(self, path: Path, now: FileState) -> None:
-        if difference := self._states.get(path, now).difference(now):
+    def _require_state(self, path: Path, state: FileState) -> None:
+        if difference := self._states.get(path, state).difference(state):
             raise ShardError(f"{path} {difference}; open the corpus again, and if that fails, run encode again")
 
     def map(self, shard: Shard) -> Any:
@@ -177,19 +177,19 @@ class ShardSet:
 
 
 def open_shards(folder: str | Path, verify: bool = True) -> ShardSet:
-    """Open a finished folder of vectors. Checks rows, dtype, shapes and sizes, and with `verify` every digest.
+    """Open a finished folder of vectors. Check rows, dtype, shapes and sizes, and with `verify` every digest.
 
-    Raises ShardError naming the file that is missing or damaged.
+    Raises ShardError with the name of a missing or damaged file.
     """
-    fetch_files(folder)  # first, as the manifest is then of these files
+    fetch_files(folder)  # before the manifest is read, so that it describes these files
     shard_set = read_shards(folder)
     shard_set.check(shard_set.shards, verify)
     return shard_set
 
 
 def read_shards(folder: str | Path) -> ShardSet:
-    """Open a finished folder of vectors by its manifest alone; `ShardSet.check` looks at the files. Raises ShardError
-    if the folder is not finished."""
+    """Open a finished folder of vectors without a check of its files (`ShardSet.check`). Raises ShardError if encoding
+    is not finished."""
     folder = Path(folder)
     path = folder / "manifest.json"
     if not path.is_file():
@@ -199,13 +199,13 @@ def read_shards(folder: str | Path) -> ShardSet:
 
 
 def raise_file_limit(files: int) -> None:
-    """Let this process open so many more files, as far as the system allows: a mapped file stays open, and many systems
-    allow 1,024 by default."""
+    """Raise this process's limit of open files by `files`, as far as the system allows. Mapped files stay open, but the
+    default limit of many systems is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files <= FEW_FILES or soft == resource.RLIM_INFINITY:
         return
     limit = soft + files if hard == resource.RLIM_INFINITY else min(soft + files, hard)
-    with contextlib.suppress(OSError, ValueError):  # macOS has another limit
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit that it does not report
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
@@ -227,7 +227,7 @@ def _map(path: Path) -> np.ndarray:
         return map_array(path)
     except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            raise OSError(f"{path}: this process may not have more files open; raise the limit (ulimit -n)") from error
+            raise OSError(f"{path}: the limit of open files is reached; raise it (ulimit -n)") from error
         raise ShardError(f"{path}: cannot be read ({error}); run encode again") from error
 
 
@@ -253,7 +253,7 @@ def _map_array(path: Path, shard: Shard, shape: list[int], dtype: str) -> np.nda
 
 
 def _map_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any], least: int = 1) -> np.ndarray:
-    """Return where the vectors, or words, of each row begin and end; a row has `least` of them at least."""
+    """Return the offsets of each row's vectors or words [rows + 1]. Each row must have at least `least` of them."""
     path = shard.offsets(folder)
     offsets = _map(path)
     if offsets.shape == (shard.rows + 1,) and offsets.dtype == np.int64:
@@ -262,5 +262,5 @@ def _map_offsets(folder: Path, shard: Shard, entry: Mapping[str, Any], least: in
             return offsets
     items = "vectors" if least else "words"
     raise ShardError(
-        f"{path} ({shard}): does not cut {entry['shape'][0]} {items} into {shard.rows} rows; run encode again"
+        f"{path} ({shard}): does not divide {entry['shape'][0]} {items} into {shard.rows} rows; run encode again"
     )

@@ -1,12 +1,12 @@
 """Shards of vectors on disk: complete or absent, written in any order, read through memory maps.
 
-vectors-00000-of-00064.npy   layout "fixed": [rows, V, D]; "ragged": [vectors, D]; float32 or float16
-offsets-00000-of-00064.npy   not under "fixed": int64 [rows + 1], where the vectors, or words, of each row begin and end
-words-00000-of-00064.npy     layout "sparse", without vectors-*: ids of words, uint16 or uint32 [E], ascending in a row
-weights-00000-of-00064.npy   layout "sparse" alone: weights of these words, float32 or float16 [E]
+vectors-00000-of-00064.npy   layouts "fixed" [rows, V, D] and "ragged" [vectors, D]: float32 or float16
+words-00000-of-00064.npy     layout "sparse": ids of words, uint16 or uint32 [E], ascending in each row
+weights-00000-of-00064.npy   layout "sparse": weights of these words, float32 or float16 [E]
+offsets-00000-of-00064.npy   not layout "fixed": first vector or word of each row, and the total, int64 [rows + 1]
 ids-00000-of-00064.txt       the passage id of each row
-shard-00000-of-00064.json    written last: sizes and digests of the files, what they were made from, and on what
-begun.json                   written first: what the shards are to be made from; removed when the manifest is written
+shard-00000-of-00064.json    written last: sizes and digests of the files, the fingerprint, and the devices
+begun.json                   written first: the fingerprint of the shards; removed when the manifest is written
 manifest.json                written when every shard exists
 
 Every JSON file has a digest of its other keys ("sha256").
@@ -32,18 +32,19 @@ from jaxret.types import VECTOR_DTYPES, Ragged, SparseRows, word_dtype
 ANNOUNCEMENT_FILE = "begun.json"
 MAPPED_ARRAYS = ("vectors", "words", "weights")  # files of a shard that are mapped into memory
 ARRAYS = (*MAPPED_ARRAYS, "offsets")  # files of a shard, beside ids
-# V vectors for every row; each row its own number; or weights of words, whose "shape" is (E, D).
+# "fixed": each row has V vectors. "ragged": rows have different numbers of vectors. "sparse": rows have weights of
+# words, and the "shape" of a shard is (number of weights E, size D of the vocabulary).
 LAYOUTS = ("fixed", "ragged", "sparse")
 # Little-endian, so that the bytes are the same on every machine.
 SHARD_DTYPES = {name: np.dtype(name).newbyteorder("<").str for name in VECTOR_DTYPES}
 
 
 class ShardError(ValueError):
-    """A file of vectors or ids is missing, damaged or not what its manifest says."""
+    """A file of vectors or ids is missing, is damaged, or contradicts its manifest."""
 
 
 class VectorError(ValueError):
-    """The vectors of a passage cannot be stored; `passage_id` is its id."""
+    """The vectors of the passage with the id `passage_id` cannot be stored."""
 
     def __init__(self, row: int, passage_id: str, problem: str) -> None:
         super().__init__(f"passage {passage_id!r} (row {row}) {problem}")
@@ -83,7 +84,7 @@ class Shard:
         return folder / f"weights-{self.suffix}.npy"
 
     def files(self, folder: Path, layout: str) -> dict[str, Path]:
-        """Return the files of a shard, by the name of their entry in the sidecar."""
+        """Return name -> path of the files of a shard. The names are keys of the sidecar."""
         files = {"vectors": self.vectors(folder), "ids": self.ids(folder)}
         if layout == "sparse":
             files = {"words": self.words(folder), "weights": self.weights(folder), "ids": self.ids(folder)}
@@ -100,30 +101,30 @@ class Shard:
 class Manifest:
     """The contents of a folder of vectors."""
 
-    total_rows: int  # passages
-    rows_per_shard: int  # passages of every shard but the last
+    total_rows: int  # number of passages
+    rows_per_shard: int  # passages of each shard; the last one may have fewer
     vectors_per_row: int | None  # V; None under "ragged" and "sparse"
     dimension: int  # D
-    dtype: str  # of the vectors on disk
+    dtype: str  # dtype of the vectors on disk
     shards: list[dict[str, Any]]  # the entries of the sidecars, in the order of their rows
     fingerprint: dict[str, Any]  # the checkpoint, contract and corpus that produced the vectors
     layout: str  # one of `LAYOUTS`
 
     @property
     def vectors(self) -> int:
-        """Return the number of vectors of all rows; of sparse ones, one a row."""
+        """Number of vectors of all rows. A sparse row has one vector."""
         if self.layout == "ragged":
             return sum(entry["shape"][0] for entry in self.shards)
         return self.total_rows * (self.vectors_per_row or 1)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes on disk of vectors, or words and weights, and of the offsets of each row's."""
+        """Size of the vectors (or words and weights) and offsets on disk, in bytes."""
         return sum(entry[name]["bytes"] for entry in self.shards for name in ARRAYS if name in entry)
 
 
 def plan_shards(total_rows: int, rows_per_shard: int) -> list[Shard]:
-    """Return the shards of a corpus; only the last may be short. They depend on nothing but the two numbers. Raises
+    """Return the shards of a corpus. The last one may have fewer rows. They depend only on the two numbers. Raises
     ValueError for a number below 1."""
     if total_rows < 1 or rows_per_shard < 1:
         raise ValueError(f"cannot cut {total_rows} rows into shards of {rows_per_shard}: both must be at least 1")
@@ -134,9 +135,9 @@ def plan_shards(total_rows: int, rows_per_shard: int) -> list[Shard]:
 class ShardWriter:
     """Writes the shards of one corpus into `folder`, in any order, from any number of processes.
 
-    `fingerprint` is a nested JSON mapping of everything the bytes depend on. Opening a folder whose shards have another
-    fingerprint or other boundaries raises ContractError. `made_on` is noted with each shard, and not compared: it may
-    change the last bits, no more.
+    `fingerprint` is a nested JSON mapping of everything the bytes depend on. A folder whose shards have another
+    fingerprint or other boundaries raises ContractError. `made_on` describes the devices. It is stored with each shard,
+    but not compared, because other devices change only the last bits.
     """
 
     def __init__(
@@ -153,10 +154,10 @@ class ShardWriter:
         self.settings = {
             "total_rows": total_rows,
             "rows_per_shard": rows_per_shard,
-            "fingerprint": json.loads(json.dumps(fingerprint, allow_nan=False)),  # as it will be read back
+            "fingerprint": json.loads(json.dumps(fingerprint, allow_nan=False)),  # equal to the value in a file
         }
-        self._whole: set[int] = set()  # shards whose digests this process has seen to be right
-        self._damaged_shards: set[int] = set()  # and those that it has seen to be wrong
+        self._verified_shards: set[int] = set()  # numbers of shards whose digests this process compared
+        self._damaged_shards: set[int] = set()  # numbers of shards that were damaged when this process checked them
         self.require_same()
 
     def require_same(self) -> None:
@@ -165,28 +166,29 @@ class ShardWriter:
             self._entry(path)
 
     def announced(self) -> bool:
-        """Return whether the folder records what its shards are made from. Raises ContractError if that differs."""
+        """Return whether the folder records the fingerprint of its shards. Raises ContractError if it differs."""
         return any(self._entry(path) for path in announcement_files(self.folder))
 
     def announce(self, work: Path | None = None) -> None:
-        """Record what the shards are made from, before the first one is written, so that different jobs never mix."""
+        """Record the fingerprint before the first shard is written, so that the shards of different jobs never mix."""
         if not self.announced():
             write_json(self.folder / ANNOUNCEMENT_FILE, with_digest(self.settings), work)
 
     def withdraw_announcement(self) -> None:
-        """Remove the record if the folder has no shard; for a job that fails where there is no other."""
+        """Remove the record of the fingerprint if the folder has no shard. For a job that fails while no other job
+        runs."""
         if read_entry(self.folder / ANNOUNCEMENT_FILE) == self.settings and not any(self.folder.glob("shard-*.json")):
             _remove(self.folder / ANNOUNCEMENT_FILE, None)
 
     def remove_shards(self, numbers: Collection[int]) -> None:
-        """Remove shards, for a job that learns that their contents may be wrong."""
+        """Remove shards whose contents may be wrong."""
         for shard in (shard for shard in self.shards if shard.index in numbers):
             _remove(self.folder / "manifest.json", None)
             _remove(shard.sidecar(self.folder), None)
-            self._whole.discard(shard.index)
+            self._verified_shards.discard(shard.index)
 
     def _entry(self, path: Path) -> dict[str, Any] | None:
-        """Return the entry of a file, if it records what the shards are made from, else None."""
+        """Return the contents of a file that records a fingerprint, or None. Raises ContractError if it differs."""
         entry = read_entry(path)
         if entry is None or not entry.keys() >= self.settings.keys():
             return None
@@ -200,8 +202,8 @@ class ShardWriter:
         return entry
 
     def pending(self, verify: bool = True) -> list[Shard]:
-        """Return the shards still to write: those without a sidecar, or whose files do not match it. verify: compare
-        digests too, once."""
+        """Return the shards that must be written: they have no sidecar, or their files do not match it. With `verify`,
+        digests are compared, once in each process."""
         return [shard for shard in self.shards if not self.has(shard, verify)]
 
     def write(
@@ -210,9 +212,10 @@ class ShardWriter:
         """Write one shard.
 
         Args:
-            vectors: [rows,V,D] float32 or float16, a list of vectors for each row, or weights of words.
+            shard: rows to write.
+            vectors: vectors [rows,V,D] in float32 or float16, a list of vectors for each row, or weights of words.
             ids: passage id of each row.
-            work: folder of its files until they are complete.
+            work: folder of the shard's files until they are complete.
         """
         _check_ids(shard, ids)
         if isinstance(vectors, SparseRows):
@@ -228,8 +231,8 @@ class ShardWriter:
         if isinstance(vectors, Ragged | SparseRows):
             arrays["offsets"] = vectors.offsets, "<i8"
         paths = shard.files(self.folder, layout)
-        _remove(self.folder / "manifest.json", work)  # it describes the shards that were there before
-        self._whole.discard(shard.index)
+        _remove(self.folder / "manifest.json", work)  # a manifest describes earlier shards
+        self._verified_shards.discard(shard.index)
         for name, (array, kind) in arrays.items():
             with atomic_write(paths[name], "wb", work) as file:
                 np.save(file, np.ascontiguousarray(array, kind), allow_pickle=False)
@@ -242,14 +245,14 @@ class ShardWriter:
             "shape": shape,
             "dtype": dtype,
             **({"made_on": self.made_on} if self.made_on else {}),
-            **{name: _describe(path) for name, path in paths.items()},
+            **{name: _file_entry(path) for name, path in paths.items()},
         }
         write_json(shard.sidecar(self.folder), with_digest(entry | self.settings), work)
-        self._whole.add(shard.index)
+        self._verified_shards.add(shard.index)
 
     def finish(self, work: Path | None = None) -> Manifest:
-        """Write the manifest. Raises ShardError naming the shards that are missing or differ in shape, and
-        ContractError for shards of something else."""
+        """Write the manifest and return it. Raises ShardError if shards are missing, damaged or differ in shape, and
+        ContractError if they have another fingerprint."""
         self.require_same()
         missing_shards = self.pending()
         if missing_shards:
@@ -261,31 +264,31 @@ class ShardWriter:
             )
         manifest = self.manifest()
         if not self.finished():
-            _remove(self.folder / ANNOUNCEMENT_FILE, work)  # the shards say it
+            _remove(self.folder / ANNOUNCEMENT_FILE, work)  # every shard has the fingerprint
             write_json(self.folder / "manifest.json", with_digest(vars(manifest)), work)
         return manifest
 
     def finished(self) -> bool:
-        """Return whether the manifest exists and is that of the shards; no digest of these is compared."""
+        """Return whether the manifest exists and describes the shards. Digests of shards are not compared."""
         contents = read_entry(self.folder / "manifest.json")
         return contents is not None and not self.pending(verify=False) and contents == vars(self.manifest())
 
     def manifest(self) -> Manifest:
-        """Return the manifest of the shards, which all exist. Raises ShardError for one that differs in shape."""
+        """Return the manifest of the shards, which must all exist. Raises ShardError if they differ in shape."""
         entries = [read_shard_json(shard.sidecar(self.folder)) for shard in self.shards]
         layout, dtype = entries[0]["layout"], entries[0]["dtype"]
-        common_axes = slice(1, None) if layout == "fixed" else slice(-1, None)  # shared by all shards: (V, D) or (D,)
-        same = (layout, dtype, entries[0]["shape"][common_axes])
+        common_axes = slice(1, None) if layout == "fixed" else slice(-1, None)  # equal in all shards: (V, D) or (D,)
+        common = (layout, dtype, entries[0]["shape"][common_axes])
         for shard, entry in zip(self.shards, entries, strict=True):
-            if (entry["layout"], entry["dtype"], entry["shape"][common_axes]) != same:
+            if (entry["layout"], entry["dtype"], entry["shape"][common_axes]) != common:
                 path = next(iter(shard.files(self.folder, entry["layout"]).values()))
                 raise ShardError(
                     f"{path}: {entry['dtype']} {entry['shape']} {entry['layout']}, but the first "
                     f"shard is {dtype} {entries[0]['shape']} {layout}: V, D and dtype must be the same in every shard"
                 )
         return Manifest(
-            vectors_per_row=same[2][0] if layout == "fixed" else None,
-            dimension=same[2][-1],
+            vectors_per_row=common[2][0] if layout == "fixed" else None,
+            dimension=common[2][-1],
             dtype=dtype,
             layout=layout,
             shards=[{key: value for key, value in entry.items() if key not in self.settings} for entry in entries],
@@ -295,14 +298,14 @@ class ShardWriter:
     def has(self, shard: Shard, verify: bool = True) -> bool:
         """Return whether a shard exists and is complete.
 
-        verify: compare digests too, unless this process has compared them before; those of a shard that was damaged
-        always are.
+        With `verify`, digests are compared, unless this process compared them before. A shard that was damaged before
+        is always compared.
         """
         sidecar = shard.sidecar(self.folder)
         entry = self._entry(sidecar)
         if entry is None:
             return False
-        verify = (verify or shard.index in self._damaged_shards) and shard.index not in self._whole
+        verify = (verify or shard.index in self._damaged_shards) and shard.index not in self._verified_shards
         try:
             check_entry(sidecar, shard, entry)
             check_files(self.folder, shard, entry, verify)
@@ -310,51 +313,54 @@ class ShardWriter:
             self._damaged_shards.add(shard.index)
             return False  # pending() lists it, and it is written again
         if verify:
-            self._whole.add(shard.index)
+            self._verified_shards.add(shard.index)
         return True
 
 
 def announcement_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder that may record what its shards are made from."""
+    """Yield the files of a folder that may record the fingerprint of its shards."""
     yield from (folder / ANNOUNCEMENT_FILE, folder / "manifest.json")
     yield from sorted(folder.glob("shard-*.json"))
 
 
 def _remove(path: Path, work: Path | None) -> None:
-    """Remove a file, if it exists: into the folder `work`, so that a job that has lost its lease removes nothing."""
+    """Remove a file, if it exists. With `work`, move it into this folder of a lease, so that a job that has lost the
+    lease removes nothing."""
     if not path.exists():
         return
     try:
         os.replace(path, work / path.name) if work else path.unlink()
     except FileNotFoundError:
-        if path.exists():  # else another job was faster
+        if path.exists():  # otherwise another job has removed it
             raise
 
 
 def check_entry(path: Path, shard: Shard, entry: Any) -> None:
-    """Raise ShardError, naming `path`, if an entry is not of that shard or not valid."""
+    """Raise ShardError with `path` if an entry is not valid or belongs to another shard."""
     problem = "is not an object"
     if isinstance(entry, Mapping):
         shape, dtype, layout = (entry.get(key) for key in ("shape", "dtype", "layout"))
         axes = {"fixed": 3, "ragged": 2, "sparse": 2}.get(layout) if isinstance(layout, str) else None
         sizes = isinstance(shape, list) and len(shape) == axes and all(type(n) is int and n >= 0 for n in shape)
         if isinstance(shape, list):
-            sizes = sizes and all(shape[1:] if layout == "sparse" else shape)  # texts may have no word
+            sizes = sizes and all(shape[1:] if layout == "sparse" else shape)  # sparse texts may have no word
         if (entry.get("first_row"), entry.get("rows")) != (shard.start, shard.rows):
-            problem = f"is of rows from {entry.get('first_row')!r}, {entry.get('rows')!r} of them"
+            problem = f"has first_row {entry.get('first_row')!r} and rows {entry.get('rows')!r}"
         elif not sizes or dtype not in list(SHARD_DTYPES):
-            problem = f"says {layout!r}, {shape!r}, {dtype!r} of layout, shape and dtype"
+            problem = f"has layout {layout!r}, shape {shape!r} and dtype {dtype!r}"
         else:
             return
     raise ShardError(f"{path}: the entry of shard {shard.suffix} ({shard}) {problem}; run encode again")
 
 
 def check_files(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: bool) -> None:
-    """Raise ShardError if a file of a shard is not the one that its entry describes.
+    """Raise ShardError if a file of a shard contradicts its entry.
 
     Args:
-        entry: of its sidecar.
-        verify: compare digests too.
+        folder: folder of the shard.
+        shard: the shard.
+        entry: entry of the shard in its sidecar.
+        verify: whether to compare digests, too.
     """
     for problem in file_problems(folder, shard, entry, verify):
         raise problem
@@ -364,24 +370,28 @@ def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: 
     """Yield the errors in the files of a shard.
 
     Args:
-        entry: of its sidecar.
-        verify: compare digests too.
+        folder: folder of the shard.
+        shard: the shard.
+        entry: entry of the shard in its sidecar.
+        verify: whether to compare digests, too.
     """
     for kind, path in shard.files(folder, entry.get("layout", "")).items():
         expected = entry.get(kind)
         if not isinstance(expected, dict) or set(expected) != {"bytes", "sha256"}:
             yield ShardError(
-                f"{folder}: the entry of shard {shard.suffix} ({shard}) says nothing of its {kind}; run encode again"
+                f"{folder}: the entry of shard {shard.suffix} ({shard}) does not describe its {kind}; run encode again"
             )
             continue
-        remote_file = None if path.is_file() else stored_file(path)  # another job's, whose digest the bucket's list has
+        remote_file = None if path.is_file() else stored_file(path)  # a file that another job wrote to the bucket
         if not remote_file and not path.is_file():
             yield ShardError(f"{path} ({shard}) does not exist; run encode again")
         elif (size := remote_file.size if remote_file else path.stat().st_size) != expected["bytes"]:
-            yield ShardError(f"{path} ({shard}): {size} bytes, {expected['bytes']} were written; run encode again")
+            yield ShardError(
+                f"{path} ({shard}): {size} bytes, but {expected['bytes']} were written; run encode again"
+            )
         elif verify and (remote_file.sha256 if remote_file else sha256_file(path)) != expected["sha256"]:
             yield ShardError(
-                f"{path} ({shard}): damaged (its SHA-256 is not the one that was written); run encode again"
+                f"{path} ({shard}): damaged (its SHA-256 differs from the one that was written); run encode again"
             )
 
 
@@ -389,7 +399,7 @@ def _check_vectors(shard: Shard, vectors: np.ndarray | Ragged, flat: np.ndarray,
     """Return the name of the vectors' dtype. Raises ValueError or VectorError."""
     lists = isinstance(vectors, Ragged)
     if flat.ndim != (2 if lists else 3) or len(vectors) != shard.rows or 0 in flat.shape:
-        raise ValueError(f"shard {shard.suffix} wants vectors [{shard.rows},V,D], got {list(flat.shape)}")
+        raise ValueError(f"shard {shard.suffix} needs vectors [{shard.rows},V,D], got {list(flat.shape)}")
     if isinstance(vectors, Ragged):
         if not (vectors.lengths > 0).all():
             row = int((vectors.lengths > 0).argmin())
@@ -417,7 +427,9 @@ def _check_weights(shard: Shard, vectors: SparseRows, ids: Sequence[str]) -> str
         entries,
         entries,
     ):
-        raise ValueError(f"shard {shard.suffix} wants words of {shard.rows} rows, got {entries} of {len(vectors)}")
+        raise ValueError(
+            f"shard {shard.suffix} needs words of {shard.rows} rows, got {entries} words of {len(vectors)} rows"
+        )
     dtype = vectors.weights.dtype.name
     if dtype not in SHARD_DTYPES:
         raise ValueError(f"shard {shard.suffix} has {dtype} weights; they must be one of {', '.join(SHARD_DTYPES)}")
@@ -437,7 +449,7 @@ def _check_ids(shard: Shard, ids: Sequence[str]) -> None:
             raise ValueError(f"row {row} has the id {identifier!r}; an id is not empty and has no white space")
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _file_entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
@@ -450,8 +462,8 @@ def read_shard_json(path: Path) -> dict[str, Any]:
 
 
 def read_entry(path: Path) -> dict[str, Any] | None:
-    """Return the contents of a JSON file with a digest, or None if it is missing or damaged, which means the same: not
-    done."""
+    """Return the contents of a JSON file with a digest, or None if it is missing or damaged: in both cases the work is
+    not done."""
     try:
         return read_shard_json(path)
     except (FileNotFoundError, ShardError):
@@ -459,21 +471,21 @@ def read_entry(path: Path) -> dict[str, Any] | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest in a file; its numbers are used only after they agree with each other. Raises ShardError."""
+    """Return the manifest in a file. Raises ShardError if it is damaged, or if its numbers contradict each other."""
     contents = read_shard_json(path)
     if set(contents) != set(Manifest.__annotations__):
-        raise ShardError(f"{path}: not a manifest of this version; run encode again")
+        raise ShardError(f"{path}: its keys are not the keys of a manifest; run encode again")
     layout, shards = contents["layout"], contents["shards"]
     if layout not in LAYOUTS:
-        raise ShardError(f"{path}: layout {layout!r} is none of {', '.join(LAYOUTS)}; run encode again")
+        raise ShardError(f"{path}: layout is {layout!r}, not one of {', '.join(LAYOUTS)}; run encode again")
     for name in ("total_rows", "rows_per_shard", "dimension", "vectors_per_row")[: 4 if layout == "fixed" else 3]:
         if type(contents[name]) is not int or contents[name] < 1:
-            raise ShardError(f"{path}: {name} is {contents[name]!r}, no whole number from 1; run encode again")
+            raise ShardError(f"{path}: {name} is {contents[name]!r}, not a whole number from 1; run encode again")
     if not isinstance(shards, list) or not isinstance(contents["fingerprint"], dict):
         raise ShardError(f"{path}: shards must be a list and fingerprint an object; run encode again")
     count = -(-contents["total_rows"] // contents["rows_per_shard"])
     if len(shards) != count:
-        raise ShardError(f"{path}: lists {len(shards)} shards, {count} are right; run encode again")
+        raise ShardError(f"{path}: lists {len(shards)} shards, but {count} are needed; run encode again")
     for shard, entry in zip(plan_shards(contents["total_rows"], contents["rows_per_shard"]), shards, strict=True):
         check_entry(path, shard, entry)
         shape = [shard.rows, contents["vectors_per_row"], contents["dimension"]]

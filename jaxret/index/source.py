@@ -1,4 +1,4 @@
-"""A corpus to be encoded, inspected and tokenized; and where to find the text of one that was encoded."""
+"""The source of an encoded corpus: its inspection before encoding, and the record of its path (corpus.json)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CorpusSource:
 
     corpus: Corpus
     policy: Policy
-    root: Path  # of token stores
+    root: Path  # folder of token stores
     scan: CorpusScan
-    texts: TokenizedCorpus | None
+    texts: TokenizedCorpus | None  # tokens from a store; None: the corpus is not tokenized yet
 
     def tokenized(self, run: Run, progress: bool, log: Log) -> TokenizedCorpus:
-        """Return the corpus as tokens in a store, which is made unless it exists: for steps that need the whole corpus
-        at once."""
+        """Return the tokens of the corpus from a store, for steps that need the whole corpus at once. Make the store if
+        it does not exist."""
         if self.texts is None:
             self.texts = load_or_tokenize_corpus(
                 self.corpus, self.scan, self.policy, run.tokenizer, self.root, progress, log
@@ -36,13 +36,14 @@ class CorpusSource:
 
 
 def inspect_corpus(run: Run, corpus: Corpus, on_error: str, store: str, log: Log) -> CorpusSource:
-    """Check and count a corpus. Raises DataError for a bad record, ValueError if there is no passage.
+    """Check and count a corpus. Raises DataError for a bad record, and ValueError if the corpus has no passage.
 
     Args:
-        run: its tokenizer counts.
-        corpus: to count.
+        run: run whose tokenizer made the token store, if it exists.
+        corpus: corpus to check.
         on_error: "error", "skip" or "keep".
-        store: folder of token stores; "" for the run's.
+        store: folder of token stores; "": the run's folder.
+        log: function for messages.
     """
     root, policy = store_root(store or run.config.data.store), Policy(on_error)
     log(f"{corpus}: {corpus.file}")
@@ -56,34 +57,34 @@ def inspect_corpus(run: Run, corpus: Corpus, on_error: str, store: str, log: Log
 
 
 def note_corpus(folder: Path, corpus: Corpus, scan: CorpusScan, work: Path | None = None) -> None:
-    """Write where to find the text again.
+    """Write corpus.json, the record of the path, size and time of a corpus.
 
     Args:
-        folder: of the vectors.
-        corpus: its text.
-        scan: its sizes and times.
+        folder: folder of the vectors.
+        corpus: corpus that is encoded.
+        scan: scan of the corpus, with its size and time.
         work: folder of the file until it is complete.
     """
     write_json(folder / "corpus.json", with_digest({"path": corpus.absolute, **scan.stat}), work)
 
 
 def open_source(path: str) -> Corpus:
-    """Open the corpus at the path that a corpus.json has (`note_corpus`). Raises DataError if it is not there any
-    more."""
+    """Open the corpus at the path in a corpus.json (`note_corpus`). Raises DataError if it no longer exists."""
     return Corpus.open(path)
 
 
 def encoded_source(folder: Path) -> str:
-    """Return the absolute path of the folder or file whose passages were encoded into `folder`; "" if it is unknown."""
+    """Return the absolute path of the folder or file that was encoded into `folder`, or "" if it is unknown."""
     path = (read_entry(folder / "corpus.json") or {}).get("path")
     return path if isinstance(path, str) else ""
 
 
 def encoded_sources(run: Path) -> list[str]:
-    """Return `encoded_source` of every corpus that a run has encoded or `jaxret bm25` has indexed, as far as known."""
+    """Return the known sources (`encoded_source`) of the corpora that a run has encoded or `jaxret bm25` has
+    indexed."""
     return [source for file in sorted(run.glob("*/*/corpus.json")) if (source := encoded_source(file.parent))]
 
 
 def is_source(path: str, name: str) -> bool:
-    """Return whether a name is the path of an encoded source, in any spelling."""
+    """Return whether a name and a path are the same file or folder, also if their spellings differ."""
     return bool(path) and os.path.realpath(source_path(path)) == os.path.realpath(source_path(name))

@@ -1,4 +1,4 @@
-"""The passages of a corpus as tokens, a shard at a time: tokenized as the text is read, or from a store."""
+"""Read the tokens of a corpus, a shard at a time: from a token store, or from the text, which is then tokenized."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from jaxret.types import Ragged
 
 
 class TokenBlock(NamedTuple):
-    """Consecutive passages. truncation: of all that were read up to here."""
+    """Tokens of consecutive passages."""
 
     ids: Sequence[str]
-    passages: Ragged
-    truncation: Truncation
+    passages: Ragged  # token ids
+    truncation: Truncation  # counts of all passages that were read so far
 
 
 class StoreReader:
-    """Reads a corpus that was tokenized before."""
+    """Reads a corpus from its token store."""
 
     def __init__(self, texts: TokenizedCorpus) -> None:
         self.texts = texts
 
     def part(self, start: int, stop: int, cancellation: Event | None = None) -> TokenBlock:
-        """Return the passages from row `start` to `stop`. cancellation: not needed, a store takes no time."""
+        """Return the passages from row `start` to `stop`. `cancellation` is not used: a store takes no time."""
         return TokenBlock(self.texts.ids[start:stop], self.texts.passages.part(start, stop), self.texts.truncation)
 
     def require_unchanged(self) -> None:
-        """Do nothing: a store is verified when it is opened."""
+        """Do nothing, because a store is verified when it is opened."""
 
 
 class TextReader:
-    """Reads the text from front to back and tokenizes it. Rows should be read in order: for an earlier row it starts
-    from the beginning. It holds one block."""
+    """Reads the text from front to back, and tokenizes it. Rows should be read in order, because an earlier row
+    restarts the reading. One block is held in memory."""
 
     def __init__(self, source: CorpusSource, tokenizer: TextTokenizer) -> None:
         self.source, self.tokenizer = source, tokenizer
         self._cut = Truncation("passages", tokenizer.passage_length)
-        self._rest, self._position = self._from_front(), 0
+        self._passages, self._position = self._from_front(), 0
 
     def _from_front(self) -> Iterator[Passage]:
         return self.source.corpus.read(Policy(self.source.policy.on_error), self.source.scan, progress=False)
@@ -55,15 +55,15 @@ class TextReader:
     def part(self, start: int, stop: int, cancellation: Event | None = None) -> TokenBlock:
         """Return the passages from row `start` to `stop`.
 
-        cancellation: when another thread sets it, reading ends at the next passage. Raises CancelledError then, and
-        DataError if the corpus differs from the inspected one.
+        Raises CancelledError at the next passage when another thread sets `cancellation`, and DataError if the corpus
+        changed after its inspection.
         """
         if start < self._position:
-            self._rest, self._position = self._from_front(), 0
+            self._passages, self._position = self._from_front(), 0
         ids: list[str] = []
 
         def passages() -> Iterator[Passage]:
-            for passage in islice(self._rest, stop - self._position):
+            for passage in islice(self._passages, stop - self._position):
                 self._position += 1
                 if cancellation and cancellation.is_set():
                     raise CancelledError
@@ -75,10 +75,10 @@ class TextReader:
         return TokenBlock(ids, tokens, replace(self._cut))
 
     def require_unchanged(self) -> None:
-        """Raise DataError if the size or time of the corpus differs from the inspected one. (The last passage of all
-        comes only if the digest of the whole text is the same, too.)"""
+        """Raise DataError if the size or time of the corpus changed after its inspection. (`Corpus.read` compares the
+        digest before it yields the last passage.)"""
         if self.source.corpus.stat() != self.source.scan.stat:
-            problem, remedy = "the file changed while it was encoded", "leave it alone, and encode it again"
+            problem, remedy = "the file changed while it was encoded", "do not change it, and encode it again"
             raise Location(self.source.corpus.file.path).error("changed corpus", problem, remedy)
 
 

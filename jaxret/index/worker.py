@@ -1,9 +1,9 @@
-"""A job that fills a folder with shards: it claims those that no other job has. While one is computed, the text of the
-next is read and tokenized, and the previous ones are written.
+"""A job that fills a folder with shards. It claims shards that no other job has. While one shard is computed, the text
+of the next one is read and tokenized, and the previous ones are written.
 
-A shard has two leases. "next-SHARD" is a wish: a job reads the text, and others leave it that shard as long as there
-are shards without a wish. SHARD is the shard itself: it is claimed when the text is read and the device is idle, by the
-first job. So no job waits for a shard that another has not begun.
+A shard has two leases. "next-SHARD" is a wish: a job reads the text of the shard, and other jobs prefer shards without
+a wish. "SHARD" is the shard itself: the first job that has read the text and has an idle device claims it. So no job
+waits for a shard that another job has not begun.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from jaxret.storage.leases import Lease, Leases
 from jaxret.storage.unfinished import remove_leftovers
 from jaxret.types import Ragged, TextVectors
 
-PENDING_WRITES = 2  # shards that wait to be on disk; the device goes on meanwhile
-PAUSE = 0.5  # seconds between two reads of the state of other jobs
-OLD = 86_400  # seconds after which leftovers of other commands are deleted
+PENDING_WRITES = 2  # shards that may wait to be written while the device computes
+LEASE_PAUSE = 0.5  # seconds between two reads of the leases of other jobs
+OLD_LEFTOVERS = 86_400  # seconds after which leftovers of other commands are deleted
 
 
 @dataclass
 class PendingBlock:
-    """A shard whose text is read. wish: the lease that leaves it to this job; None where another job has that."""
+    """A shard whose text is being read."""
 
     shard: Shard
-    wish: Lease | None
+    wish: Lease | None  # the lease "next-SHARD"; None: another job has it
     text: Future[TokenBlock]
-    cancellation: Event
+    cancellation: Event  # ends the reading
 
 
 @dataclass
@@ -56,53 +56,54 @@ class EncodeWorker:
     leases: Leases
     embedder: Embedder
     progress: bool
-    own_shards: set[int] = field(default_factory=set)  # numbers of the shards that it wrote
-    truncation: Truncation | None = None  # of the passages that it read
+    own_shards: set[int] = field(default_factory=set)  # numbers of the shards that this job wrote
+    truncation: Truncation | None = None  # counts of the passages that this job read
 
     @cached_property
     def texts(self) -> TokenReader:
         return open_token_reader(self.source, self.run.tokenizer)
 
     def fill(self) -> None:
-        """Encode shards that no other job encodes, until all of them exist. Raises ShardError if others change shards
-        that were written."""
+        """Encode shards that no other job encodes, until all shards exist. Raises ShardError if a shard that this job
+        wrote is changed or removed."""
         log, shards = job_log(self.progress), self.writer.pending()
         if not shards:
             return
         total = self.source.scan.passages
         log(f"{total:,} passages in {shards[0].count} shard(s), {len(shards)} to encode")
-        count, pause, waiting = total - sum(shard.rows for shard in shards), PAUSE, False
+        count, pause, waiting = total - sum(shard.rows for shard in shards), LEASE_PAUSE, False
         with Progress("encode", total, "passage", count, self.progress) as bar:
             while shards:
-                before = len(shards)
+                count_before = len(shards)
                 self.encode(shards, bar)
                 self.leases.refresh()
                 shards = [shard for shard in shards if not self.writer.has(shard, verify=False)]
                 if losses := [shard for shard in shards if shard.index in self.own_shards]:
                     raise ShardError(
                         f"{self.writer.folder}: {len(losses)} of {shards[0].count} shards, from {losses[0]} on, were "
-                        "changed or removed while others were written. Run encode again"
+                        "changed or removed while other shards were written. Run encode again"
                     )
                 bar.update(total - sum(shard.rows for shard in shards) - bar.done)
-                if len(shards) < before:
-                    pause = PAUSE
-                elif shards:  # other jobs have them
+                if len(shards) < count_before:
+                    pause = LEASE_PAUSE
+                elif shards:  # other jobs have these shards
                     if not waiting:
                         shard = shards[0].suffix
-                        log(f"waiting for {len(shards)} shards of others; {shard} is with {self.leases.holder(shard)}")
+                        holder = self.leases.holder(shard)
+                        log(f"waiting for {len(shards)} shards of other jobs; {shard} is with {holder}")
                     waiting = True
                     time.sleep(pause)
-                    pause = min(1.5 * pause, max(PAUSE, self.leases.bound / 20))
+                    pause = min(1.5 * pause, max(LEASE_PAUSE, self.leases.bound / 20))
 
     def encode(self, shards: list[Shard], bar: Progress) -> None:
-        """Encode those of the shards that can be claimed, and write each while the next ones are computed."""
+        """Encode the shards that this job can claim, and write each while the next ones are computed."""
         claims: deque[tuple[Shard, Lease, Sequence[str]]] = deque()
         writes: deque[Future[None]] = deque()
 
         def passages(blocks: Iterator[tuple[Shard, Lease, TokenBlock]]) -> Iterator[Ragged]:
             for shard, lease, part in blocks:
                 claims.append((shard, lease, part.ids))
-                if self.truncation is None:  # print cut texts before the long computation
+                if self.truncation is None:  # print the share of cut texts before the long computation
                     job_log(self.progress)(str(part.truncation))
                 self.truncation = part.truncation
                 yield part.passages
@@ -123,8 +124,8 @@ class EncodeWorker:
     def read(
         self, shards: list[Shard], readers: ThreadPoolExecutor
     ) -> Generator[tuple[Shard, Lease, TokenBlock], None, None]:
-        """Yield the passages of claimed shards; read one shard ahead. When it is closed, as by Ctrl-C and by any other
-        error, reading ends."""
+        """Yield the passages of claimed shards. One shard is read ahead. When the generator is closed, also by Ctrl-C
+        or another error, the reading ends."""
         candidates = self.choose_shards(shards)
 
         def ahead() -> PendingBlock | None:
@@ -149,8 +150,8 @@ class EncodeWorker:
                 block.cancellation.set()
 
     def wait_for_text(self, block: PendingBlock) -> TokenBlock | None:
-        """Return the text of a shard when it is read; None if the job that wished for it has begun it meanwhile."""
-        while not block.wish and wait([block.text], PAUSE).not_done:
+        """Return the text of a shard when it has been read, or None if another job has begun this shard meanwhile."""
+        while not block.wish and wait([block.text], LEASE_PAUSE).not_done:
             if not self.is_open(block.shard):
                 block.cancellation.set()
                 wait([block.text])
@@ -158,8 +159,8 @@ class EncodeWorker:
         return block.text.result()
 
     def choose_shards(self, shards: list[Shard]) -> Iterator[tuple[Shard, Lease | None]]:
-        """Yield the open shards without a wish of another job, with this job's wish; if there are none, the others: the
-        first job that has the text computes it."""
+        """Yield the open shards without a wish of another job, each with this job's wish. If there are none, yield the
+        other open shards with None: the first job that has the text computes the shard."""
         any_wish = False
         for shard in shards:
             if self.is_open(shard) and (wish := self.leases.claim(f"next-{shard.suffix}")):
@@ -169,16 +170,16 @@ class EncodeWorker:
             yield from ((shard, None) for shard in shards if self.is_open(shard))
 
     def is_open(self, shard: Shard) -> bool:
-        """Return whether a shard neither exists nor is another job's."""
+        """Return whether a shard does not exist and no other job has claimed it."""
         return not self.writer.has(shard, verify=False) and self.leases.is_free(shard.suffix)
 
     def claim(self, shard: Shard) -> Lease | None:
-        """Return the lease of a shard that neither exists nor is another job's, else None."""
+        """Return the lease of a shard, or None if the shard exists or another job has claimed it."""
         if self.writer.has(shard, verify=False):
             return None
         announce(self.writer, self.leases)
         lease = self.leases.claim(shard.suffix)
-        if lease and self.writer.has(shard, verify=False):  # written just before
+        if lease and self.writer.has(shard, verify=False):  # another job wrote it before this job had the lease
             self.leases.release(lease)
             return None
         return lease
@@ -187,12 +188,13 @@ class EncodeWorker:
         """Write a shard, unless another job has taken it over.
 
         Args:
-            lease: of the shard.
-            vectors: of its passages.
-            ids: of its passages.
+            shard: shard to write.
+            lease: lease of the shard.
+            vectors: vectors of its passages.
+            ids: ids of its passages.
 
         Raises:
-            ValueError: vectors that are not finite; it names the passage.
+            ValueError: the vectors of a passage are not finite. The error names the passage.
         """
         array: Any = vectors.astype(self.writer.settings["fingerprint"]["encode"]["dtype"])
         if isinstance(array, Ragged) and self.run.model.vectors_per_passage is not None:
@@ -209,7 +211,7 @@ class EncodeWorker:
 
 
 def announce(writer: ShardWriter, leases: Leases) -> None:
-    """Record what the folder is to hold, unless it is recorded: one job does so, before any of them has a shard."""
+    """Record the fingerprint of the folder, unless it is recorded. One job writes it, before any job has a shard."""
     leases.refresh()
     while not writer.announced():
         lease = leases.claim("begun")
@@ -217,24 +219,24 @@ def announce(writer: ShardWriter, leases: Leases) -> None:
             lease.publishes(partial(writer.announce, lease.work))
             leases.release(lease)
         else:
-            time.sleep(PAUSE)
+            time.sleep(LEASE_PAUSE)
 
 
 def finish_encoding(writer: ShardWriter, leases: Leases, source: CorpusSource) -> None:
-    """Compare every digest, write the manifest, and where to find the text again; the first job does so. A finished
-    folder may be read-only."""
+    """Compare every digest, and write the manifest and corpus.json. The first job does so. Nothing is written to a
+    finished folder, which may be read-only."""
     folder = writer.folder
-    where = {"path": source.corpus.absolute, **source.scan.stat}
+    corpus_entry = {"path": source.corpus.absolute, **source.scan.stat}
 
     def publish(work: Path) -> None:
         note_corpus(folder, source.corpus, source.scan, work)
         writer.finish(work)
-        remove_leftovers(folder, OLD)
+        remove_leftovers(folder, OLD_LEFTOVERS)
 
-    while not writer.finished() or read_entry(folder / "corpus.json") != where:
+    while not writer.finished() or read_entry(folder / "corpus.json") != corpus_entry:
         lease = leases.claim("manifest")
         if lease and lease.publishes(partial(publish, lease.work)):
             break
-        time.sleep(PAUSE)
+        time.sleep(LEASE_PAUSE)
         leases.refresh()
     leases.clear()

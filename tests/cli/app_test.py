@@ -121,7 +121,7 @@ MINILM = ("--config=configs/minilm.py", "--workdir=w")
             (MINILM[0], "--workdir=abfs://b/w"),
             "abfs://b/w: abfs:// is not read or written, but gs:// and s3:// are",
         ),
-        ("encode.py", ("--workdir=w", "--delete=p1"), "--delete=p1: there is no such file; give a file with ids"),
+        ("encode.py", ("--workdir=w", "--delete=p1"), "--delete=p1: this file does not exist. Give"),
         ("-m", ("jaxret", "export", "--workdir=w", "--to=faiss", "--out=x"), "qdrant, milvus; did you mean pyserini?"),
         ("encode.py", ("--workdir=hdfs://b/w", "--corpus=x"), "hdfs://b/w: hdfs:// is not read or written"),
         ("encode.py", ("--workdir=s3a://b/w", "--corpus=x"), "s3a://b/w: s3a:// is not read or written"),

@@ -19,13 +19,13 @@ RAY = EngineOptions("ray")
     [
         ({}, "give --corpus"),
         ({"append": True}, "give --corpus"),
-        ({"delete": __file__, "corpus": "c"}, "--delete deletes"),
-        ({"delete": __file__, "append": True}, "--delete deletes"),
-        ({"delete": __file__, "processes": JobOptions("auto")}, "--delete .*leave --coordinator"),
-        ({"delete": "p1"}, "--delete=p1: there is no such file"),
-        ({"delete": __file__, "engine": RAY}, "--engine=ray: .* leave --append"),
-        ({"corpus": "c", "append": True, "engine": RAY}, "--engine=ray: .* leave --append"),
-        ({"corpus": "c", "processes": JobOptions("auto"), "engine": RAY}, "--engine=ray: .* leave --append"),
+        ({"delete": __file__, "corpus": "c"}, "--delete only deletes"),
+        ({"delete": __file__, "append": True}, "--delete only deletes"),
+        ({"delete": __file__, "processes": JobOptions("auto")}, "--delete .*Remove --coordinator"),
+        ({"delete": "p1"}, "--delete=p1: this file does not exist"),
+        ({"delete": __file__, "engine": RAY}, "--engine=ray: .* Remove --append"),
+        ({"corpus": "c", "append": True, "engine": RAY}, "--engine=ray: .* Remove --append"),
+        ({"corpus": "c", "processes": JobOptions("auto"), "engine": RAY}, "--engine=ray: .* Remove --append"),
     ],
 )
 def test_values_that_exclude_each_other_or_are_missing(values: dict[str, Any], message: str) -> None:

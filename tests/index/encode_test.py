@@ -268,7 +268,7 @@ def test_an_idle_job_takes_reserved_shards(
 ) -> None:
     """Two jobs, three shards: one job is at the first and has read the second; the other takes the third, which nobody
     wishes for, and then that."""
-    monkeypatch.setattr(worker, "PAUSE", 0.01)
+    monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder = tmp_path / "embeddings" / "data"
     results: list[encode.EncodeResult] = []
     job = threading.Thread(
@@ -305,7 +305,7 @@ def test_a_job_stops_reading_a_shard_that_its_owner_begins(
     root: Path, run: Run, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All shards are another's wish. This job reads the first, until that job begins it, and computes the others."""
-    monkeypatch.setattr(worker, "PAUSE", 0.01)
+    monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder, part = tmp_path / "embeddings" / "data", TextReader.part
     ended: list[int] = []
 
@@ -564,7 +564,7 @@ def test_a_job_waits_for_shards_of_other_jobs(
 ) -> None:
     """Another job has the first shard, and stops; it is taken over when its lease has ended, and what it publishes
     afterwards is nothing."""
-    monkeypatch.setattr(worker, "PAUSE", 0.01)
+    monkeypatch.setattr(worker, "LEASE_PAUSE", 0.01)
     folder = tmp_path / "embeddings" / "data"
     with Leases(folder) as others:
         lease = others.claim("00000-of-00003")

@@ -378,7 +378,7 @@ def test_wrong_vectors_and_ids_are_refused(tmp_path: Path) -> None:
     to = writer(tmp_path)
     shard = to.shards[1]
     vectors, ids = VECTORS[10:20], IDS[10:20]
-    with pytest.raises(ValueError, match=r"wants vectors \[10,V,D\], got \[9, 2, 6\]"):
+    with pytest.raises(ValueError, match=r"needs vectors \[10,V,D\], got \[9, 2, 6\]"):
         to.write(shard, vectors[:9], ids)
     with pytest.raises(ValueError, match=r"got \[10, 6\]"):
         to.write(shard, vectors[:, 0], ids)

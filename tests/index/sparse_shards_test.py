@@ -70,7 +70,7 @@ def test_a_damaged_file_is_an_error_and_written_again(tmp_path: Path, name: str)
         ),
         ({"weights": np.array([1, np.inf], np.float16)}, VectorError, r"float16 holds nothing above 65504"),
         ({"weights": np.array([1, 2], np.float64)}, ValueError, r"float64 weights"),
-        ({"offsets": np.array([0, 1])}, ValueError, r"wants words of 2 rows"),
+        ({"offsets": np.array([0, 1])}, ValueError, r"needs words of 2 rows"),
     ],
 )
 def test_impossible_weights_are_not_written(tmp_path: Path, change: Any, error: Any, message: str) -> None:
