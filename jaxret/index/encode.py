@@ -37,15 +37,15 @@ SHARD_WARNINGS = {"collapse", "devices"}  # kinds that every job looks for, whoe
 class EncodeResult:
     """Counts of a call of `encode_corpus`."""
 
-    folder: Path  # of the encoded corpus
+    folder: Path  # folder of the encoded corpus
     passages: int
-    shards: int  # of the corpus
+    shards: int  # number of all shards
     shards_written: int  # shards that this job wrote; the others existed, or other jobs wrote them
     padding_ratio: float  # tokens computed for each real one
     programs: int  # number of compiled programs
     truncation: str  # a sentence on texts that were cut
     timing: dict[str, Any] | None  # JSON, of the passages that this job encoded; None if it encoded none
-    warnings: tuple[RunWarning, ...] = ()  # of collapsed vectors and mixed devices
+    warnings: tuple[RunWarning, ...] = ()  # warnings about cut texts, collapsed vectors and mixed devices
 
     def describe_timing(self) -> str:
         """Return a line on the time; "" if this job encoded nothing."""
@@ -92,7 +92,7 @@ def encode_corpus(
 
     Args:
         run: the run whose checkpoint encodes.
-        corpus: to encode.
+        corpus: corpus to encode.
         name: name of the encoded corpus; "" takes that of the corpus, and the size of vectors that are cut.
         options: how to read, encode and write.
 
@@ -166,13 +166,13 @@ def cut_encoded(
 
 
 def _text_warnings(run: Run, encoded_name: str) -> list[RunWarning]:
-    """Return the warnings on the texts of an encoded corpus, and on those that were appended to it."""
+    """Return the warnings on the texts of an encoded corpus, and on texts that were appended to it."""
     lists = [
         warnings
         for job, warnings in read_warnings(run.workdir).items()
         if job == f"encode {encoded_name}" or job.rpartition(" ")[0] == f"append {encoded_name}"
     ]
-    return [one for warnings in lists for one in warnings if one.kind not in SHARD_WARNINGS]
+    return [warning for warnings in lists for warning in warnings if warning.kind not in SHARD_WARNINGS]
 
 
 def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
@@ -194,22 +194,22 @@ def _emitted(result: EncodeResult, manifest: Manifest) -> EncodeResult:
 def keep_result(run: Run, encoded_name: str, result: EncodeResult, part: int = 0) -> None:
     """Keep the warnings and the time of a job in the run's folder.
 
-    A job that encoded nothing keeps the warnings of the jobs that did, beside its own, and writes nothing if it has no
-    news: a finished folder may be read-only. Only the first process writes.
+    A job that encoded nothing also keeps the warnings of earlier jobs. It writes nothing if the warnings are unchanged,
+    because a finished folder may be read-only. Only the first process writes.
 
     Args:
         run: the run that encoded.
-        encoded_name: of the encoded corpus.
-        result: of the job.
-        part: number of the appended part; 0 for the corpus.
+        encoded_name: name of the encoded corpus.
+        result: result of the job.
+        part: number of the appended part; 0: the corpus itself.
     """
     if jax.process_index() != 0:
         return
     job = f"append {encoded_name} {part}" if part else f"encode {encoded_name}"
-    before = read_warnings(run.workdir).get(job, [])
-    others = [one for one in before if one.kind not in SHARD_WARNINGS] if not result.shards_written else []
-    warnings = list(dict.fromkeys([*others, *result.warnings]))
-    if result.shards_written or warnings != before:
+    stored_warnings = read_warnings(run.workdir).get(job, [])
+    text_warnings = [warning for warning in stored_warnings if warning.kind not in SHARD_WARNINGS]
+    warnings = list(dict.fromkeys([*([] if result.shards_written else text_warnings), *result.warnings]))
+    if result.shards_written or warnings != stored_warnings:
         keep_warnings(run.workdir, job, warnings)
     if result.timing:
         name = f"{encoded_name}.append-{part}" if part else encoded_name
@@ -222,7 +222,7 @@ def encoding_time(run: Run, passages: int, seconds: float) -> dict[str, Any]:
     Args:
         run: the run that encoded.
         passages: number of passages.
-        seconds: from reading the first text to the last shard on disk.
+        seconds: time from reading the first text to writing the last shard.
     """
     return {
         "passages": passages,

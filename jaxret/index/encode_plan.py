@@ -34,10 +34,10 @@ COUNT_BLOCK = 65_536  # passages whose vectors are counted at a time
 class EncodePlan:
     """The type of the vectors, the words of a passage and the size of the shards; made by `make_encode_plan`."""
 
-    dtype: str  # of the vectors on disk
-    words: int  # of a passage that are stored at most, of sparse vectors; 0: all that have a weight
-    shard_rows: int  # passages of every shard but the last
-    contract: dict[str, Any]  # the run's, or that of shards which exist, where it means the same
+    dtype: str  # type of the vectors on disk
+    words: int  # for sparse vectors: largest number of words stored for a passage; 0: all words with a weight
+    shard_rows: int  # passages of each shard; the last one may have fewer
+    contract: dict[str, Any]  # contract of existing shards if it means the same as the run's, otherwise the run's
 
     def fingerprint(self, run: Run, scan: CorpusScan) -> dict[str, Any]:
         """Return everything that the bytes of the shards depend on, as JSON."""
@@ -59,9 +59,9 @@ def make_encode_plan(
 
     Args:
         run: the run whose checkpoint encodes.
-        folder: of the encoded corpus; it need not exist.
+        folder: folder of the encoded corpus, which need not exist.
         source: the passages.
-        options: they come before the settings of the run.
+        options: options of the job, which override the settings of the run.
 
     Raises:
         ValueError: a type of vectors that is not known, or words where vectors are not weights of words.
@@ -81,15 +81,15 @@ def vector_dtype(name: str) -> str:
 
 
 def most_words(run: Run, options: EncodeOptions) -> int:
-    """Return how many words of a passage are stored at most; 0: all that have a weight. Raises ValueError where vectors
-    are not weights of words."""
-    most = run.config.encode.words if options.words is None else options.words
-    if most < 0:
-        raise ValueError(f"encode.words is {most}; it must be at least 0, for all words that have a weight")
-    if most and not run.model.sparse:
+    """Return the largest number of words that are stored for a passage; 0: all words with a weight. Raises ValueError
+    if vectors are not weights of words."""
+    words = run.config.encode.words if options.words is None else options.words
+    if words < 0:
+        raise ValueError(f"encode.words is {words}; it must be at least 0, for all words that have a weight")
+    if words and not run.model.sparse:
         head = run.config.head.name
-        raise ValueError(f"words={most}: the vectors of head {head!r} are not weights of words; leave it out")
-    return most
+        raise ValueError(f"words={words}: the vectors of head {head!r} are not weights of words; leave it out")
+    return words
 
 
 def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, dtype: str, progress: bool = False) -> int:
@@ -101,8 +101,8 @@ def rows_per_shard(run: Run, source: CorpusSource, options: EncodeOptions, dtype
     Args:
         run: the run whose checkpoint encodes.
         source: the passages.
-        options: shard_rows and shard_mb; 0: the run's.
-        dtype: of the vectors.
+        options: shard_rows and shard_mb; 0: the run's settings.
+        dtype: type of the vectors.
     """
     rows = options.shard_rows or min(run.config.encode.shard_rows, SHARD_ROWS, rows_a_minute(run))
     if run.model.sparse:  # a passage has few words
@@ -129,17 +129,17 @@ def rows_a_minute(run: Run) -> int:
     return min(SHARD_ROWS, max(LEAST_ROWS, 1 << max(rows, 1).bit_length() - 1))
 
 
-def rows_within(counts: np.ndarray, rows: int, most: int) -> int:
-    """Return a number of rows for equal shards, at most `rows`, with which none has more than `most` of the vectors
-    `counts` [N] (or 1)."""
+def rows_within(counts: np.ndarray, rows: int, limit: int) -> int:
+    """Return a number of rows for equal shards, from 1 to `rows`, with which no shard has more than `limit` vectors.
+    `counts` [N] has the number of vectors of each row."""
     ends = np.concatenate([[0], np.cumsum(counts)])
     rows = min(rows, len(counts))
     while rows > 1:
         starts = np.arange(0, len(counts), rows)
         largest = int((ends[np.minimum(starts + rows, len(counts))] - ends[starts]).max())
-        if largest <= most:
+        if largest <= limit:
             break
-        rows = max(1, min(rows - 1, rows * most // largest))
+        rows = max(1, min(rows - 1, rows * limit // largest))
     return rows
 
 

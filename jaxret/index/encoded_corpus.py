@@ -37,7 +37,7 @@ class EncodedCorpus:
 
         Args:
             folder: folder of the encoded corpus.
-            parts: its parts.
+            parts: parts of the encoded corpus.
             shards: a ShardSet for each part.
             selection: rows that are searched, numbered through all parts, int64 ascending; None: all rows.
             cut: (dimensions that are read, the first ones of a vector; 0: all, whether they are scaled to length 1).

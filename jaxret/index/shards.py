@@ -386,9 +386,7 @@ def file_problems(folder: Path, shard: Shard, entry: Mapping[str, Any], verify: 
         if not remote_file and not path.is_file():
             yield ShardError(f"{path} ({shard}) does not exist; run encode again")
         elif (size := remote_file.size if remote_file else path.stat().st_size) != expected["bytes"]:
-            yield ShardError(
-                f"{path} ({shard}): {size} bytes, but {expected['bytes']} were written; run encode again"
-            )
+            yield ShardError(f"{path} ({shard}): {size} bytes, but {expected['bytes']} were written; run encode again")
         elif verify and (remote_file.sha256 if remote_file else sha256_file(path)) != expected["sha256"]:
             yield ShardError(
                 f"{path} ({shard}): damaged (its SHA-256 differs from the one that was written); run encode again"

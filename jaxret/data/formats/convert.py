@@ -57,8 +57,8 @@ def convert_data(
         destination: the file to write, or the folder, which must not exist: a reader of a folder that has files of two
             sets would mix them.
         name: a format of `WRITERS`, or a folder of `FOLDERS`.
-        split: of a folder; for a training file, the name of its split in a written folder.
-        role: which of the roles of the source to write; "": the first that the format has a writer for.
+        split: split of a folder; for a training file, the name of its split in a written folder.
+        role: role of the source to write; "": the first role for which the format has a writer.
         policy: what to do with bad records; by default an error.
 
     Raises:
@@ -219,10 +219,10 @@ def _lost_queries(data: FullDataSet, judgements_by_split: Mapping[str, list[Judg
     if data.queries_by_split:
         all_queries = [(query.id, split) for split in data.splits for query in data.queries(split)]
         judged_queries = {
-            (one.query_id, split) for split, judgements in judgements_by_split.items() for one in judgements
+            (entry.query_id, split) for split, judgements in judgements_by_split.items() for entry in judgements
         }
         return Counter({_UNJUDGED_QUERIES: len(set(all_queries) - judged_queries)})
-    judged_ids = {one.query_id for judgements in judgements_by_split.values() for one in judgements}
+    judged_ids = {entry.query_id for judgements in judgements_by_split.values() for entry in judgements}
     return Counter({_UNJUDGED_QUERIES: sum(query.id not in judged_ids for query in data.queries(None))})
 
 
@@ -231,7 +231,7 @@ def _lost_training(data: FullDataSet, judgements_by_split: Mapping[str, list[Jud
     lack."""
     losses: Losses = Counter()
     for split in data.splits_with_examples:
-        pairs = {(one.query_id, one.passage_id) for one in judgements_by_split[split]}
+        pairs = {(judgement.query_id, judgement.passage_id) for judgement in judgements_by_split[split]}
         examples = data.examples(split)
         losses += _changed_targets(examples, _every_positive(data, split), True)
         for example in examples:
@@ -243,15 +243,15 @@ def _lost_training(data: FullDataSet, judgements_by_split: Mapping[str, list[Jud
 
 
 def _lost_judgements(judgements: Iterable[Judgement], examples: Iterable[Example]) -> Losses:
-    """Count what a folder that has training records only loses of judgements: grades, and queries and passages that are
-    in none."""
+    """Count the losses of judgements in a folder with training records only: grades, and judgements whose query and
+    passage are in no record."""
     pairs = {
         (example.query.id, passage.id) for example in examples for passage in (*example.positives, *example.negatives)
     }
-    entries = [(one, (one.query_id, one.passage_id) in pairs) for one in judgements]
+    entries = [(judgement, (judgement.query_id, judgement.passage_id) in pairs) for judgement in judgements]
     return Counter(
         {
-            "grades above 1": sum(one.relevance > 1 for one, is_held in entries if is_held),
+            "grades above 1": sum(judgement.relevance > 1 for judgement, is_held in entries if is_held),
             "judgements of what is in no training record": sum(not is_held for _, is_held in entries),
         }
     )
@@ -261,11 +261,12 @@ def _every_positive(data: FullDataSet, split: str) -> bool:
     return data.every_positive or split not in data.splits_with_examples  # judgements make an example of each positive
 
 
-def _changed_targets(examples: Iterable[Example], before: bool, after: bool) -> Losses:
-    """Count records with several positives, where each was a training target before and the first alone is one after,
-    or the reverse. `before`, `after`: whether each is one, see `Format`."""
-    kind = _EACH_A_TARGET if after else _FIRST_A_TARGET
-    return Counter({kind: sum(len(example.positives) > 1 for example in examples) if before != after else 0})
+def _changed_targets(examples: Iterable[Example], every_positive: bool, every_positive_written: bool) -> Losses:
+    """Count records with several positives, if the source and the written file differ in their targets. The two
+    arguments say whether each positive is a target in them, or only the first one, see `Format`."""
+    kind = _EACH_A_TARGET if every_positive_written else _FIRST_A_TARGET
+    changes = every_positive != every_positive_written
+    return Counter({kind: sum(len(example.positives) > 1 for example in examples) if changes else 0})
 
 
 _EACH_A_TARGET = "records' first positives as the only targets (each positive is one now; tevatron.first keeps them)"

@@ -111,13 +111,13 @@ class Corpus:
 
         Args:
             policy: what to do with bad records; by default an error.
-            scan: of this corpus. With it nothing is held in memory, and the last passage comes only when the whole
-                file has been read again and has the digest of the scan. Without it the ids are held, to find
+            scan: scan of this corpus. With it nothing is held in memory, and the last passage is yielded after the
+                whole file has been read and has the digest of the scan. Without it the ids are held, to find
                 duplicates.
-            progress: show it, which the caller of a slower work does itself.
+            progress: whether to show progress; a caller with slower work shows its own.
 
         Raises:
-            DataError: a bad record, or the file is another than was scanned.
+            DataError: a record is bad, or the file changed after the scan.
         """
         policy = policy or Policy()
         if scan is None:

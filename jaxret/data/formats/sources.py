@@ -35,11 +35,11 @@ from jaxret.data.records import Example, Judgement, Query
 
 @dataclass(frozen=True)
 class QuerySource:
-    """The queries of a folder, file or named set; of a folder that has a file for each split, those of a split, or
-    all."""
+    """The queries of a folder, file or named set. If a folder has a file of queries for each split, these are the
+    queries of one split, or of all splits."""
 
-    source: str  # As the user named it
-    split: str | None  # Of a folder
+    source: str  # The source as the user named it
+    split: str | None  # Split of a folder or named set; None: all splits
     is_folder: bool  # Whether the source is a folder, or a named set of several tables
     data_files: tuple[DataFile, ...]  # The files or tables with queries
 
@@ -49,7 +49,7 @@ class QuerySource:
         format_name, path = parse_source(source)
         in_folder = is_folder(path)
         paths = query_paths(path, split) if in_folder else [path]
-        data_files = tuple(detect_path(one, format_name, "queries") for one in paths)
+        data_files = tuple(detect_path(query_path, format_name, "queries") for query_path in paths)
         return cls(str(source), split, in_folder, data_files)
 
     def __str__(self) -> str:
@@ -58,19 +58,19 @@ class QuerySource:
     @cached_property
     def files(self) -> list[Path]:
         """The files that are read. Raises DataError if a library does not say which these are."""
-        return [file for one in self.data_files for file in list_files(one.path)]
+        return [file for data_file in self.data_files for file in list_files(data_file.path)]
 
     @property
     def without_ids(self) -> bool:
         """Whether a query's id is the number of its row in every file."""
-        return all(one.format.without_query_ids for one in self.data_files)
+        return all(data_file.format.without_query_ids for data_file in self.data_files)
 
     def describe(self) -> str:
         """Return the format in words."""
         return str(self.data_files[0])
 
     def read(self, policy: Policy | None = None) -> list[Query]:
-        """Read the queries. Where they have no ids, a query's is the number of its row, record or line, from "0"."""
+        """Read the queries. If they have no ids, a query's id is the number of its row, record or line, from "0"."""
         policy = policy or Policy()
         queries: dict[str, Query] = {}
         first: dict[str, Path] = {}
@@ -117,10 +117,10 @@ class JudgementSource:
 
     def read(self, policy: Policy | None = None) -> list[Judgement]:
         """Read the judgements. Raises DataError for a bad record."""
-        return [one for _, one in self.read_located(policy or Policy())]
+        return [judgement for _, judgement in self.read_located(policy or Policy())]
 
     def read_located(self, policy: Policy) -> Iterator[tuple[Location, Judgement]]:
-        """Yield the judgements with their places."""
+        """Yield the judgements with their locations."""
         file = self.file
         if file.format.judgements is not None:
             yield from file.format.judgements(file, policy)
@@ -208,7 +208,7 @@ class TrainingSource:
         files: list[Path | None] = [self.file.path if self.file else None]
         if not self.has_texts:
             files += [self.judgements.file.path] if self.file is None else []
-            queries = [one.path for one in self.queries.data_files]
+            queries = [data_file.path for data_file in self.queries.data_files]
             files += [*queries, self.corpus.file.path]
             files += [
                 find_file(path.parent, "answers.jsonl") for path in queries if path.name.startswith("queries.jsonl")
@@ -222,7 +222,7 @@ class TrainingSource:
 
     @property
     def first_target_only(self) -> bool:
-        """Whether of each training record the first positive alone is a target, as in DPR's."""
+        """Whether only the first positive of each training record is a target, as in DPR's records."""
         return self.file is not None and not self.file.format.every_positive
 
     def describe(self) -> str:
@@ -243,11 +243,11 @@ class TrainingSource:
         else:
             assert self.file.format.id_examples is not None
             records = list(self.file.format.id_examples(self.file, policy))
-            has_queries = all(one.query for _, one in records)
+            has_queries = all(record.query for _, record in records)
             queries = {} if has_queries else {query.id: query for query in self.queries.read(policy)}
             examples = join_texts(records, queries, self.corpus.read(policy), policy)
         if targets and not self.first_target_only:
-            return [one for example in examples for one in examples_by_target(example)]
+            return [target_example for example in examples for target_example in examples_by_target(example)]
         return examples
 
     def _read_judged(self, policy: Policy) -> list[Example]:
@@ -256,14 +256,16 @@ class TrainingSource:
         return beir.examples_of_judgements(queries, judgements, self.corpus.read(policy), run, policy)
 
     def has_teacher_scores(self, policy: Policy) -> bool:
-        """Return whether the records have a teacher's scores of a target and a negative; read up to the first."""
+        """Return whether a record has a teacher's scores of a target and a negative. Read up to the first such
+        record."""
         examples = self.stream(policy)
         if not self.first_target_only:
-            examples = (one for example in examples for one in examples_by_target(example))
+            examples = (target_example for example in examples for target_example in examples_by_target(example))
         return any(example.is_distillable for example in examples)
 
     def stream(self, policy: Policy) -> Iterator[Example]:
-        """Yield the examples of records with texts, as the file has them; nothing of judgements and of ids."""
+        """Yield the examples of records with texts, as the file has them. Judgements and records by ids yield
+        nothing."""
         if self.file is not None and self.file.format.examples is not None:
             for _, example in self.file.format.examples(self.file, policy):
                 yield example
@@ -279,14 +281,14 @@ def _read_file_queries(file: DataFile, policy: Policy) -> Iterable[Query]:
 def read_judged_queries(
     queries: QuerySource, judgements: JudgementSource, policy: Policy, judged: bool = True
 ) -> tuple[list[Query], list[tuple[Location, Judgement]]]:
-    """Read queries, and judgements with their locations; these may be of other queries too.
+    """Read queries, and judgements with their locations. Judgements of other queries are not removed.
 
     Judgements name queries by ids. Training records without ids, as DPR's, that are in another file than the queries
     are joined with them by the text of the question (`join_by_question`).
 
     Args:
         queries: any queries.
-        judgements: of the same source, or of another one.
+        judgements: judgements of the same source, or of another one.
         policy: what to do with bad records.
         judged: whether these are the judgements of these queries; in a folder, training records without ids beside
             queries with ids may be of other queries.
@@ -308,24 +310,25 @@ def read_judged_queries(
 def joined_examples(
     file: DataFile, source: QuerySource, queries: Iterable[Query], policy: Policy
 ) -> Iterator[tuple[Location, Example]] | None:
-    """Return the records of a file with the queries of a source; None if they are by ids, or of the same file.
+    """Return the records of a file with the queries of a source. Return None if the records have ids, or if the queries
+    are in the same file.
 
     Args:
-        file: of judgements or training records.
-        source: of the queries.
-        queries: what was read of it.
+        file: file of judgements or training records.
+        source: source of the queries.
+        queries: the queries that were read from this source.
         policy: what to do with a record whose question the source does not have.
     """
     if not file.format.without_query_ids or file.format.examples is None:
         return None
-    paths = [one.path for one in source.data_files]
+    paths = [data_file.path for data_file in source.data_files]
     if [str(path.absolute()) for path in paths] == [str(file.path.absolute())]:
         return None
     return join_by_question(file.format.examples(file, policy), queries, paths, policy)
 
 
 def examples_by_target(example: Example) -> Iterator[Example]:
-    """Yield the example for each of its positives, which comes first then."""
+    """Yield a copy of an example for each of its positives, with this positive first."""
 
     def first(values: tuple, position: int) -> tuple:
         return (values[position], *values[:position], *values[position + 1 :]) if values else ()
