@@ -119,9 +119,7 @@ def _split(text: str, names: Sequence[str], folder: Path) -> tuple[str, str]:
     if not colon:
         raise ValueError(f"filter {text!r:.99}: FIELD:VALUE is expected")
     if not names:
-        raise ValueError(
-            f"filter {text!r:.99}: the passages of {folder} have no metadata, but id, title and text alone"
-        )
+        raise ValueError(f"filter {text!r:.99}: the passages of {folder} have no metadata, only id, title and text")
     raise ValueError(f"filter {text!r:.99}: no passage has a field {name!r:.60}; the fields are {', '.join(names)}")
 
 
