@@ -120,7 +120,7 @@ def test_errors_are_events() -> None:
     for arguments, message in (
         (("demmo", "--json"), "'demmo' is not a verb; did you mean demo?"),
         (("verify", "nowhere", "--json", "--wrong=1"), "--wrong is not a flag (--help lists them)"),
-        (("verify", "nowhere", "--json"), "nowhere is not a folder; give that of a run"),
+        (("verify", "nowhere", "--json"), "nowhere is not a folder; give the folder of a run"),
     ):
         done = run_script("-m", "jaxret", *arguments)
         (event,) = events(done.stdout)

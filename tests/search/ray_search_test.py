@@ -182,7 +182,7 @@ def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
         (["--query=a", "--index=x"], "several processes search exactly: leave candidates and index, or"),
         (["--query=a", "--coordinator=h:1"], "--engine and --coordinator are two ways to search by several processes"),
         (["--interactive"], "--interactive answers in one process: leave --engine out"),
-        (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: leave them, or --engine"),
+        (["--queries=q", "--latency=9"], "--latency and --latency_passages time one process: remove them, or --engine"),
     ],
 )
 def test_what_one_process_alone_does(flags: list[str], message: str) -> None:

@@ -159,7 +159,7 @@ def test_questions_of_a_table_with_answers(root: Path, tmp_path: Path, capsys: p
     )
     printed = capsys.readouterr().out
     assert "Accuracy@100 0.5000 (of 2 of 3 queries: 1 have no answers)\n" in printed
-    assert "small.dpr.json (has_answer is false throughout for 1 of 3 queries, which have no answers)\n" in printed
+    assert "small.dpr.json (1 of 3 queries have no answers, so that has_answer is false)\n" in printed
     assert (tmp_path / "mine" / "runs" / "small.trec").exists()
     stored = read_json(tmp_path / "mine" / "eval" / "small.json")  # kept, without judgements too
     assert stored["mean"]["Accuracy@100"] == 0.5

@@ -132,7 +132,7 @@ def test_damaged_objects_are_named_and_a_copy_repairs_them(gcs: Server, tmp_path
     assert "1 objects belong to no file" in jaxret(gcs[1], "verify", run).stdout
     gcs[0].objects["bucket", "runs/tiny/.copying.json"] = 1, b"{}"
     refused = jaxret(gcs[1], "verify", run, "--delete_unused")
-    assert "a job writes to gs://bucket/runs/tiny, or was killed there (.copying.json)" in refused.stderr
+    assert "a job writes to gs://bucket/runs/tiny, or was killed while it did so (.copying.json)" in refused.stderr
     del gcs[0].objects["bucket", "runs/tiny/.copying.json"]
     assert "1 objects belonged to no file, and are deleted" in jaxret(gcs[1], "verify", run, "--delete_unused").stdout
     assert gcs[0].objects == before

@@ -145,7 +145,7 @@ def test_only_unscored_passages_are_left_out(
     assert data is not None
     assert data.teacher is not None
     np.testing.assert_array_equal(data.teacher.negatives.flat, [1.0, np.nan, 1.0, np.nan])
-    assert "1 of 3 examples have a teacher's scores, of their target and of a negative" in capsys.readouterr().out
+    assert "1 of 3 examples have a teacher's scores of their target and of a negative" in capsys.readouterr().out
     chosen = [choose_ids("012", 1, seed) for seed in range(99)]
     config.data.subset, config.seed.data = 1, chosen.index({"0"})
     assert load_examples(config, "train", tokenizer, False, print)

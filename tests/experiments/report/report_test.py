@@ -229,7 +229,7 @@ def test_a_result_of_unknown_origin_is_shown_and_not_compared(runs: Path, tmp_pa
     finally:
         other.unlink()
     assert "Not compared: " in shown["quality"]
-    assert "Without a result here: layers." in shown["quality"]
+    assert "Without a result on this data set: layers." in shown["quality"]
     assert "another.json does not say where its queries are" in shown["warnings"]
     assert re.search(r"queries of data\.test are in .*data \(train\)", shown["warnings"]), "the others are looked at"
 

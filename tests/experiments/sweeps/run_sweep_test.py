@@ -91,7 +91,7 @@ for flags in ([], ["--match=string"], ["--match=regex"]):
         ),
         pytest.param(
             ("--grid=train.batch_size=4,8",),
-            "train.batch_size is in --grid and set by --config.train.batch_size",
+            "train.batch_size is set by --grid and by --config.train.batch_size",
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(("--grid=loss.temperature=1,0",), "temperature=0: ", marks=pytest.mark.exhaustive),

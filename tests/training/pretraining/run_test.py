@@ -264,8 +264,8 @@ def test_invalid_settings_are_errors(data: Path, tmp_path: Path) -> None:
             pretrain(config_of(data, **{"encoder__checkpoint": str(encoder), **overrides}), tmp_path / "run", False)
     for overrides, message in (
         ({"pretraining__scratch__heads": 3}, "pretraining.scratch.heads is 3; it must divide hidden_size, 16"),
-        ({"pretraining__scratch__vocabulary": 20}, "pretraining.scratch.vocabulary is 20, but markers and characters"),
-        ({"pretraining__length": 41}, "pretraining.length is 41, but pretraining.scratch.positions 40"),
+        ({"pretraining__scratch__vocabulary": 20}, "pretraining.scratch.vocabulary is 20; it must be above"),
+        ({"pretraining__length": 41}, "pretraining.length is 41; it must be at most pretraining.scratch.positions, 40"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             pretrain(config_of(data, **overrides), tmp_path / "run", False)
