@@ -48,9 +48,9 @@ class DemoSystem:
     """A row of the tables."""
 
     config: str  # suffix of configs/demo.py
-    title: str
-    shows: str  # the question that the row answers
-    change: str  # from the row above; {steps} and {pairs} of a batch are filled in
+    title: str  # name of the row
+    shows: str  # question that the row answers
+    change: str  # difference from the row above; {steps} and {pairs} (of a batch) are filled in
 
 
 SYSTEMS = (
@@ -80,7 +80,7 @@ SYSTEMS = (
     ),
 )
 BASELINE = "BM25"
-MEASURE = "nDCG@10"  # by which a row is compared with the one above
+ROW_MEASURE = "nDCG@10"  # measure by which a row is compared with the row above
 DEMO_SPLITS = ("train", "dev")
 REPORT = "report.html"
 ANSWERS = 5  # questions whose answers are printed
@@ -88,7 +88,7 @@ ANSWERS = 5  # questions whose answers are printed
 
 @dataclass(frozen=True)
 class DemoData:
-    """The files written and what is in them."""
+    """The data of the demo: files and their records."""
 
     python_docs: Path  # BEIR folder: every docstring, the questions, qrels/test.tsv
     pairs: Path  # BEIR folder: training and dev pairs
@@ -103,10 +103,10 @@ class DemoData:
 
 
 def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_passages: int | None = None) -> Path:
-    """Run everything in `workdir` and return the path of the tables; run again, it continues where it stopped.
+    """Run all systems in `workdir`, and return the path of the tables. A second call continues where the first stopped.
 
-    overrides: config keys to set ({"train.steps": 2}); max_passages: a smaller corpus (the judged passages and the
-    first others). Both are for trying it out.
+    For tests, `overrides` sets config keys ({"train.steps": 2}), and `max_passages` makes the corpus smaller (judged
+    passages and the first other ones).
     """
     begin = time.perf_counter()
     workdir = Path(workdir)
@@ -129,14 +129,14 @@ def demo(workdir: str | Path, overrides: Mapping[str, Any] | None = None, max_pa
 
 
 def write_demo_report(workdir: Path, data: DemoData) -> None:
-    """Count which vectors win, and write the report of the four trained and untrained runs."""
+    """Count which vectors win, and write the report of the runs of all systems but BM25."""
     report_diversity(open_run(workdir / "mlr"), JudgedSource.open(data.python_docs, "test"))
     runs = [str(workdir / system.config) for system in SYSTEMS]
     write_report(runs, workdir / REPORT, ReportOptions(title="Questions about Python"))
 
 
 def demo_config(name: str, pairs: Path, overrides: Mapping[str, Any]) -> ConfigDict:
-    """Return configs/demo.py:NAME with the path of the data; an untrained system stays so and needs no validation."""
+    """Return configs/demo.py:NAME with the path of the data. An untrained system has no training and no validation."""
     config = load_config(f"demo:{name}")
     no_training = {"train.steps": 0, "data.dev": ""} if config.train.steps == 0 else {}
     config.update_from_flattened_dict({"data.train": str(pairs), "data.dev": str(pairs), **overrides, **no_training})
@@ -192,12 +192,12 @@ def change_table(
 ) -> str:
     """Return a table of each row's difference from the row above, with a paired test over the questions.
 
-    changes: a description for each row but the first. render: `aligned_table` or `markdown_table`.
+    `changes` describes each row but the first. `render` is `aligned_table` or `markdown_table`.
     """
-    values = [evaluation.per_query[MEASURE] for evaluation in table.values()]
+    values = [evaluation.per_query[ROW_MEASURE] for evaluation in table.values()]
     differences = [paired_comparison(above, row, seed=0) for above, row in itertools.pairwise(values)]
     p_values = holm([difference.p_permutation for difference in differences])
-    header = ["against the row above", "what changed", MEASURE, "95 %", "p", "significant"]
+    header = ["against the row above", "what changed", ROW_MEASURE, "95 %", "p", "significant"]
     rows = [
         [
             title,
@@ -205,7 +205,7 @@ def change_table(
             f"{difference.difference:+.4f}",
             f"{difference.low:+.4f} to {difference.high:+.4f}",
             format_p_value(p_value),
-            _verdict(p_value),
+            "yes" if p_value < LEVEL else "no",
         ]
         for title, change, difference, p_value in zip(list(table)[1:], changes, differences, p_values, strict=True)
     ]
@@ -214,10 +214,6 @@ def change_table(
         f"{len(differences)} tests; significant: below {LEVEL}. Each system was trained with one seed."
     )
     return f"{render(header, rows, 2)}\n\n{note}"
-
-
-def _verdict(p_value: float) -> str:
-    return "yes" if p_value < LEVEL else "no"
 
 
 def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation], changes: Sequence[str]) -> None:
@@ -233,13 +229,13 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
     print(f"\nQuestions about Python, {len(data.passages):,} docstrings to choose from:\n")
     print(f"{evaluation_text(table)}\n\n{change_table(table, changes, aligned_table)}")
     emit_table(table, workdir / "results.md")
-    best = max(SYSTEMS, key=lambda system: table[system.title].mean[MEASURE])
+    best = max(SYSTEMS, key=lambda system: table[system.title].mean[ROW_MEASURE])
     print(f"\nThe first three passages of the best of them, {best.title}:")
     show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // ANSWERS, 1)][:ANSWERS])
 
 
 def print_commands(workdir: Path) -> None:
-    """Print where everything is, the commands for other data, and last the command to type next."""
+    """Print the paths of the files, the commands for other data, and last the command to type next."""
     print(f"""
 Saved in {workdir}: the data (data/), and for each system its config, checkpoints, vectors, run file and evaluation
 ({", ".join(system.config for system in SYSTEMS)}); the tables are in {workdir / "results.md"}.
@@ -255,7 +251,7 @@ Next, ask the retriever that was trained here a question (after `make demo`: sou
 
 
 def show_answers(run_folder: Path, data: DemoData, questions: Sequence[Query]) -> None:
-    """Print the top three from the run file that the search wrote."""
+    """Print the first three passages for each question, from the run file that the search wrote."""
     ranking = read_run(Workdir(run_folder).rankings(data.source.name))
     by_id = {passage.id: passage for passage in data.passages}
     for question in questions:

@@ -26,7 +26,7 @@ class SummaryPair:
 
 
 def load_docstrings() -> tuple[list[Passage], list[SummaryPair]]:
-    """Return the corpus, sorted by id, and the pairs made of it; a passage's id and title are its name in Python."""
+    """Return the corpus, sorted by id, and its training pairs. A passage's id and title are its name in Python."""
     passages, pairs = [], []
     with resources.files("jaxret.demo").joinpath("corpus.jsonl.gz").open("rb") as file:
         for line in gzip.decompress(file.read()).splitlines():
@@ -40,7 +40,7 @@ def load_docstrings() -> tuple[list[Passage], list[SummaryPair]]:
 
 
 def load_questions() -> tuple[list[Query], list[Judgement]]:
-    """Return the test questions, q001 on, and which passages answer them."""
+    """Return the test questions, with ids from q001 on, and judgements of the passages that answer them."""
     queries: list[Query] = []
     judgements: list[Judgement] = []
     text = resources.files("jaxret.demo").joinpath("questions.jsonl").read_text(encoding="utf-8")

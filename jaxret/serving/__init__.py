@@ -1,5 +1,5 @@
 """`jaxret serve`: runs behind HTTP.
 
-`device.py` has the one thread that computes, `served.py` a run as it is served, `gateway.py` what every request passes
-(token, limits, times, log, counts), `routes.py` the interfaces, and `server.py` the process.
+`device.py` has the thread that computes, `served.py` a served run, `gateway.py` the checks of every request (token,
+limits, times, log, counts), `routes.py` the interfaces, and `server.py` the process.
 """

@@ -1,4 +1,4 @@
-"""Counts of a server, as Prometheus reads them, and its log: a JSON object a line."""
+"""Counts of a server for Prometheus, and its log with a JSON object on each line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thread that computes: it takes whatever waits, and nothing waits for more to come."""
+"""The thread that computes. It takes all items that wait, and never waits for more items to fill a batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class QueueFullError(Exception):
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of many items, `function(items, *arguments)`, that returns a result for each. Items of requests with
-    an equal operation are computed together."""
+    """A function of many items, `function(items, *arguments)`, that returns a result for each item. Items of different
+    requests are computed together if their operations are equal."""
 
     function: Callable[..., list[Any]]
     arguments: tuple[Any, ...] = ()
@@ -28,7 +28,7 @@ class Operation:
 
 @dataclass(eq=False)
 class _Work:
-    """A request's items; the results of those that are computed."""
+    """A request's items, and the results of the first ones."""
 
     operation: Operation
     items: Sequence[Any]
@@ -67,7 +67,7 @@ class DeviceThread:
 
     @property
     def waiting(self) -> int:
-        """Return the number of items that wait."""
+        """Number of items that wait."""
         return sum(work.left for work in list(self._queue) if not work.future.cancelled())
 
     def submit(self, operation: Operation, items: Sequence[Any]) -> Future[list[Any]]:
@@ -86,7 +86,7 @@ class DeviceThread:
         return work.future
 
     def end(self) -> None:
-        """End the thread after everything that waits."""
+        """End the thread after it has computed all items that wait."""
         with self._change:
             self._ending = True
             self._change.notify()
@@ -132,7 +132,7 @@ class DeviceThread:
             return [(work, count) for work, count in batch.items() if count]
 
     def _compute_apart(self, batch: list[tuple[_Work, int]], error: Exception) -> None:
-        """Compute the requests of a failed batch alone, so that one of them does not fail the others."""
+        """Compute the requests of a failed batch one by one, so that a bad request does not fail the other ones."""
         for work, count in batch:
             if len(batch) > 1:
                 try:

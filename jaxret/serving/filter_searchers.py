@@ -1,4 +1,4 @@
-"""Searchers of the passages that match a filter, each of which holds its own vectors: few are open at a time."""
+"""Searchers of the passages that match a filter. Each has its own vectors in memory, so few are open at a time."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _MOST_VALUES = 50  # of a field, as the page offers them
 
 
 class FilterSearchers:
-    """The searchers of the last filters over a corpus. One thread opens them; a request keeps the one that it got."""
+    """The searchers of the last filters over a corpus. One thread opens them. A request keeps its searcher until its
+    end."""
 
     def __init__(self, base: Searcher) -> None:
-        """Open no filter. base: the searcher of all passages."""
+        """Start without filters. `base` is the searcher of all passages."""
         self._base = base
         self._searchers: OrderedDict[tuple[str, ...], Searcher] = OrderedDict()
 
     @cached_property
     def fields(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the fields of the passages' metadata, with the values of most passages and their numbers."""
+        """The fields of the passages' metadata: field -> (value, number of passages) of its most frequent values."""
         return frequent_values(self._base.encoded_corpus, _MOST_VALUES)
 
     def open(self, filters: Mapping[str, Any]) -> Searcher:
-        """Return the searcher of a filter {field: value or list of values}.
+        """Return the searcher of a filter {field: value or list of values}. Only one thread may call this method.
 
-        One thread calls it. Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
+        Raises `RefusalError` for a field or a value that no passage has, and `CORPUS_ERRORS`.
         """
         texts: list[str] = []
         for name, values in filters.items():

@@ -1,4 +1,4 @@
-"""Checks and limits of every request: host, token, size, time, the end of a client; the log and the counts."""
+"""Check every request: host, token, size, time, and whether the client is connected. Write the log and the counts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from jaxret.serving.refusal import Body, RefusalError
 from jaxret.serving.serve_options import ServeOptions
 
 Endpoint = Callable[[Request, Body], Awaitable[Response]]
-OPEN = ("/", "/health")  # paths that need no token: they have nothing of the run
-_DRAINED_BYTES, _DRAINED_SECONDS = 64 * 2**20, 2.0  # of a body that is too large, so that its sender reads the answer
-_CLIENT_GONE = 499  # in the log alone
+OPEN = ("/", "/health")  # paths that need no token: they return nothing about the run
+# Bytes and seconds for which a body that is too large is read on, so that its sender reads the answer.
+_DRAINED_BYTES, _DRAINED_SECONDS = 64 * 2**20, 2.0
+_CLIENT_GONE = 499  # status in the log; no client gets it
 _ERROR_TYPES = {413: "validation", 422: "validation", 429: "overloaded", 424: "backend", 503: "unhealthy"}
 _HEADERS = {
     "cache-control": "no-store",
@@ -34,7 +35,8 @@ _HEADERS = {
 
 
 class Gateway:
-    """The ASGI application: one endpoint for each (method, path); a path that ends with / has all paths below it."""
+    """The ASGI application. It has an endpoint for each (method, path). A path that ends with / stands for all paths
+    below it."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Gateway:
         log_event("request", **values, status=status, bytes=size, milliseconds=round(seconds * 1000, 2))
 
     async def _answer(self, request: Request, path: str, number: str) -> Response | None:
-        """Return the answer to a request, errors too; None if the client is gone."""
+        """Return the answer to a request, which may be an error, or None if the client has disconnected."""
         try:
             self._admit(request, path)
             endpoint = self._endpoint(request.method, path)
@@ -104,7 +106,7 @@ class Gateway:
             return refusal_response(path, RefusalError(500, f"internal error; the log has it as request {number}"))
 
     def _admit(self, request: Request, path: str) -> None:
-        """Raise `RefusalError` for a request that must not be answered."""
+        """Raise `RefusalError` for a request without the token, or, on a server without one, for another host."""
         if self._token:
             scheme, _, word = request.headers.get("authorization", "").partition(" ")
             token = word.strip().encode() if scheme.lower() == "bearer" else b""
@@ -113,7 +115,7 @@ class Gateway:
             return
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if not is_loopback(name):  # a page of the web whose name was pointed here
+        if not is_loopback(name):  # a web page may make its name resolve to this machine
             raise RefusalError(403, "without a token this server answers only localhost", "forbidden")
 
     def _endpoint(self, method: str, path: str) -> Endpoint:
@@ -134,7 +136,7 @@ class Gateway:
 
     async def _json(self, request: Request) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # web pages of other origins can send other types without permission
+        if kind != "application/json":  # a web page may send other types to another origin without permission
             raise RefusalError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
         data = await self._body(request)
         try:
@@ -191,7 +193,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an address, of IPv6 with brackets or without, is of this machine alone."""
+    """Return whether a name or an address (IPv6 with or without brackets) is a loopback address of this machine."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -199,8 +201,9 @@ def is_loopback(host: str) -> bool:
 
 
 def refusal_response(path: str, error: RefusalError) -> Response:
-    """Return an error in the form of the interface that a path belongs to."""
-    message = str(error).encode("utf-8", "backslashreplace").decode()  # of a request: JSON may have half surrogates
+    """Return an error in the form of the interface of a path."""
+    # A message may quote a request, whose JSON may have half of a surrogate pair.
+    message = str(error).encode("utf-8", "backslashreplace").decode()
     if path in ("/embed", "/embed_all", "/embed_sparse", "/rerank"):
         kind = _ERROR_TYPES.get(error.status, "backend" if error.status >= 500 else "validation")
         content: dict[str, Any] = {"error": message, "message": message, "code": error.status, "error_type": kind}

@@ -1,4 +1,4 @@
-"""The web page of a server: one file, which needs no other and no network."""
+"""The web page of a server. It is one file, which needs no other file and no other server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxret.serving.refusal import Body
 
 
 def page_endpoint() -> Endpoint:
-    """Return the endpoint of the page, read once. Its policy allows its own script and style, by their digests, and
-    requests to this server."""
+    """Return the endpoint of the page, which is read once. Its content policy allows its own script and style, by their
+    digests, and requests to this server."""
     text = files("jaxret.serving").joinpath("page.html").read_text(encoding="utf-8")
     policy = "; ".join(
         [

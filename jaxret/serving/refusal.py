@@ -1,4 +1,4 @@
-"""A request that is refused, and checks of a request's values."""
+"""The error of a refused request, and checks of a request's values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxret.configs.synonyms import suggest_name
 
 
 class RefusalError(Exception):
-    """An answer of one sentence with an HTTP status and headers; `code` is a word for programs."""
+    """A refused request. The answer has a sentence, an HTTP status, headers, and `code`, a word for programs."""
 
     def __init__(
         self, status: int, message: str, code: str = "invalid_request", headers: Mapping[str, str] | None = None
@@ -30,15 +30,15 @@ class Body:
         return self._values.get(name) is not None
 
     def require_keys(self, *keys: str) -> None:
-        """Raise RefusalError for any other key: a mistyped "filter" would be an answer without a filter."""
+        """Raise RefusalError for any other key: a mistyped key would otherwise be ignored."""
         for name in self._values:
             if name not in keys:
                 hint = suggest_name(name, keys)
                 raise RefusalError(422, f"{shown(name)} is not a key of this request{hint} (keys: {', '.join(keys)})")
 
     def get(self, name: str, kind: type, default: Any) -> Any:
-        """Return a value of a type; `default` if it is missing or null. Raises RefusalError for a value of another
-        type."""
+        """Return the value of a key, or `default` if it is missing or null. Raises RefusalError for a value of another
+        type than `kind`."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -48,7 +48,7 @@ class Body:
         return value
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """Return one of some texts. Raises RefusalError for another text."""
+        """Return the value of a key, which must be one of `choices`. Raises RefusalError for another text."""
         value = self.get(name, str, default)
         if value not in choices:
             raise RefusalError(422, f"{name} is {shown(value)}; it must be one of {', '.join(choices)}")
@@ -93,8 +93,8 @@ class Body:
 
 
 def check_text(text: Any, place: str, most_characters: int) -> str:
-    """Return a text. Raises `RefusalError` for one that is none, blank or too long, or holds half of a surrogate
-    pair."""
+    """Return a text. Raises `RefusalError` for another type, and for a text that is blank, too long, or has half of a
+    surrogate pair."""
     if not isinstance(text, str):
         raise RefusalError(422, f"{place} is {shown(text)}; it must be a text")
     if not text.strip():
@@ -110,5 +110,5 @@ def check_text(text: Any, place: str, most_characters: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error, shortened."""
+    """Return the beginning of a value's repr, for an error."""
     return f"{value!r:.60}"

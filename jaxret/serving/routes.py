@@ -1,4 +1,4 @@
-"""The interfaces of a server: OpenAI's embeddings, those of text-embeddings-inference (TEI), and its own."""
+"""The interfaces of a server: OpenAI's embeddings, text-embeddings-inference (TEI), and jaxret's own interface."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SIDES: dict[str, Side] = {
     "document": "passage",
     "search_document": "passage",
 }
-_HIT_NUMBERS = 30  # that take the time of a hit
-_SHORT = 1000  # characters of texts whose tokens take less than a millisecond
+_HIT_NUMBERS = 30  # numbers whose encoding takes the time of a hit
+_SHORT = 1000  # characters of texts that are tokenized in less than a millisecond
 
 
 class Routes:
@@ -52,18 +52,22 @@ class Routes:
         """Keep the runs.
 
         Args:
-            models: runs; the first of a task is its default.
+            models: runs; the first run of a task is the default of this task.
+            device: thread that computes.
+            options: limits of requests.
+            counters: counts of the server.
         """
         self._models = {model.name: model for model in models}
         self._device, self._options, self._counters = device, options, counters
         self._start_time = int(time.time())
         self._ready = False
         self._stop = threading.Event()
-        self._filters = ThreadPoolExecutor(1, "filters")  # they wait for each other, not in the threads of all requests
+        # Filters wait for each other in this thread, and do not occupy the threads of requests.
+        self._filters = ThreadPoolExecutor(1, "filters")
         self._filter_limit = FilterLimit()
 
     def warm_up(self) -> None:
-        """Compile all programs in the thread of the device, and answer from then on."""
+        """Compile all programs in the thread of the device. The server answers when this is done."""
         start, programs = time.perf_counter(), 0
 
         def compile_programs(models: Sequence[ServedModel]) -> list[int]:
@@ -80,12 +84,12 @@ class Routes:
         log_event("ready", programs=programs, seconds=round(time.perf_counter() - start, 1))
 
     def stop(self) -> None:
-        """End `warm_up` after the program that is being compiled, and what opens filters."""
+        """End `warm_up` after the program that is being compiled, and end the thread that opens filters."""
         self._stop.set()
         self._filters.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> dict[tuple[str, str], Endpoint]:
-        """Return the endpoints by method and path; one that ends with / has all paths below it."""
+        """Return (method, path) -> endpoint. A path that ends with / stands for all paths below it."""
         posts: dict[str, Endpoint] = {
             "/v1/embeddings": self._openai_embeddings,
             "/embed": self._embed,
@@ -120,7 +124,7 @@ class Routes:
         model.cut([], dimensions)  # refused before anything is computed
         if not model.side_is_single(side):
             raise RefusalError(
-                400, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
+                400, f"{model.name} has several vectors, or weights of words, for a text: {_other_path(model)}"
             )
         tokens = await self._tokens(model, texts, side)
         self._allow(len(texts) * dimensions, "numbers")
@@ -163,7 +167,7 @@ class Routes:
         model, side, vectors = await self._tei_vectors(body, normalize=True)
         if not model.side_is_single(side):
             raise RefusalError(
-                424, f"{model.name} has several vectors, or weights of words, for a text: {_others(model)}"
+                424, f"{model.name} has several vectors, or weights of words, for a text: {_other_path(model)}"
             )
         return await json_answer(
             lambda: [text_vectors[0].tolist() for text_vectors in vectors],
@@ -197,7 +201,8 @@ class Routes:
         )
 
     async def _tei_vectors(self, body: Body, normalize: bool = False) -> tuple[ServedRetriever, Side, list[np.ndarray]]:
-        """Return the vectors of a request's texts; `normalize`: whether they have length 1 if it does not say."""
+        """Return the model, the side and the vectors of a request's texts. `normalize` is the default of the request's
+        key "normalize"."""
         model, side = self._retriever_of(
             body.get("model", str, ""), body.choice("prompt_name", tuple(_SIDES), "passage"), "prompt_name" in body
         )
@@ -255,7 +260,7 @@ class Routes:
             }
         )
 
-    # Its own
+    # jaxret's own interface
 
     async def _search(self, request: Request, body: Body) -> Response:
         body.require_keys("queries", "k", "filter", "texts", "model")
@@ -298,8 +303,8 @@ class Routes:
     async def _open_searcher(
         self, request: Request, model: ServedRetriever, filters: Mapping[str, Any]
     ) -> AsyncIterator[Searcher]:
-        """Yield the searcher of a request's filter, or of all passages. It is opened in a thread of its own: neither
-        the device nor requests without a filter wait for it."""
+        """Yield the searcher of a request's filter, or the searcher of all passages without a filter. A separate thread
+        opens it, so that neither the device nor requests without a filter wait."""
         assert model.searcher is not None
         assert model.filters is not None
         if not filters:
@@ -355,8 +360,9 @@ class Routes:
         return await asyncio.wrap_future(self._device.submit(operation, items))
 
     async def _tokens(self, model: ServedRetriever, texts: Sequence[str], *arguments: Any) -> list[np.ndarray]:
-        """Return the token ids of texts; of long ones in a thread, since they would hold up other requests."""
-        if sum(map(len, texts)) <= _SHORT:  # takes less time than to wake a thread
+        """Return the token ids of texts. Long texts are tokenized in a thread, because they would hold up other
+        requests."""
+        if sum(map(len, texts)) <= _SHORT:  # tokenizing takes less time than waking a thread
             return model.tokens(texts, *arguments)
         return await run_in_threadpool(model.tokens, texts, *arguments)
 
@@ -368,7 +374,7 @@ class Routes:
             raise RefusalError(413, message, "answer_too_large")
 
     def _of_task(self, name: str, kind: type[Any], description: str) -> Any:
-        """Return the model of a name; "" for the first of a kind."""
+        """Return the model of a name, or the first model of a kind if the name is ""."""
         if not name:
             for model in self._models.values():
                 if isinstance(model, kind):
@@ -399,7 +405,7 @@ class Routes:
 
 @contextmanager
 def _corpus_at_hand(request: Request, remedy: str = "") -> Iterator[None]:
-    """Raise `RefusalError` if the files of a corpus cannot be read; the log has the reason."""
+    """Raise `RefusalError` if the block cannot read the files of a corpus. The log has the reason."""
     try:
         yield
     except CORPUS_ERRORS as error:
@@ -414,7 +420,7 @@ def _encoded(vector: np.ndarray, encoding: str) -> Any:
     return vector.tolist()
 
 
-def _others(model: ServedRetriever) -> str:
+def _other_path(model: ServedRetriever) -> str:
     return "POST /embed_sparse" if model.run.model.sparse else "POST /embed_all"
 
 
@@ -423,13 +429,13 @@ def _checkpoint(model: ServedModel) -> Mapping[str, Any]:
 
 
 def _lengths(model: ServedModel) -> tuple[int, int]:
-    """Return the upper bounds of a query's and a passage's length."""
+    """Return the upper bounds of the lengths of queries and of passages, in tokens."""
     tokenizer = model.run.tokenizer if isinstance(model, ServedRetriever) else model.reranker.tokenizer
     return tokenizer.query_length, tokenizer.passage_length
 
 
 def _model_facts(model: ServedModel) -> dict[str, Any]:
-    """Return the facts on a model, of /info."""
+    """Return the facts about a model for /info."""
     query_length, passage_length = _lengths(model)
     checkpoint = _checkpoint(model)
     facts: dict[str, Any] = {

@@ -10,7 +10,7 @@ from jaxret.configs.options import check_options, option
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a server listens, and its limits. Raises ValueError for a value that makes no sense."""
+    """Where a server listens, and its limits. Raises ValueError for a value that is not allowed."""
 
     host: str = option(
         "127.0.0.1", "address to listen at; other addresses than loopback need the variable JAXRET_TOKEN"
@@ -40,9 +40,9 @@ class ServeOptions:
 
 
 def named_run(argument: str) -> tuple[str, str]:
-    """Return the name and the folder of an argument NAME=FOLDER, or FOLDER, whose last part is the name.
+    """Return (name, folder) of an argument NAME=FOLDER or FOLDER. The name of FOLDER is the last part of its path.
 
-    Raises ValueError for an empty name, and one that cannot be a part of a model's id, as NAME:query is one.
+    Raises ValueError for an empty name, and for a name that cannot be part of a model's id such as NAME:query.
     """
     name, separator, folder = argument.partition("=")
     if not separator or Path(argument).exists():

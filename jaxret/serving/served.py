@@ -1,7 +1,7 @@
-"""Runs as they are served: texts to tokens in the thread of a request, tokens to answers in the thread of the device.
+"""Served runs. The thread of a request turns texts into tokens; the thread of the device turns tokens into answers.
 
-Every text is padded to one of a few lengths, and computed with at most `ServeOptions.batch` others; the programs of
-all these shapes are compiled by `warm_up`.
+Every text is padded to one of a few lengths. At most `ServeOptions.batch` texts are computed at a time. `warm_up`
+compiles the programs of all these shapes.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from jaxret.serving.served_reranker import ServedReranker
 from jaxret.serving.shapes import batch_sizes, served_length, served_lengths
 from jaxret.types import Ragged, TextVectors
 
-COUNTS = (10, 30, 100, 300, 1000)  # passages that are searched for: the first k of more are the k best
-_SHORT = 64  # tokens of a text that is computed without a loop over layers, if it is alone
-_COPIED_BYTES = 2**30  # of a model that is in memory twice for it
+# Numbers of passages for which searches are compiled. The first k of a longer ranking are the answer.
+COUNTS = (10, 30, 100, 300, 1000)
+_SHORT = 64  # upper bound of the tokens of a single text that is computed without a loop over layers
+_COPIED_BYTES = 2**30  # upper bound of the parameters of which a second copy is kept for this
 
 
 @dataclass(frozen=True)
 class SearchHit:
     """A passage of a ranking."""
 
-    id: str  # of the passage
-    score: float  # as in `jaxret.Hit`
-    # title, text: of the passage; "" if the server has no texts
-    title: str
-    text: str
+    id: str
+    score: float  # the score of `jaxret.Hit`
+    title: str  # "" if the server has no texts
+    text: str  # "" if the server has no texts
     # for each vector of the query, the number of the passage's vector with the highest product
     vectors: tuple[int, ...]
-    winners: tuple[str, ...]  # the names of these vectors; () if a passage has one vector
+    winners: tuple[str, ...]  # names of these vectors; () if a passage has one vector
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class SearchAnswer:
     """The ranking of a question."""
 
     hits: list[SearchHit]  # best first
-    backend: str  # the description of the search backend
-    rounds: int  # of the proof of the batch that the question was in
+    backend: str  # description of the search backend
+    rounds: int  # rounds of the proof of the question's batch
     scored_pairs: int  # pairs of this batch that were scored exactly
-    batch: int  # questions of this batch
+    batch: int  # number of questions in this batch
 
 
 class ServedRetriever:
@@ -75,10 +75,12 @@ class ServedRetriever:
 
         Args:
             workdir: folder of the run, or NAME=FOLDER.
-            encoded_name: encoded corpus; "": the only one.
+            encoded_name: name of the encoded corpus; "": the only one.
             checkpoint: "best", "last" or a step.
+            options: limits of the server.
+            search: options of searches.
 
-        Raises what `Retriever.open`, `corpus_folder` and `Searcher` raise, and FileNotFoundError or ContractError if
+        Raises the errors of `Retriever.open`, `corpus_folder` and `Searcher`, and FileNotFoundError or ContractError if
         texts cannot be shown.
         """
         self.name, workdir = named_run(workdir)
@@ -88,7 +90,7 @@ class ServedRetriever:
         retriever = Retriever.open(workdir, checkpoint, passage_length=length)
         run: Run = replace(retriever.run, padding=served_length)
         self.searcher = Searcher(run, folder, search, many=True) if folder else None
-        self.run = self.searcher.run if self.searcher else run  # vectors may be cut, as those of the corpus
+        self.run = self.searcher.run if self.searcher else run  # the searcher's run cuts vectors like the corpus
         self.embedder = self.searcher.embedder if self.searcher else run.embedder()
         self._alone = embedder_of_one(self.embedder)
         self.encoded_name = folder.name if folder else ""
@@ -104,17 +106,17 @@ class ServedRetriever:
 
     @property
     def single(self) -> bool:
-        """Return whether every text has one dense vector."""
+        """Whether every text has one dense vector."""
         model = self.run.model
         return model.vectors_per_passage == 1 and not model.late_interaction and not model.sparse
 
     @property
     def passages(self) -> int:
-        """Return how many are searched. Raises `RefusalError` without a corpus."""
+        """Number of passages that are searched. Raises `RefusalError` without a corpus."""
         return self._searcher().encoded_corpus.total_rows
 
     def vectors_of(self, tokens: Sequence[np.ndarray], side: Side) -> int:
-        """Return the number of vectors of texts."""
+        """Return the total number of vectors of texts."""
         return int(self.run.model.vector_counts(Ragged.from_lists([ids.tolist() for ids in tokens]), side).sum())
 
     def side_is_single(self, side: Side) -> bool:
@@ -124,7 +126,7 @@ class ServedRetriever:
     # In the thread of a request
 
     def tokens(self, texts: Sequence[str], side: Side, cut: bool = True) -> list[np.ndarray]:
-        """Return the token ids of texts. Raises `RefusalError` for one that is too long, unless it may be cut."""
+        """Return the token ids of texts. Raises `RefusalError` for a text that is too long, unless `cut`."""
         tokenizer = self.run.tokenizer
         limit = tokenizer.query_length if side == "query" else tokenizer.passage_length
         truncation = Truncation("texts", limit)
@@ -137,8 +139,8 @@ class ServedRetriever:
         return list(ids)
 
     def cut(self, vectors: Sequence[np.ndarray], dimensions: int) -> list[np.ndarray]:
-        """Return the first numbers of vectors, as `jaxret encode --dimension` stores them. Raises `RefusalError` for a
-        size that they cannot have."""
+        """Return the vectors cut to their first dimensions, as `jaxret encode --dimension` stores them. Raises
+        `RefusalError` for a number of dimensions that the model does not allow."""
         if dimensions == self.dimension:
             return list(vectors)
         if not 1 <= dimensions < self.dimension:
@@ -151,8 +153,8 @@ class ServedRetriever:
         return [cut_vectors(text_vectors, smaller.dimension, smaller.module.normalize) for text_vectors in vectors]
 
     def count(self, k: int) -> int:
-        """Return the number of passages to search for, of which the first k are the answer. Raises RefusalError if `k`
-        is above the candidates that the server scores."""
+        """Return the number of passages to search for; the first k of them are the answer. Raises RefusalError if `k`
+        exceeds the number of candidates that the server scores."""
         searcher = self._searcher()
         if searcher.generator and k > searcher.generator.spec.passages:
             raise RefusalError(422, f"k is {k}; this server scores {searcher.generator.spec.passages} candidates")
@@ -187,7 +189,7 @@ class ServedRetriever:
             passage_ids = {key for ranking in ids for key in ranking}
             passages = searcher.passages(passage_ids) if texts else {}
             hit_passages = [[passages.get(key) or Passage(key, "") for key in ranking] for ranking in ids]
-            chunks = hit_passages  # have the vectors; of a document, its best one
+            chunks = hit_passages  # the passages with the vectors; for a document, its best passage
             if texts and searcher.max_passage:
                 chunks = [searcher.passages_of_rows(rows) for rows in result.rows]
             for place, row in enumerate(part):
@@ -203,7 +205,7 @@ class ServedRetriever:
         return [answer for answer in answers if answer]
 
     def explained(self, items: Sequence[tuple[str, Passage | None, str]], top: int) -> list[str | RefusalError]:
-        """Return explanations of (question, passage, id of a passage instead)."""
+        """Return an explanation, or an error, for each (question, passage or None, id of a passage or "")."""
         return [self._explained(*item, top) for item in items]
 
     def warm_up(
@@ -244,7 +246,7 @@ class ServedRetriever:
         return self.searcher
 
     def _embedded(self, items: Sequence[np.ndarray], side: Side) -> Iterator[tuple[list[int], TextVectors]]:
-        """Yield (positions, vectors) of batches, shortest texts first."""
+        """Yield (positions in `items`, vectors) of batches, the shortest texts first."""
         order = np.argsort([len(ids) for ids in items], kind="stable").tolist()
         for start in range(0, len(order), self.options.batch):
             part = order[start : start + self.options.batch]
@@ -260,7 +262,7 @@ class ServedRetriever:
         return SearchHit(passage.id, score, passage.title, passage.text, vectors, winners)
 
     def _names(self, passage: Passage) -> list[str]:
-        """Return a name for each vector of a passage; none for one vector."""
+        """Return a name for each vector of a passage, or [] if a passage has one vector."""
         model = self.run.model
         if model.vectors_per_passage == 1:
             return []
@@ -271,7 +273,7 @@ class ServedRetriever:
         return vector_labels(self.run, self.run.tokenizer.passages([passage]), "passage")
 
     def question_labels(self, ids: np.ndarray) -> list[str]:
-        """Return a label for each vector of a question, where it has several."""
+        """Return a label for each vector of a question, or [] if a question has one vector."""
         if not self.run.model.late_interaction:
             return []
         return vector_labels(self.run, Ragged.from_lists([ids.tolist()]), "query")
@@ -320,8 +322,8 @@ def open_served(
 
 
 def embedder_of_one(embedder: Embedder) -> Embedder | None:
-    """Return an embedder of one short text at a time, whose time on a CPU is that of reading the layers once; None for
-    other devices, and for a model whose layers should not be in memory twice."""
+    """Return an embedder for one short text at a time, which is faster on a CPU: it reads the layers once. Return None
+    for other devices, and for a model of which a second copy would need too much memory."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(embedder.params))
     if embedder.mesh.size > 1 or jax.default_backend() != "cpu" or size > _COPIED_BYTES:
         return None
@@ -329,7 +331,7 @@ def embedder_of_one(embedder: Embedder) -> Embedder | None:
 
 
 def _require_texts(searcher: Searcher) -> None:
-    """Read a text. Raises what `Passages` raises, with the remedy."""
+    """Read a text, as a check. Raises the errors of `Passages`, with a remedy."""
     try:
         searcher.passages(set(searcher.encoded_corpus.ids([0])))
     except (OSError, ValueError) as error:

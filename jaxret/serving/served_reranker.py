@@ -1,5 +1,5 @@
-"""A cross-encoder as it is served: texts to pairs of tokens in the thread of a request, pairs to scores in the thread
-of the device."""
+"""A served cross-encoder. The thread of a request turns texts into pairs of tokens; the thread of the device turns
+pairs into scores."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxret.types import Ragged
 
 
 class ServedReranker:
-    """A cross-encoder's run, and its operation."""
+    """A cross-encoder's run, and its operations."""
 
     task = "reranking"
 
     def __init__(self, workdir: str, checkpoint: str, options: ServeOptions) -> None:
-        """Open the run in `workdir`, a folder or NAME=FOLDER. Raises what `open_reranker` raises."""
+        """Open the run in `workdir`, a folder or NAME=FOLDER. Raises the errors of `open_reranker`."""
         self.name, workdir = named_run(workdir)
         self.options = options
         reranker = open_reranker(workdir, checkpoint)
@@ -31,7 +31,7 @@ class ServedReranker:
 
     @property
     def most_tokens(self) -> int:
-        """Return the upper bound of a pair's length."""
+        """Upper bound of a pair's length in tokens."""
         return self.reranker.scorer.joiner.limit
 
     def pairs(self, question: str, texts: Sequence[str], cut: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -65,7 +65,7 @@ class ServedReranker:
     def warm_up(
         self, report: Callable[[str], object] = lambda text: None, should_stop: Callable[[], bool] = lambda: False
     ) -> int:
-        """Compile all programs; return how many. `report` and `should_stop`: as in `ServedRetriever.warm_up`."""
+        """Compile all programs, and return their number, see `ServedRetriever.warm_up`."""
         tokenizer, between = self.reranker.tokenizer, len(self.reranker.scorer.joiner.between)
         for length in served_lengths(self.most_tokens):
             if length < 8:

@@ -28,24 +28,27 @@ from jaxret.serving.serve_options import ServeOptions
 from jaxret.serving.served import open_served
 
 TOKEN = "JAXRET_TOKEN"
-_SENT_SECONDS = 10.0  # in which a client must have read its answer, or this much more of it:
+# A client must read its answer, or `_SENT_BYTES` more of it, every `_SENT_SECONDS`.
+_SENT_SECONDS = 10.0
 _SENT_BYTES = 2**20
-_BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
-_BATCHES = 4  # items of a round of the device: sorted by length, they are this many batches
+_BACKLOG = 2048  # connections that may wait to be accepted; uvicorn has the same number
+_BATCHES = 4  # batches in a round of the device, whose items are sorted by length
 
 
 def serve(
     workdirs: Sequence[str], encoded_name: str, checkpoint: str, options: ServeOptions, search: SearchOptions
 ) -> None:
-    """Serve runs until SIGTERM or Ctrl-C; requests that are running then are answered.
+    """Serve runs until SIGTERM or Ctrl-C. Requests that are running at that time are answered.
 
     Args:
-        workdirs: folders of runs; NAME=FOLDER names one.
-        encoded_name: encoded corpus; "": the only one of each run.
+        workdirs: folders of runs, FOLDER or NAME=FOLDER.
+        encoded_name: name of the encoded corpus; "": the only one of each run.
         checkpoint: "best", "last" or a step.
         options: address and limits.
+        search: options of searches.
 
-    Raises ValueError for an address that is in use, or beyond loopback without a token, and what `open_served` raises.
+    Raises ValueError for an address that is in use, or for an address other than loopback without a token, and the
+    errors of `open_served`.
     """
     token = os.environ.get(TOKEN, "").strip()
     with bound_socket(options.host, options.port) as listener:
@@ -73,7 +76,7 @@ def serve(
 
 
 def require_token(host: str, token: str) -> None:
-    """Raise ValueError for an address that other machines reach, without a token."""
+    """Raise ValueError if other machines reach the address and there is no token."""
     if token:
         if not (token.isascii() and token.isprintable() and " " not in token):
             raise ValueError(f"{TOKEN} must be of printable ASCII characters without spaces")
@@ -87,7 +90,7 @@ def require_token(host: str, token: str) -> None:
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that is bound to an address. Raises ValueError if that is not possible."""
+    """Yield a socket that is bound to an address. Raises ValueError if the address is unknown or in use."""
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -154,9 +157,9 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends a process with status 0 after a signal that was obeyed.
+    """uvicorn's server. After SIGINT or SIGTERM, the process ends with status 0.
 
-    announce: called when signals are obeyed, before anything is served.
+    `announce` is called when the signal handlers are set, before requests are answered.
     """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
@@ -203,7 +206,7 @@ def _config(gateway: Gateway, options: ServeOptions) -> uvicorn.Config:
 
 
 def _run(server: _Server, routes: Routes, listener: socket.socket) -> None:
-    """Listen, compile meanwhile, and end after a signal. Raises what compiling raises."""
+    """Listen, compile at the same time, and end after a signal. Raises the errors of compiling."""
     failures: list[BaseException] = []
 
     def warm_up() -> None:

@@ -1,10 +1,10 @@
-"""Shapes that a server computes: few padded lengths and batch sizes, all of which it compiles before it answers."""
+"""The shapes of a server's batches: few padded lengths and batch sizes, all of which it compiles before it answers."""
 
 from __future__ import annotations
 
 
 def served_length(length: int) -> int:
-    """Return the length that a served text is padded to: 8, 16, 24, 32, 48, 64, 96, 128, ... tokens."""
+    """Return the padded length of a served text: 8, 16, 24, 32, 48, 64, 96, 128, ... tokens."""
     power = 8
     while power < length:
         if power >= 16 and length <= power * 3 // 2:

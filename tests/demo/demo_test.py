@@ -11,7 +11,7 @@ from scipy import stats
 
 from jaxret.data.formats import write_run
 from jaxret.data.records import Passage, Query
-from jaxret.demo.demo import MEASURE, SYSTEMS, DemoData, change_table, demo_config, show_answers
+from jaxret.demo.demo import ROW_MEASURE, SYSTEMS, DemoData, change_table, demo_config, show_answers
 from jaxret.evaluation.metrics import Evaluation
 from jaxret.evaluation.text_table import aligned_table, markdown_table
 from jaxret.training.config_check import check_config
@@ -20,7 +20,7 @@ QUERIES = [f"q{number}" for number in range(60)]
 
 
 def evaluation(values: np.ndarray) -> Evaluation:
-    return Evaluation({MEASURE: values.mean()}, {MEASURE: dict(zip(QUERIES, values.tolist()))}, 60, 60)
+    return Evaluation({ROW_MEASURE: values.mean()}, {ROW_MEASURE: dict(zip(QUERIES, values.tolist()))}, 60, 60)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def table() -> dict[str, Evaluation]:
 def test_every_row_is_compared_with_the_one_above(table: dict[str, Evaluation]) -> None:
     text = change_table(table, ["one", "two", "three"], markdown_table)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:5]]
-    rows = [np.array(list(one.per_query[MEASURE].values())) for one in table.values()]
+    rows = [np.array(list(one.per_query[ROW_MEASURE].values())) for one in table.values()]
     assert [row[:2] for row in cells] == [["b", "one"], ["c", "two"], ["d", "three"]]
     assert [row[2] for row in cells] == [
         f"{(after - before).mean():+.4f}" for before, after in itertools.pairwise(rows)
