@@ -131,7 +131,7 @@ def find_vectors_to_cut(run: Run, corpus: Corpus, name: str, options: EncodeOpti
 def cut_encoded(
     run: Run, encoded_name: str, options: EncodeOptions, name: str = "", progress: bool = True
 ) -> EncodeResult:
-    """Cut the vectors of an encoded corpus to `options.dimension` numbers, as another one, without its texts.
+    """Make an encoded corpus with shorter vectors: cut those of another one to `options.dimension`, without its texts.
 
     Args:
         run: the run that encoded it.

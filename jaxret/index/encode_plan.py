@@ -55,7 +55,7 @@ class EncodePlan:
 def make_encode_plan(
     run: Run, folder: Path, source: CorpusSource, options: EncodeOptions, progress: bool = False
 ) -> EncodePlan:
-    """Return how a corpus is stored. Shards have the size of those in the folder, unless another one is asked for.
+    """Return how a corpus is stored. The size of existing shards is kept, unless the options have another one.
 
     Args:
         run: the run whose checkpoint encodes.

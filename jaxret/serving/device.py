@@ -108,7 +108,7 @@ class DeviceThread:
                     work.finish()
 
     def _take(self) -> list[tuple[_Work, int]]:
-        """Wait for requests; return those of the next batch, and how many items of each. [] at the end."""
+        """Wait for requests. Return (request, number of its items) for the next batch, or [] at the end."""
         with self._change:
             while True:
                 self._queue = deque(work for work in self._queue if work.left and not work.future.cancelled())

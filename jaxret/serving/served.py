@@ -179,7 +179,7 @@ class ServedRetriever:
             items: token ids of questions.
             k: passages.
             searcher: searcher of all passages, or of those that match a filter.
-            texts: read titles and texts.
+            texts: whether to read titles and texts.
         """
         answers: list[SearchAnswer | None] = [None] * len(items)
         for part, vectors in self._embedded(items, "query"):

@@ -144,7 +144,7 @@ class Corpus:
         return self._passages(policy or Policy("skip"))
 
     def reject_repeated_ids(self, hashes: array[int], policy: Policy) -> dict[str, tuple[int | str, ...]]:
-        """Return the ids that occur more than once, with the lines of their passages; all but the first are bad input.
+        """Return the ids that occur more than once, with the lines of their passages. All but the first are errors.
 
         `hashes` are those of all ids: only if two agree is the corpus read once more, for the ids themselves.
         """

@@ -34,7 +34,8 @@ class FullDataSet:
 
 
 def open_data_set(source: PathLike, split: str, policy: Policy) -> FullDataSet:
-    """Open a source as a whole; its parts are read on request, under `policy`. `split` is that of a training file."""
+    """Open all parts of a source. A part is read when it is requested, under `policy`. `split` names the split of a
+    training file."""
     path = source_path(source)
     return _of_folder(source, path, policy) if is_folder(path) else _of_file(source, split, policy)
 
