@@ -332,7 +332,7 @@ ERRORS: dict[str, tuple[Callable[[jaxret.Retriever, jaxret.Index, Path], Any], t
     "candidates": (
         lambda r, i, p: jaxret.Index.open(r, options=jaxret.SearchOptions(candidates="mean:9")),
         ValueError,
-        "candidates=mean:9 is for passages of several vectors; here each has one",
+        "candidates=mean:9 is for passages with several vectors; these have one",
     ),
     "a config": (lambda r, i, p: jaxret.Retriever.train("minilmm", p), ValueError, "did you mean minilm?"),
     "a key": (

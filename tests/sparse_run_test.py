@@ -126,7 +126,7 @@ def test_search_and_explain_as_processes(root: Path) -> None:
     assert read_run(path) == rankings
     refused = jaxret("search", f"--workdir={root}/run", f"--queries={root}/data", "--precision=int8")
     assert refused.returncode == 1
-    assert "are weights of words, which inverted lists search: leave --precision=int8 out" in refused.stderr
+    assert "has sparse vectors, which inverted lists search: leave --precision=int8 out" in refused.stderr
 
 
 def test_appended_and_deleted_passages(root: Path, tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def host_needs(search: SearchLoad, hosts: int, query_bytes: int) -> PlanValues:
     """
     hits = search.queries * min(search.k, search.passages)
     precision = find_precision(search.precision)
-    candidates = min(search.queries * first_depth(search.k, precision.more, MARGIN), PASS_CANDIDATES)
+    candidates = min(search.queries * first_depth(search.k, precision.extra_candidates, MARGIN), PASS_CANDIDATES)
     return {
         "hosts": hosts,
         "passages": search.passages,

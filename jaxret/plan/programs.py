@@ -27,7 +27,7 @@ from jaxret.parallel.mesh import make_mesh, row_sharding, shardings
 from jaxret.runs.embedder import Embedder, padded_length, plan_batches
 from jaxret.runs.from_sentence_transformers import apply_settings
 from jaxret.search.backends.accelerators import ROW_AXIS, plan_cells, platform_of, search_cells
-from jaxret.search.backends.late_interaction import passages_at_once, search_lists
+from jaxret.search.backends.late_interaction import passages_of_tile, search_lists
 from jaxret.search.backends.precision import Compressed, find_precision
 from jaxret.search.backends.top_k import power_of_two, rounded_size
 from jaxret.search.backends.xla_backend import SCORES_BYTES
@@ -259,7 +259,7 @@ def list_search_program(
     owner = jax.ShapeDtypeStruct((QUERY_ROWS,), jnp.int32, sharding=where)
     mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=where)
     lists = abstract_vectors(QUERY_ROWS), owner, abstract_vectors(rows, length), mask
-    tile_passages = passages_at_once(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
+    tile_passages = passages_of_tile(rows, length * (QUERY_ROWS + retriever.dimension), device.platform)
     return AbstractProgram(
         StaticProgram(search_lists, (queries, power_of_two(min(load.k, rows)), tile_passages)), lists, {}
     )

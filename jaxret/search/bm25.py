@@ -19,22 +19,22 @@ from jaxret.search.bm25_settings import BM25Settings
 
 
 class BM25:
-    """A BM25 index of passages, mapped from disk. Rows are the passages in the order of the corpus."""
+    """A BM25 index that is mapped from disk. Row i is the i-th passage of the corpus."""
 
     def __init__(self, folder: Path, settings: BM25Settings) -> None:
-        """Open an index of `write_bm25_index`, made with these settings. Raises ValueError if an id occurs twice."""
+        """Open an index that `write_bm25_index` wrote with these settings. Raises ValueError if an id occurs twice."""
         self.settings = settings
         self._index = bm25s_module().BM25.load(str(folder), mmap=True, show_progress=False)
         self._ids = _LineFile(folder / IDS)
 
     @classmethod
     def of(cls, passages: Iterable[Passage], settings: BM25Settings | None = None, progress: bool = False) -> BM25:
-        """Return an index that is not kept, with the default settings unless others are passed.
+        """Return an index of passages whose files are deleted at once.
 
         Raises:
             ValueError: an id occurs twice, or no passage has a word.
         """
-        with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:  # the files stay mapped
+        with tempfile.TemporaryDirectory(prefix="jaxret-") as folder:  # files that are mapped can still be read
             settings = settings or BM25Settings()
             write_bm25_index(Path(folder), passages, settings, progress)
             return cls(Path(folder), settings)
@@ -44,14 +44,14 @@ class BM25:
 
     @property
     def bytes_per_passage(self) -> float:
-        """Return the bytes of postings on disk: a row and a score for each word of each passage."""
+        """Return the mean number of bytes of a passage's postings: a row and a score for each of its words."""
         scores: dict[str, Any] = self._index.scores
         return sum(scores[name].nbytes for name in ("data", "indices", "indptr")) / len(self)
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> dict[str, list[tuple[str, float]]]:
-        """Return query id -> up to `k` (passage id, score), by descending score, ties by ascending corpus row.
+        """Return query id -> at most `k` pairs (passage id, score); score descending, then row ascending.
 
-        Passages that share no word with the query are not retrieved, so a ranking may be shorter than `k`, or empty.
+        A passage that shares no word with the query is never returned, so a ranking may be shorter than `k`, or empty.
 
         Raises:
             ValueError: `k` is below 1, or a query id occurs twice.
@@ -65,7 +65,7 @@ class BM25:
             distinct.add(query.id)
         words = self.words(queries)
         bar = with_progress(zip(queries, words), "BM25 search", len(queries), "query", progress)
-        return {query.id: self.rank(of_query, k) for query, of_query in bar}
+        return {query.id: self.rank(query_words, k) for query, query_words in bar}
 
     def words(self, queries: Sequence[Query]) -> list[list[str]]:
         texts = (query.text for query in queries)
@@ -73,22 +73,29 @@ class BM25:
         return words
 
     def rank(self, words: list[str], k: int) -> list[tuple[str, float]]:
-        """Return the best passages for the words of a query."""
+        """Return the ids and scores of the k best passages for the words of a query."""
         rows, scores = self.top_rows(words, k)
         return list(zip(self.ids(rows), scores.tolist(), strict=True))
 
     def top_rows(self, words: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows and scores of the best passages for the words of a query."""
-        # Not bm25s's own retrieve: its top-k breaks ties by its backend, and fills up with zeros.
+        """Return the rows and scores of the k best passages for the words of a query.
+
+        Only scores above 0 count; score descending, then row ascending.
+        """
+        # Not bm25s's own retrieve: the order of its ties depends on its backend, and it adds passages with score 0.
         scores = self.all_scores(words)
-        rows = _top_rows(scores, k)
+        rows = np.flatnonzero(scores > 0)
+        if len(rows) > k:
+            kth = np.partition(scores[rows], -k)[-k]
+            rows = rows[scores[rows] >= kth]  # more than k if others tie with the k-th; the stable sort decides
+        rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
         return rows, scores[rows]
 
     def ids(self, rows: np.ndarray) -> list[str]:
         return self._ids.lines(rows)
 
     def scores(self, query: Query, ids: Collection[str]) -> dict[str, float]:
-        """Return the scores of passages by id, 0 without a shared word; ids that the corpus lacks are left out."""
+        """Return the scores of passages by id; 0 without a common word. Ids that the corpus lacks are left out."""
         rows = self.rows(ids)
         if not rows:
             return {}
@@ -101,7 +108,7 @@ class BM25:
         return self._ids.find(ids)
 
     def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return those of the ids that no row has."""
+        """Return the ids that no passage of the corpus has."""
         return ids - self.rows(ids).keys()
 
     def all_scores(self, words: list[str]) -> np.ndarray:
@@ -111,7 +118,7 @@ class BM25:
 
 
 class _LineFile:
-    """The lines of a mapped file by number, and their numbers by text: 20 bytes a line in memory."""
+    """A mapped file whose lines can be found by number and by text. It needs 20 bytes of memory for each line."""
 
     def __init__(self, path: Path) -> None:
         """Map a file that is not empty. Raises ValueError if a line occurs twice."""
@@ -133,7 +140,7 @@ class _LineFile:
 
     @cached_property
     def _hashes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The hashes of the lines, ascending, and their rows."""
+        """Return the hashes of the lines, ascending, and the rows of these lines."""
         hashes = np.fromiter((hash_id(self._line(row)) for row in range(len(self))), np.uint64, len(self))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order.astype(np.int32)
@@ -153,12 +160,3 @@ class _LineFile:
             first, second = self.lines(order[place : place + 2])
             if first == second:
                 raise ValueError(f"passage id {first!r} occurs twice; ids must be distinct")
-
-
-def _top_rows(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the rows of the `k` highest scores above 0: score descending, then row ascending."""
-    rows = np.flatnonzero(scores > 0)
-    if len(rows) > k:
-        kth = np.partition(scores[rows], -k)[-k]
-        rows = rows[scores[rows] >= kth]  # more than k if others tie with the k-th; the stable sort decides
-    return rows[np.argsort(-scores[rows], kind="stable")[:k]]

@@ -1,8 +1,8 @@
-"""A BM25 index on disk in bm25s's files, built a block of passages at a time and kept with digests.
+"""A BM25 index on disk in the files of bm25s, built in blocks of passages, and stored with digests.
 
-bm25s builds an index from the words of all passages as Python lists, about 5 KB a passage of 100 words. Here they are
-counted a block at a time, into postings on disk, so that memory does not grow with the corpus but for the vocabulary
-and 4 bytes a passage.
+bm25s itself needs the words of all passages as Python lists, about 5 KB for a passage of 100 words. This module counts
+the words of a block at a time, and writes postings to disk. Memory holds only the vocabulary and 4 bytes for each
+passage.
 """
 
 from __future__ import annotations
@@ -38,20 +38,18 @@ _POSTING = np.dtype([("word", np.int32), ("row", np.int32), ("count", np.int32)]
 
 
 def bm25s_module() -> ModuleType:
-    """Return bm25s, imported at first use, because importing it starts JAX: jax.distributed.initialize() must have run
-    by then."""
+    """Return the module bm25s. It is imported at the first use, because the import starts JAX, and
+    jax.distributed.initialize() must run before."""
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, whatever the program's level is
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets DEBUG, whatever the level of the program is
     return bm25s
 
 
 def tokenize_words(texts: Iterable[str], language: str, return_ids: bool) -> Any:
-    """Return the words of texts as bm25s does: two letters or more, in lower case, without stop words, stemmed.
+    """Return the words of texts from bm25s's tokenizer: two letters or more, lower case, no stop words, stemmed.
 
-    Args:
-        language: of BM25Settings.
-        return_ids: numbers and a vocabulary; else words.
+    `language` is the field of BM25Settings. `return_ids` returns numbers and a vocabulary instead of words.
     """
     if language == NO_LANGUAGE:
         return bm25s_module().tokenize(texts, stopwords=None, return_ids=return_ids, show_progress=False)
@@ -64,8 +62,8 @@ def tokenize_words(texts: Iterable[str], language: str, return_ids: bool) -> Any
 def _stop_words(language: str) -> str | None:
     """Return the name of bm25s's list of stop words; None if it has none for the language.
 
-    For English the longer of its two lists: it also has the words that questions are made of (what, how, does), which
-    on question data sets is worth 0.01 to 0.02 of nDCG@10.
+    For English, it is the longer of two lists. It also has question words (what, how, does), which raises nDCG@10 by
+    0.01 to 0.02 on data sets of questions.
     """
     if language in ("english", "porter"):
         return "english_plus"
@@ -76,12 +74,16 @@ def _stop_words(language: str) -> str | None:
 def keep_bm25_index(
     folder: Path, corpus: Corpus, settings: BM25Settings, policy: Policy, progress: bool = False
 ) -> tuple[bool, dict[str, Any]]:
-    """Build the index of a corpus into a folder unless it is there; return whether it was built, and its manifest.
+    """Build the index of a corpus in a folder, unless the folder has it; return whether it was built, and its manifest.
 
-    A build that is killed leaves nothing that counts, and starts again.
+    A build that was killed starts again from the beginning.
 
     Args:
-        policy: for bad records.
+        folder: the folder of the index.
+        corpus: the corpus.
+        settings: the settings of BM25.
+        policy: the policy for bad records.
+        progress: whether to show a bar.
 
     Raises:
         ContractError: the folder has the index of another corpus, or with other settings.
@@ -95,7 +97,7 @@ def keep_bm25_index(
         stored_values = {key: manifest[key] for key in inputs}
         remedy = "Give another --workdir, or remove the folder of the index."
         require_equal(stored_values, inputs, f"{folder}/{MANIFEST}", "this command", remedy)
-        note_corpus(folder, corpus, scan)  # it may have been moved
+        note_corpus(folder, corpus, scan)  # the file of the corpus may have been moved
         return False, manifest
     with new_folder(folder) as work:
         write_bm25_index(work, corpus.read(policy, scan), settings, progress, scan.passages)
@@ -107,30 +109,30 @@ def keep_bm25_index(
 
 
 def read_bm25_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
-    """Return the manifest of an index. Raises FileNotFoundError without one, and ValueError for a damaged file."""
+    """Return the manifest of an index. Raises FileNotFoundError if none exists, and ValueError for a damaged file."""
     manifest = read_with_digest(folder / MANIFEST)
     for name, entry in manifest["files"].items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"] or (verify and _differs(path, entry)):
+        intact = path.is_file() and path.stat().st_size == entry["bytes"]
+        if not intact or (verify and sha256_file(path) != entry["sha256"]):
             raise ValueError(f"{path} is missing or damaged; remove {folder} and run the same command again")
     return manifest
-
-
-def _differs(path: Path, entry: dict[str, Any]) -> bool:
-    return sha256_file(path) != entry["sha256"]
 
 
 def write_bm25_index(
     folder: Path, passages: Iterable[Passage], settings: BM25Settings, progress: bool = False, total: int | None = None
 ) -> None:
-    """Write the index of passages, with `title + " " + text` each, by Lucene's formula.
+    """Write the index of passages with Lucene's formula. The text of a passage is `title + " " + text`.
 
-    The score of a word w in a passage of length l (words, without stop words) that has it n times, among N passages of
-    which d have it: log(1 + (N - d + 0.5) / (d + 0.5)) * n / (n + k1 * (1 - b + b * l / mean length)).
+    The score of a word in a passage is log(1 + (N - d + 0.5) / (d + 0.5)) * n / (n + k1 * (1 - b + b * l / mean)). N is
+    the number of passages, d the number of passages with the word, n the count of the word in the passage, l the length
+    of the passage in words (without stop words), and mean the mean length.
 
     Args:
         folder: an existing folder.
         passages: the corpus, in the order of its rows.
+        settings: the settings of BM25.
+        progress: whether to show a bar.
         total: number of passages, for the bar.
 
     Raises:
@@ -141,13 +143,13 @@ def write_bm25_index(
     raw = folder / "postings.raw"
     bar = with_progress(passages, "BM25 index", total, "passage", progress)
     with open(folder / IDS, "w", encoding="utf-8", newline="\n") as ids, open(raw, "wb") as file:
-        for block in _blocks(iter(bar)):
+        for block in _split_passages(iter(bar)):
             ids.writelines(f"{passage.id}\n" for passage in block)
             postings = _count_words(block, settings.language, vocabulary, lengths)
             postings.tofile(file)
             sizes.append(len(postings))
     if not vocabulary:
-        raise ValueError(f"no word in any of the {len(lengths)} passages; give a corpus with text")
+        raise ValueError(f"none of the {len(lengths)} passages has a word; give a corpus with text")
     _write_scores(folder, raw, sizes, np.array(lengths), len(vocabulary), settings)
     raw.unlink()
     write_json(folder / _VOCABULARY, vocabulary)
@@ -155,16 +157,16 @@ def write_bm25_index(
     write_json(folder / _PARAMETERS, {**parameters, "version": metadata.version("bm25s")})
 
 
-def _blocks(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
+def _split_passages(passages: Iterator[Passage]) -> Iterator[list[Passage]]:
     while block := list(islice(passages, _BLOCK)):
         yield block
 
 
 def _count_words(block: list[Passage], language: str, vocabulary: dict[str, int], lengths: array[int]) -> np.ndarray:
-    """Return the postings of a block, by word and then by row; extend the vocabulary and the lengths."""
+    """Return the postings of a block, sorted by word and row; extend the vocabulary and the lengths in place."""
     tokens = tokenize_words((f"{passage.title} {passage.text}" for passage in block), language, True)
     numbers = np.zeros(len(tokens.vocab), np.int64)
-    for word in sorted(tokens.vocab):  # bm25s's own numbers differ from run to run
+    for word in sorted(tokens.vocab):  # bm25s numbers words differently in each run
         numbers[tokens.vocab[word]] = vocabulary.setdefault(word, len(vocabulary))
     first, counts = len(lengths), np.array([len(words) for words in tokens.ids], np.int32)
     lengths.frombytes(counts.tobytes())
@@ -182,10 +184,12 @@ def _write_scores(
     """Sort the postings of all blocks by word, and write their scores as a sparse matrix [passages, words] by column.
 
     Args:
-        raw: the postings of the blocks.
-        sizes: postings of each block.
-        lengths: words of each passage.
+        folder: the folder of the index.
+        raw: file with the postings of all blocks.
+        sizes: number of postings of each block.
+        lengths: number of words of each passage.
         words: size of the vocabulary.
+        settings: the settings of BM25.
     """
     postings = np.memmap(raw, _POSTING, "r")
     ends = np.cumsum([0, *sizes])
@@ -199,13 +203,13 @@ def _write_scores(
     create = np.lib.format.open_memmap
     data = create(folder / _DATA, "w+", np.float32, (len(postings),))
     indices = create(folder / _INDICES, "w+", np.int32, (len(postings),))
-    next_places = pointers[:-1].copy()  # where the next posting of each word goes
+    next_offsets = pointers[:-1].copy()  # where the next posting of each word is written
     for start, end in pairwise(ends):
         block = postings[start:end]
         present, firsts, counts = np.unique(block["word"], return_index=True, return_counts=True)
-        place = np.repeat(next_places[present] - firsts, counts) + np.arange(len(block))
+        place = np.repeat(next_offsets[present] - firsts, counts) + np.arange(len(block))
         data[place] = inverse[block["word"]] * block["count"] / (block["count"] + norm[block["row"]])
         indices[place] = block["row"]
-        next_places[present] += counts
+        next_offsets[present] += counts
     data.flush()
     indices.flush()

@@ -1,4 +1,4 @@
-"""Settings of BM25: flags of `jaxret bm25`."""
+"""The settings of BM25, which are flags of `jaxret bm25`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NO_LANGUAGE = "none"
 
 @dataclass(frozen=True)
 class BM25Settings:
-    """Settings of BM25 that its scores depend on. Raises ValueError for a value that is not allowed."""
+    """The settings on which the scores of BM25 depend. Raises ValueError for a value that is not allowed."""
 
-    # Pyserini's and Anserini's defaults, as in BEIR's baselines.
+    # The defaults are those of Pyserini and Anserini, which BEIR's baselines use.
     k1: float = option(0.9, "weight of repeated words; 0: none", lower_bound=0)
     b: float = option(0.4, "weight of a passage's length, from 0 to 1", lower_bound=0)
     language: str = option(

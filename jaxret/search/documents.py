@@ -1,4 +1,4 @@
-"""Rank documents by their best passage: of passages ID#0, ID#1, ..., the score of ID is the highest of theirs."""
+"""Rank documents by their best passage: the score of document ID is the highest one of passages ID#0, ID#1, ..."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jaxret.data.records import Passage
 from jaxret.search.proof import SearchResult
 from jaxret.types import TextVectors
 
-_DEEPER = 4  # times as many passages, for queries that found too few documents
-_PASSAGES = 16  # of a document, that are read at a time
+_DEPTH_FACTOR = 4  # factor of the number of passages in the next search, if too few documents were found
+_PASSAGES_AT_ONCE = 16  # passages of a document that are read at a time
 
 
 def best_documents(
@@ -24,15 +24,15 @@ def best_documents(
 ) -> SearchResult:
     """Return the row of the best passage of each of the k best documents, or of all documents if there are fewer.
 
-    It searches for more and more passages until they are of k documents. As all passages that are left out come later,
-    the documents are exactly the best ones; of equal scores the document of the first row comes first.
+    The number of passages in a search grows until they belong to k documents. All other passages rank lower, so the
+    documents are exactly the best ones. Documents with equal scores are in the order of their first rows.
 
     Args:
-        search: returns the best rows of each query: an exact search.
-        ids: returns the passages' ids of rows.
-        vectors: of the queries.
-        k: documents for each query.
-        passages: how many are searched.
+        search: an exact search, which returns the best rows of each query.
+        ids: function that returns the passage ids of rows.
+        vectors: the query vectors.
+        k: documents to return for each query.
+        passages: number of passages of the corpus.
     """
     rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(vectors)
     scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(vectors)
@@ -42,7 +42,7 @@ def best_documents(
         rounds.append(len(pending_queries))
         scored_pairs += result.scored_pairs
         documents = [document_id(passage) for passage in ids(result.rows.reshape(-1))]
-        few = []
+        incomplete_queries = []
         for place, query in enumerate(pending_queries.tolist()):
             start = place * result.rows.shape[1]
             first: dict[str, int] = {}
@@ -51,32 +51,33 @@ def best_documents(
             columns = np.array(list(first.values())[:k], np.int64)
             rows[query], scores[query] = result.rows[place][columns], result.scores[place][columns]
             if len(columns) < k:
-                few.append(query)
-        if not few or depth == passages:
+                incomplete_queries.append(query)
+        if not incomplete_queries or depth == passages:
             return SearchResult(np.stack(scores), np.stack(rows), result.backend, tuple(rounds), scored_pairs)
-        pending_queries, depth = np.array(few), min(_DEEPER * depth, passages)
+        pending_queries, depth = np.array(incomplete_queries), min(_DEPTH_FACTOR * depth, passages)
 
 
 def join_passages(read: Callable[[Collection[str]], dict[str, Passage]], ids: Collection[str]) -> dict[str, Passage]:
     """Return documents by their ids, with the texts of their passages (`joined_chunks`).
 
-    A document ends where as many passages in a row as are read at a time have no text: a few may be empty.
+    Single passages may be empty. A document ends where _PASSAGES_AT_ONCE passages in a row have no text.
 
     Args:
-        read: returns passages by id; one that does not exist has no text.
-        ids: of documents.
+        read: function that returns passages by id; a passage that does not exist has no text.
+        ids: ids of documents.
     """
     parts: dict[str, list[Passage]] = {key: [] for key in ids}
     unfinished_keys, start = list(parts), 0
-    while unfinished_keys:  # their numbers begin with 0, and none is left out
-        names = {f"{key}{CHUNK_SEPARATOR}{i}": key for key in unfinished_keys for i in range(start, start + _PASSAGES)}
-        names |= {key: key for key in unfinished_keys if start == 0}  # that were not split
+    while unfinished_keys:  # passages are numbered from 0, without gaps
+        numbers = range(start, start + _PASSAGES_AT_ONCE)
+        names = {f"{key}{CHUNK_SEPARATOR}{i}": key for key in unfinished_keys for i in numbers}
+        names |= {key: key for key in unfinished_keys if start == 0}  # documents that were not split
         passages = {name: passage for name, passage in read(names).items() if passage.text}
         for name, passage in passages.items():
             parts[names[name]].append(passage)
-        start += _PASSAGES
+        start += _PASSAGES_AT_ONCE
         unfinished_keys = list(dict.fromkeys(key for name, key in names.items() if name in passages and name != key))
     return {
-        key: Passage(key, joined_chunks([part.text for part in own]), own[0].title if own else "")
-        for key, own in parts.items()
+        key: Passage(key, joined_chunks([chunk.text for chunk in chunks]), chunks[0].title if chunks else "")
+        for key, chunks in parts.items()
     }

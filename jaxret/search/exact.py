@@ -1,12 +1,13 @@
 """Exact search: the k best passages of every query, with the same ids and scores on every backend and every shard size.
 
 The score of a passage is the float32 nearest to sum_u max_v q_u . d_v over the query's vectors u (nearly always one)
-and the passage's vectors v, each product rounded to float64 once; ties go to the lower row. A backend proposes k and
-some more candidates in its own float32; they are scored again in float64. A query is done when no passage that was left
-out can reach its k-th score, rounding errors included; else the search is repeated with more candidates (`proof.py`).
+and the passage's vectors v, each product rounded to float64 once. Of equal scores, the lower row comes first. A backend
+proposes more than k candidates by its own float32 scores; they are scored again in float64. The search ends when no
+passage that was left out can reach the k-th score, rounding errors included. Else it is repeated with more candidates
+(`proof.py`).
 
-`QueryVectors` (`query_vectors.py`) hides the difference between one query vector on V vectors a passage
-(`single_vector.py`) and lists of vectors (`multi_vector.py`).
+`QueryVectors` (`query_vectors.py`) hides whether queries are single vectors (`single_vector.py`) or lists of vectors
+(`multi_vector.py`).
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from jaxret.search.streaming import exceeds_devices, stream_blocks
 from jaxret.search.vector_corpus import BlockCorpus, ShardedRows, VectorCorpus
 from jaxret.types import Ragged, SparseRows, TextVectors
 
-# Candidates beyond k of lists of vectors in fewer bits, where the losses of all query vectors add up: a little above
-# what ColBERT's vectors of real texts needed in int8 (for k = 10, a median of 27 and 43, at most 85). Few are scored.
+# Candidates beyond k for lists of vectors below float32, where the losses of all query vectors add up. For k = 10,
+# ColBERT on real texts needed medians of 27 and 43, and at most 85, in int8. Only few of them are scored exactly.
 LISTS_MARGIN = 4 * MARGIN
 
 
@@ -53,29 +54,29 @@ def search(
     backend: Backend,
     progress: bool = False,
 ) -> SearchResult:
-    """Find the k best passages of float32 queries: [Q,D], or a list of vectors for each (Ragged).
+    """Return the k best passages of each query.
 
-    Reads shard by shard; memory grows with Q x k and one shard.
+    The corpus is read shard by shard; memory holds Q x k results and one shard.
 
     Args:
-        queries: vectors.
+        queries: query vectors float32 [Q,D], or a list of vectors for each query (Ragged).
         corpus: an EncodedCorpus, or a list of blocks, [rows,V,D] or Ragged.
         k: passages to return for each query.
-        backend: computes candidates.
-        progress: show a bar.
+        backend: the backend that finds candidates.
+        progress: whether to show a bar.
 
     Raises:
-        ValueError: a NaN, an infinity, or vectors of another dimension; it names the row.
-        RuntimeError: the backend loses passages.
+        ValueError: a NaN, an infinity, or vectors of another dimension; the message has the row.
+        RuntimeError: the backend omits passages.
     """
     vector_corpus = BlockCorpus(corpus) if isinstance(corpus, Sequence) else corpus
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
     vectors = query_vectors(queries, vector_corpus)
     if vector_corpus.ragged and not backend.lists:
-        raise ValueError(f"search backend {backend.name!r} has no lists of vectors; this corpus needs xla, or auto")
+        raise ValueError(f"search backend {backend.name!r} cannot search lists of vectors; use xla, or auto")
 
-    norm = 0.0  # of any vector of the corpus
+    norm = 0.0  # largest norm of a vector of the corpus
 
     def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
         nonlocal norm
@@ -88,19 +89,21 @@ def search(
     def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
         return scan_all(vectors.take(part), vector_corpus, scores, rows, norm)
 
-    least = LISTS_MARGIN if vector_corpus.ragged and backend.precision != FLOAT32 else MARGIN
-    depth = first_depth(k, backend.precision.more, least)
+    margin = LISTS_MARGIN if vector_corpus.ragged and backend.precision != FLOAT32 else MARGIN
+    depth = first_depth(k, backend.precision.extra_candidates, margin)
     return search_until_proven(find, len(vectors), vector_corpus.total_rows, k, backend.description, depth, settle)
 
 
 def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> QueryVectors:
-    """Return queries in the form that passages of the corpus are scored with. Raises ValueError for a NaN, an infinity,
-    or vectors of another dimension."""
+    """Return queries in the form in which they score passages of the corpus.
+
+    Raises ValueError for a NaN, an infinity, or vectors of another dimension.
+    """
     queries = queries.flat if isinstance(queries, SparseRows) else queries
     flat = queries.flat if isinstance(queries, Ragged) else queries
     if flat.dtype != np.float32 or flat.ndim != 2 or flat.shape[1] != corpus.dimension:
         raise ValueError(
-            f"queries are {flat.dtype} {list(flat.shape)}; the passages need float32 [Q,{corpus.dimension}]: "
+            f"queries are {flat.dtype} {list(flat.shape)}; they must be float32 [Q,{corpus.dimension}]: "
             "were both encoded with the same checkpoint?"
         )
     result: QueryVectors
@@ -118,40 +121,40 @@ def query_vectors(queries: np.ndarray | TextVectors, corpus: VectorCorpus) -> Qu
 def find_candidates(
     queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Backend, progress: bool
 ) -> tuple[Candidates, float]:
-    """Return the `depth` best passages of each query in the backend's float32, and the largest norm of any vector.
+    """Return the `depth` best passages of each query by the backend's scores, and the largest norm of a vector.
 
     Args:
         queries: the queries.
         corpus: the passages.
         depth: candidates for each query.
-        backend: computes scores.
-        progress: show a bar.
+        backend: the backend that computes the scores.
+        progress: whether to show a bar.
     """
     candidates = empty_candidates(len(queries), depth)
     largest_norm = 0.0
     parts = queries.parts()
     with Progress("search", corpus.total_rows, "passage", shown=progress) as bar:
-        for block in _blocks(queries, corpus, depth, backend):
+        for block in _keep_blocks(queries, corpus, depth, backend):
             largest_norm = max(largest_norm, block.largest_norm)
-            for part, some in parts:
-                hits = block.top(some, depth)
+            for part, part_vectors in parts:
+                hits = block.top(part_vectors, depth)
                 candidates.add(part, hits._replace(rows=block.rows[hits.rows]), 0)
             bar.update(len(block.rows))
     return candidates, largest_norm
 
 
-def _blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Backend) -> Iterator[LoadedBlock]:
-    """Yield the passages in blocks, loaded by the backend; blocks that the corpus holds are not loaded again."""
+def _keep_blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Backend) -> Iterator[LoadedBlock]:
+    """Yield the passages in blocks that the backend has loaded; an InMemoryCorpus keeps them for the next search."""
     if not isinstance(corpus, InMemoryCorpus):
-        yield from _loaded(queries, corpus, depth, backend)
+        yield from _load_blocks(queries, corpus, depth, backend)
         return
     size = 0
     if backend.max_rows is not None:
         _, shard = next(iter(corpus))
         size = block_passages(corpus.total_rows, shard.shape[1], depth, backend)
     if corpus.blocks is None or size < corpus.block_size:  # smaller blocks serve smaller depths too
-        corpus.blocks = None  # before others take their memory
-        blocks = _loaded(queries, corpus, depth, backend)
+        corpus.blocks = None  # frees their memory before the new blocks are loaded
+        blocks = _load_blocks(queries, corpus, depth, backend)
         if exceeds_devices(corpus, backend):
             yield from blocks
             return
@@ -159,7 +162,7 @@ def _blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Ba
     yield from corpus.blocks
 
 
-def _loaded(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Backend) -> Iterator[LoadedBlock]:
+def _load_blocks(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Backend) -> Iterator[LoadedBlock]:
     if isinstance(backend, Xla) and not corpus.ragged:
         yield from stream_blocks(corpus, backend)
         return
@@ -172,19 +175,21 @@ def _loaded(queries: QueryVectors, corpus: VectorCorpus, depth: int, backend: Ba
 def score_exactly(
     candidates: Candidates, queries: ScoredQueries, largest_norm: float, corpus: ShardedRows, k: int, error: np.ndarray
 ) -> int:
-    """Replace the backend's scores by exact scores, and sort the candidates by the tie rule, in place; return how many
-    were scored.
+    """Replace the backend's scores by exact scores, and sort the candidates by the tie rule, in place.
 
-    The k candidates with the highest backend scores are scored first, then those whose upper bound reaches the lowest
-    of these; the others get -inf.
+    The k candidates with the highest scores of the backend are scored first. Then the candidates are scored whose
+    upper bound reaches the lowest of these k scores. The others get -inf.
 
     Args:
-        candidates: with the backend's scores.
+        candidates: the candidates with the backend's scores.
         queries: the queries.
-        largest_norm: of any passage.
+        largest_norm: largest norm of a passage vector.
         corpus: the passages.
         k: passages to return for each query.
-        error: that the backend's scores may be below the exact ones [Q].
+        error: how much the backend's scores may be below the exact scores [Q].
+
+    Returns:
+        The number of pairs that were scored.
     """
     n_queries, depth = candidates.scores.shape
     scores = np.full((n_queries, depth), -np.inf, np.float32)
@@ -195,8 +200,9 @@ def score_exactly(
     errors = queries.errors(largest_norm, WIDE_UNIT)
     count = score_pairs(scores, first, candidates.rows, queries, errors, corpus)
     lowest = np.where(first, scores, np.inf).min(axis=1, keepdims=True)
-    at_most = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)  # rounding is monotone
-    count += score_pairs(scores, ~first & (at_most >= lowest), candidates.rows, queries, errors, corpus)
+    # Rounding to float32 keeps the order of scores.
+    upper = (candidates.scores.astype(np.float64) + error[:, None]).astype(np.float32)
+    count += score_pairs(scores, ~first & (upper >= lowest), candidates.rows, queries, errors, corpus)
     candidates.scores[:], candidates.rows[:] = sorted_by_rule(scores, candidates.rows)
     return count
 
@@ -204,26 +210,28 @@ def score_exactly(
 def score_candidates(
     queries: ScoredQueries, rows: np.ndarray, corpus: ShardedRows, k: int, largest_norm: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k best candidates by exact scores and the tie rule: scores [Q,k], rows [Q,k].
+    """Return the scores [Q,k] and rows [Q,k] of the k best candidates by exact scores and the tie rule.
 
     Args:
         queries: the queries; each has at least k candidates.
-        rows: candidates [Q,C], -1 for none.
+        rows: rows of the candidates [Q,C], -1 for padding.
         corpus: the passages.
         k: candidates to return.
-        largest_norm: upper bound of the norm of any vector of the corpus.
+        largest_norm: upper bound of the norms of all vectors of the corpus.
     """
     scores = np.full(rows.shape, -np.inf, np.float32)
-    every = np.ones(rows.shape, bool)
-    score_pairs(scores, every, rows, queries, queries.errors(largest_norm, WIDE_UNIT), corpus)
+    mask = np.ones(rows.shape, bool)
+    score_pairs(scores, mask, rows, queries, queries.errors(largest_norm, WIDE_UNIT), corpus)
     best = sorted_by_rule(scores, rows)
     return best[0][:, :k], best[1][:, :k]
 
 
 def sorted_by_rule(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores and rows [Q,n], score descending, then row ascending; entries without score (-inf) come last, in no
-    order."""
-    order = np.argsort(-scores, axis=1)  # ten times faster than a sort by two keys, which few queries need
+    """Return scores and rows [Q,n], sorted by descending score, then by ascending row.
+
+    Entries of score -inf come last, in any order.
+    """
+    order = np.argsort(-scores, axis=1)  # ten times as fast as a sort by two keys, which only queries with ties need
     sorted_scores = np.take_along_axis(scores, order, axis=1)
     ties = ((sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_scores[:, 1:] > -np.inf)).any(axis=1)
     order[ties] = np.lexsort((rows[ties], -scores[ties]), axis=1)
@@ -232,28 +240,28 @@ def sorted_by_rule(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np
 
 def score_pairs(
     scores: np.ndarray,
-    which: np.ndarray,
+    mask: np.ndarray,
     rows: np.ndarray,
     queries: ScoredQueries,
     errors: np.ndarray,
     corpus: ShardedRows,
 ) -> int:
-    """Write the exact scores of some (query, row) pairs of [Q,depth]; return how many.
+    """Write the exact scores of some pairs (query, row) into `scores`; return the number of pairs.
 
-    A float64 sum may be off by a little. Where that leaves two float32 numbers possible, the products (exact in
-    float64) are summed by math.fsum, so that the result is a function of the vectors alone.
+    A float64 sum has a small error. If it leaves two float32 numbers possible, the products (exact in float64) are
+    summed by math.fsum, so that the result depends on nothing but the vectors.
 
     Args:
-        scores: float32 [Q,depth], written in place.
-        which: bool [Q,depth], the pairs to score.
-        rows: rows of the corpus [Q,depth]; -1 for none.
+        scores: float32 [Q,depth], changed in place.
+        mask: bool [Q,depth], the pairs to score.
+        rows: rows of the corpus [Q,depth]; -1 for padding.
         queries: the queries.
-        errors: upper bound of the error of a float64 score, for each query.
+        errors: upper bound of the error of a float64 score, for each query [Q].
         corpus: the passages.
     """
-    query_of, column_of = np.nonzero(which & (rows >= 0))
+    query_of, column_of = np.nonzero(mask & (rows >= 0))
     if not len(query_of):
-        return 0  # nothing to read the corpus for
+        return 0  # the corpus need not be read
     row_of = rows[query_of, column_of]
 
     def score(first_row: int, shard: Any, pairs: np.ndarray) -> None:
@@ -265,7 +273,7 @@ def score_pairs(
         scores[query, column_of[pairs]] = exact + np.float32(0)  # -0 becomes 0
 
     by_row, cores = None, os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as threads:  # numpy gives the interpreter lock back
+    with ThreadPoolExecutor(cores) as threads:  # numpy releases the interpreter lock
         for first_row, shard in corpus:
             if len(shard) == corpus.total_rows:
                 pairs = np.arange(len(row_of))
@@ -275,7 +283,7 @@ def score_pairs(
                 pairs = np.sort(by_row[begin:end])
             step = max(queries.pairs_a_thread, -(-len(pairs) // (2 * cores)))
             parts = [pairs[start : start + step] for start in range(0, len(pairs), step)]
-            at_once = threads.map if len(parts) > 1 else map  # no thread is started for a single one
-            for _ in at_once(partial(score, first_row, shard), parts):
-                pass  # an error is raised here
+            map_parts = threads.map if len(parts) > 1 else map  # a single part needs no thread
+            for _ in map_parts(partial(score, first_row, shard), parts):
+                pass  # raises the errors of the threads
     return len(query_of)

@@ -1,9 +1,9 @@
-"""Exact fusion of systems that score every passage: a weighted sum of all systems' scores, proven complete.
+"""Exact fusion of systems that can score every passage: a weighted sum of the scores of all systems, proven complete.
 
-Fusion of rankings gives a passage that a ranking lacks a number by a rule. Here every system scores every candidate.
-The k best sums are those over the whole corpus: a passage that no system has among its first n scores at most as the
-n-th passage of each, so that n grows until the k-th sum is above that bound (the threshold algorithm of Fagin, Lotem
-and Naor 2003).
+Fusion of rankings has to guess the score of a passage that a ranking lacks. Here every system scores every candidate,
+and the result has the k best sums of the whole corpus. The sum of a passage that no system has among its first n
+passages is at most the weighted sum of the systems' n-th scores. n grows until the k-th sum is above this bound (the
+threshold algorithm of Fagin, Lotem and Naor 2003).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TopRows(NamedTuple):
 
 @runtime_checkable
 class ScoringSystem(Protocol):
-    """A system that ranks a corpus and scores any of its passages. Rows are the passages in the order of the corpus."""
+    """A system that ranks a corpus and scores any of its passages. Row i is the i-th passage of the corpus."""
 
     def __len__(self) -> int:
         """Return the number of passages."""
@@ -39,7 +39,7 @@ class ScoringSystem(Protocol):
         ...
 
     def top(self, query: Query, k: int) -> TopRows:
-        """Return the k best passages. All others have a score of at most the last; 0 where there are fewer than k."""
+        """Return the k best passages. All others score at most as the last one, or 0 if fewer are returned."""
         ...
 
     def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ class ScoringSystem(Protocol):
 
 
 class BM25System:
-    """A BM25 index as a system."""
+    """The scoring system of a BM25 index."""
 
     def __init__(self, index: BM25) -> None:
         self.index = index
@@ -70,7 +70,7 @@ class BM25System:
 
 
 class DenseSystem:
-    """A run and its encoded corpus as a system."""
+    """The scoring system of a run and its encoded corpus."""
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
@@ -91,7 +91,7 @@ class DenseSystem:
 
 
 class SystemWithoutSelfMatches:
-    """A system that does not rank the passage with the query's id: its scale and its candidates have none."""
+    """A system without self-matches: the passage with the query's id is no candidate, and does not count in scales."""
 
     def __init__(self, system: ScoringSystem) -> None:
         self.system = system
@@ -104,15 +104,15 @@ class SystemWithoutSelfMatches:
 
     def top(self, query: Query, k: int) -> TopRows:
         rows, scores = self.system.top(query, k + 1)
-        others = np.array([key != query.id for key in self.ids(rows)], bool)
-        return TopRows(rows[others][:k], scores[others][:k])
+        different = np.array([key != query.id for key in self.ids(rows)], bool)
+        return TopRows(rows[different][:k], scores[different][:k])
 
     def scores_of(self, query: Query, rows: np.ndarray) -> np.ndarray:
         return self.system.scores_of(query, rows)
 
 
 class CachedSystem:
-    """A system that caches its scores: fusions with other weights need the same scores."""
+    """A system that caches its scores, because fusions with other weights need the same scores."""
 
     def __init__(self, system: ScoringSystem) -> None:
         self.system = system
@@ -139,7 +139,7 @@ class CachedSystem:
 
 
 class Scale(NamedTuple):
-    """How scores of a system become comparable: (score - offset) * factor."""
+    """The function (score - offset) * factor, which makes scores of systems comparable."""
 
     offset: float
     factor: float
@@ -158,7 +158,7 @@ def _z_score_scale(scores: np.ndarray) -> Scale:
     return Scale(float(scores.mean()), 1 / deviation if deviation else 1.0)
 
 
-# From the scores of the first passages of a system, as many as `ExactFusion.depth`.
+# Functions that return the scale of a system from the scores of its first `ExactFusion.depth` passages.
 SCALES: dict[str, Callable[[np.ndarray], Scale]] = {
     "min_max": _min_max_scale,
     "z_score": _z_score_scale,
@@ -168,13 +168,13 @@ SCALES: dict[str, Callable[[np.ndarray], Scale]] = {
 
 @dataclass(frozen=True)
 class ExactFusion:
-    """How systems are fused.
+    """A method and weights of the fusion of systems.
 
     Attributes:
-        method: a name of SCALES. The scale of a system is that of its own first `depth` passages of a query; scores
-            of other passages are scaled alike, and may be below 0.
-        weights: of the systems, 0 or more.
-        depth: passages of a system that the scale is of, and that are candidates at first.
+        method: a name of SCALES. The scale is computed from the first `depth` passages of a system for a query. Scores
+            of other passages have the same scale, and may be below 0.
+        weights: one weight for each system, 0 or more.
+        depth: number of passages of a system from which the scale is computed, and of its first candidates.
     """
 
     method: str
@@ -188,14 +188,16 @@ class ExactFusion:
             raise ValueError(f"weights are {self.weights}; no weight may be below 0")
 
     def __call__(self, systems: Sequence[ScoringSystem], queries: Sequence[Query], k: int) -> Rankings:
-        """Return the k passages with the highest sums for each query; of equal sums, those of the first rows.
+        """Return the k passages with the highest sums for each query; passages with equal sums are sorted by row.
 
         Raises:
-            ValueError: the systems differ in their number of passages, or there is not one weight for each.
+            ValueError: the systems have different numbers of passages, or the number of weights differs.
         """
         sizes = {len(system) for system in systems}
         if len(sizes) > 1 or len(systems) != len(self.weights):
-            raise ValueError(f"systems of {sorted(sizes)} passages with {len(self.weights)} weights cannot be fused")
+            raise ValueError(
+                f"{len(systems)} systems of {sorted(sizes)} passages cannot be fused with {len(self.weights)} weights"
+            )
         return {query.id: self._fuse(systems, query, k) for query in queries}
 
     def _fuse(self, systems: Sequence[ScoringSystem], query: Query, k: int) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""A corpus that is held in memory for many searches: its vectors, with the backend, and its ids."""
+"""A corpus in memory for many searches: vectors, blocks that the backend has loaded, and passage ids."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from jaxret.search.proof import BlockSearch
 from jaxret.search.vector_corpus import VectorCorpus
 from jaxret.types import Ragged
 
-IDS = 65_536  # that are held as texts while they are packed
-MEMORY_BYTES = 2**30  # of vectors as float32; a larger corpus is read from disk, shard by shard, for every search
+IDS_AT_ONCE = 65_536  # ids that are in memory as str at a time
+MEMORY_BYTES = 2**30  # most float32 vectors in memory; every search reads a larger corpus from disk, shard by shard
 
 
 class LoadedBlock(NamedTuple):
     """Passages that a backend has loaded."""
 
-    rows: np.ndarray  # int64 [N], their rows in the corpus
-    top: BlockSearch
-    largest_norm: float  # of any of their vectors
+    rows: np.ndarray  # int64 [N], rows of the passages in the corpus
+    top: BlockSearch  # searches the block
+    largest_norm: float  # upper bound of the norms of the vectors
 
 
 @runtime_checkable
 class StoredCorpus(VectorCorpus, Protocol):
-    """An encoded corpus as it is on disk; an EncodedCorpus is one."""
+    """A corpus of vectors with passage ids, such as an EncodedCorpus."""
 
     def ids(self, indices: Sequence[int] | np.ndarray) -> list[str]: ...
 
 
 class PackedIds:
-    """The passage ids of all rows, packed: their bytes, and eight for the end of each."""
+    """The passage ids of all rows as one array of bytes, with the end of each id (8 bytes)."""
 
     def __init__(self, corpus: StoredCorpus) -> None:
         lengths, self._text = [np.zeros(1, np.int64)], bytearray()
-        for start in range(0, corpus.total_rows, IDS):
-            some = [key.encode() for key in corpus.ids(np.arange(start, min(start + IDS, corpus.total_rows)))]
-            lengths.append(np.fromiter(map(len, some), np.int64, len(some)))
-            self._text += b"".join(some)
+        for start in range(0, corpus.total_rows, IDS_AT_ONCE):
+            rows = np.arange(start, min(start + IDS_AT_ONCE, corpus.total_rows))
+            ids = [key.encode() for key in corpus.ids(rows)]
+            lengths.append(np.fromiter(map(len, ids), np.int64, len(ids)))
+            self._text += b"".join(ids)
         self._ends = np.cumsum(np.concatenate(lengths))
 
     def __call__(self, rows: Sequence[int] | np.ndarray) -> list[str]:
@@ -48,10 +49,10 @@ class PackedIds:
 
 
 class InMemoryCorpus:
-    """A corpus for one backend, in memory as one shard; or, without `vectors`, on devices, with the shards on disk.
+    """A corpus whose vectors are in memory as one shard, or (`vectors` is None) on the devices of a backend.
 
-    The ids are in memory. `blocks` is filled by the first search, and again by one whose blocks must be smaller:
-    `block_size` is the number of passages to which the backend limits them (0: no limit).
+    The ids are in memory. The first search fills `blocks`; a later search fills them again if it needs smaller blocks.
+    `block_size` is the number of passages to which the backend limits a block (0: no limit).
     """
 
     def __init__(self, corpus: StoredCorpus, vectors: np.ndarray | Ragged | None) -> None:
@@ -71,20 +72,22 @@ class InMemoryCorpus:
 
 
 def require_finite_vectors(corpus: Any, rows: np.ndarray, norms: np.ndarray) -> None:
-    """Raise ValueError, naming the row, where a norm of `rounding.upper_norms` is not finite."""
+    """Raise ValueError with the row if one of the norms, results of `rounding.upper_norms`, is not finite."""
     if not np.isfinite(norms).all():
         row = int(rows[np.argmin(np.isfinite(norms))])
         raise ValueError(
-            f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors: "
-            "the checkpoint or the encoding went wrong; encode again"
+            f"{corpus.describe(row)} has a NaN, an infinity or a number too large in its vectors. Check the "
+            "checkpoint, and encode again"
         )
 
 
 def hold_in_memory(corpus: StoredCorpus, on_devices: bool = False) -> InMemoryCorpus | StoredCorpus:
-    """Return the corpus in memory, if its vectors are few enough; else, with `fits_devices`, on the devices; else the
-    corpus as it is."""
+    """Return the corpus in memory if it takes at most MEMORY_BYTES.
+
+    A larger corpus is returned as it is, or with `on_devices` as a corpus that a search loads onto the devices.
+    """
     shards: list[Any] = []
-    left = MEMORY_BYTES - 4 * corpus.total_rows * corpus.dimension  # a row has one vector at least
+    left = MEMORY_BYTES - 4 * corpus.total_rows * corpus.dimension  # a row has at least one vector
     for _, shard in corpus if left >= 0 else ():
         vectors = int(shard.lengths.sum()) if corpus.ragged else len(shard) * shard.shape[1]
         left -= 4 * (vectors - len(shard)) * corpus.dimension

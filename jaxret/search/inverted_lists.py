@@ -1,9 +1,9 @@
 """Exact search of sparse vectors.
 
-Weights are above 0 or absent. So a passage without a word of the query scores exactly 0. A backend (scipy on a CPU, XLA
-on other devices) gives the best of the others by float32 scores; candidates are scored again, and the result is proven
-complete, as every exact search (`exact.py`, `proof.py`). Where fewer than k passages have a word of the query, the
-lowest rows among the others, which score 0, follow them, as the tie rule says.
+All weights are above 0, so a passage scores exactly 0 if it has no word of the query. A backend (scipy on a CPU, XLA on
+other devices) finds the best of the other passages by float32 scores. These candidates are scored again, and the result
+is proven complete, as in every exact search (`exact.py`, `proof.py`). If fewer than k passages have a word of the
+query, the lowest rows with score 0 follow them, as the tie rule says.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from jaxret.search.proof import (
     search_until_proven,
 )
 from jaxret.search.rounding import LONGEST, UNIT, rounding_error
-from jaxret.search.single_vector import of_one_query
+from jaxret.search.single_vector import query_spans
 from jaxret.search.vector_corpus import NamedRows
 from jaxret.types import SparseRows
 
-BLOCK = 65_536  # passages of a block at most
-# Words of a block at most, each passage counted as its longest one: half a GiB on a device. An MLM head that was never
-# trained gives a passage half of the vocabulary.
+BLOCK_PASSAGES = 65_536  # largest number of passages of a block
+# Largest number of words of a block that is padded to its longest passage: half a GiB on a device. With an untrained
+# MLM head, a passage has half of the vocabulary.
 BLOCK_WORDS = 2**26
-POSTING = 12  # bytes of a word of a passage in memory: a row and a float64
+POSTING_BYTES = 12  # bytes of a word of a passage in memory: a row and a float64
 
-SparseBlockSearch: TypeAlias = Callable[[SparseRows, int], BlockHits]  # queries and k; absent passages score -inf
+SparseBlockSearch: TypeAlias = Callable[[SparseRows, int], BlockHits]  # arguments: queries, k; padding scores -inf
 
 
 @runtime_checkable
 class SparseBackend(Protocol):
-    """A library that multiplies sparse vectors; errors of its scores are at most `rounding_error` of float32 sums."""
+    """A library that multiplies sparse vectors. Errors of its scores are at most `rounding_error` of float32 sums."""
 
     @property
     def description(self) -> str: ...
     def load(self, block: SparseRows) -> SparseBlockSearch:
-        """Return a search for the best passages of a block that share a word with a query."""
+        """Return a function that finds the best passages of a block among those that share a word with a query."""
         ...
 
 
@@ -58,8 +58,10 @@ SPARSE_BACKENDS: dict[str, Callable[[str], SparseBackend]] = {"scipy": ScipyList
 
 
 def sparse_backend(name: str = "auto") -> SparseBackend:
-    """Return the backend of a name: scipy, xla, or auto, which is scipy where JAX runs on a CPU. Raises ValueError for
-    another."""
+    """Return the backend with a name: scipy, xla, or auto (scipy if JAX runs on a CPU, else xla).
+
+    Raises ValueError for another name.
+    """
     if name == "auto":
         reason = f"auto: JAX runs on {jax.default_backend()}"
         return ScipyLists(reason) if jax.default_backend() == "cpu" else XlaLists(reason)
@@ -69,7 +71,7 @@ def sparse_backend(name: str = "auto") -> SparseBackend:
 
 
 def check_sparse(backend: SparseBackend) -> None:
-    """Search a small random block and compare with float64. Raises RuntimeError for scores beyond their error."""
+    """Compare a search of a small random block with float64. Raises RuntimeError for errors above the allowed one."""
     random = np.random.default_rng(0)
     dense = [np.where(random.random((n, 64)) < 0.3, random.random((n, 64)), 0).astype(np.float32) for n in (5, 200)]
     queries, passages = map(SparseRows.from_dense, dense)
@@ -84,7 +86,7 @@ def check_sparse(backend: SparseBackend) -> None:
 
 
 class SparseBlocks:
-    """Blocks of SparseRows in memory as a corpus."""
+    """A corpus of blocks of SparseRows in memory."""
 
     def __init__(self, blocks: list[SparseRows]) -> None:
         self.blocks = blocks
@@ -101,7 +103,7 @@ class SparseBlocks:
 
 
 class SparseQueries:
-    """Queries as weights of words, for shards of the same (`query_vectors.ScoredQueries`)."""
+    """Sparse queries, for shards of sparse passages (`query_vectors.ScoredQueries`)."""
 
     pairs_a_thread = 4096
 
@@ -119,13 +121,13 @@ class SparseQueries:
         return SparseQueries(self.rows.take(part))
 
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
-        """Return an upper bound of the error of a score: no sum has more products than a query has words."""
+        """Return upper bounds of the errors of scores: sums of at most as many products as a query has words."""
         words = max(1, int(self.rows.word_counts.max(initial=0)))
         return rounding_error(words, self.norms, largest_norm) * (unit / UNIT)
 
     def scores(self, queries: np.ndarray, shard: SparseRows, rows: np.ndarray) -> np.ndarray:
         result = np.empty(len(rows))
-        for start, stop in of_one_query(queries):
+        for start, stop in query_spans(queries):
             result[start:stop] = as_csr(shard.take(rows[start:stop])) @ self[queries[start]][0]
         return result
 
@@ -135,29 +137,31 @@ class SparseQueries:
 
 
 class SearchableBlock(NamedTuple):
-    """A block of a corpus, ready for searches."""
+    """A block of a corpus that a backend has loaded."""
 
-    first_row: int
-    rows: int
+    first_row: int  # its row in the corpus
+    rows: int  # number of rows
     search: SparseBlockSearch
-    largest_norm: float
+    largest_norm: float  # upper bound of the norms of the passages
 
 
 class InvertedLists:
-    """A sparse corpus, ready for searches. hold: keep the lists in memory, if they are few enough (MEMORY_BYTES)."""
+    """A sparse corpus that can be searched exactly."""
 
-    def __init__(self, corpus: NamedRows, hold: bool = False, backend: SparseBackend | None = None) -> None:
+    def __init__(self, corpus: NamedRows, keep_in_memory: bool = False, backend: SparseBackend | None = None) -> None:
+        """Open a corpus; `keep_in_memory` keeps its lists in memory if they take at most MEMORY_BYTES."""
         self.corpus, self.backend = corpus, backend or sparse_backend()
-        postings = sum(len(shard.words) for _, shard in corpus) if hold else 0
-        self.blocks_in_memory = list(self._read()) if hold and postings * POSTING <= MEMORY_BYTES else None
+        postings = sum(len(shard.words) for _, shard in corpus) if keep_in_memory else 0
+        fits = keep_in_memory and postings * POSTING_BYTES <= MEMORY_BYTES
+        self.blocks_in_memory = list(self._load_blocks()) if fits else None
 
     @property
     def description(self) -> str:
         return self.backend.description
 
-    def _read(self) -> Iterator[SearchableBlock]:
+    def _load_blocks(self) -> Iterator[SearchableBlock]:
         for first, shard in self.corpus:
-            step = min(BLOCK, max(1, BLOCK_WORDS // max(1, int(shard.word_counts.max(initial=0)))))
+            step = min(BLOCK_PASSAGES, max(1, BLOCK_WORDS // max(1, int(shard.word_counts.max(initial=0)))))
             for start in range(0, len(shard), step):
                 block = shard.part(start, min(start + step, len(shard)))
                 norms = sparse_norms(block)
@@ -167,22 +171,22 @@ class InvertedLists:
     def search(self, queries: SparseRows, k: int, progress: bool = False) -> SearchResult:
         """Return the k best passages of every query; score descending, then row ascending.
 
-        Raises ValueError for k < 1, a query of another vocabulary, and weights that are negative, NaN or infinite.
+        Raises ValueError for k < 1, queries of another vocabulary, and weights that are negative, NaN or infinite.
         """
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
         require_same_vocabulary(queries, self.corpus.dimension)
         total, width = self.corpus.total_rows, min(k, self.corpus.total_rows)
-        every = SparseQueries(queries)
-        if not np.isfinite(every.norms).all():
-            query = int(np.argmin(np.isfinite(every.norms)))
-            raise ValueError(f"query {query} has a weight that is negative, no number, infinite or too large")
+        sparse_queries = SparseQueries(queries)
+        if not np.isfinite(sparse_queries.norms).all():
+            query = int(np.argmin(np.isfinite(sparse_queries.norms)))
+            raise ValueError(f"query {query} has a weight that is negative, NaN, infinite or too large")
 
-        norm = 0.0  # of any passage
+        norm = 0.0  # largest norm of a passage
 
         def find(part: np.ndarray, depth: int) -> tuple[Candidates, np.ndarray, int]:
             nonlocal norm
-            part_vectors = every.take(part)
+            part_vectors = sparse_queries.take(part)
             candidates, norm = self._candidates(part_vectors, depth, progress)
             error = part_vectors.errors(norm, UNIT)
             count = score_exactly(candidates, part_vectors, norm, self.corpus, k, error)
@@ -190,16 +194,16 @@ class InvertedLists:
             return candidates, error, count
 
         def settle(part: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> int:
-            return scan_all(every.take(part), self.corpus, scores, rows, norm)
+            return scan_all(sparse_queries.take(part), self.corpus, scores, rows, norm)
 
         depth = first_depth(k, 0.0, MARGIN)
         return search_until_proven(find, len(queries), total, k, self.description, depth, settle)
 
     def _candidates(self, queries: SparseQueries, depth: int, progress: bool) -> tuple[Candidates, float]:
-        """Return the best passages of each query that have a word of it, and the largest norm of a passage."""
+        """Return the best passages among those that share a word with each query, and the largest norm of a passage."""
         candidates, largest_norm = empty_candidates(len(queries), depth), 0.0
         with Progress("search", self.corpus.total_rows, "passage", shown=progress) as bar:
-            for block in self.blocks_in_memory if self.blocks_in_memory is not None else self._read():
+            for block in self.blocks_in_memory if self.blocks_in_memory is not None else self._load_blocks():
                 candidates.add(slice(None), block.search(queries.rows, depth), block.first_row)
                 largest_norm = max(largest_norm, block.largest_norm)
                 bar.update(block.rows)
@@ -208,17 +212,19 @@ class InvertedLists:
 
 
 def require_same_vocabulary(queries: SparseRows, words: int) -> None:
-    """Raise ValueError for queries of another vocabulary than that of passages."""
+    """Raise ValueError if the queries' vocabulary has another size than the passages' vocabulary of `words`."""
     if queries.dimension != words:
         raise ValueError(
-            f"queries have weights of {queries.dimension} words, the passages of {words}: "
+            f"the vocabulary of the queries has {queries.dimension} words, that of the passages has {words}: "
             "were both encoded with the same checkpoint?"
         )
 
 
 def sparse_norms(rows: SparseRows) -> np.ndarray:
-    """Return upper bounds of the L2 norms of rows, float64; NaN where a weight is negative, NaN, infinite or too
-    large for a product in float32."""
+    """Return upper bounds of the L2 norms of rows, float64.
+
+    The bound is NaN if a weight is negative, NaN, infinite, or too large for a product in float32.
+    """
     matrix = as_csr(rows)
     matrix.data = np.where((matrix.data >= 0) & (matrix.data < np.inf), matrix.data, np.nan) ** 2
     norms = np.sqrt(matrix.sum(axis=1)) * (1 + 1e-9)
@@ -226,12 +232,11 @@ def sparse_norms(rows: SparseRows) -> np.ndarray:
 
 
 def fill_with_zeros(candidates: Candidates, width: int) -> None:
-    """Fill the first `width` places, in place, with the lowest rows that score 0 where fewer candidates, which are
-    sorted, score above 0."""
+    """Add the lowest rows with score 0 to the sorted candidates of queries with fewer than `width`, in place."""
     above = (candidates.scores > 0).sum(axis=1)
     for query in np.flatnonzero(above < width):
         count = int(above[query])
-        # Of the first `width` rows, no more than `count` score above 0: enough others are left.
-        others = np.setdiff1d(np.arange(width), candidates.rows[query, :count], assume_unique=True)
+        # At most `count` of the first `width` rows score above 0, so the others are enough.
+        zero_rows = np.setdiff1d(np.arange(width), candidates.rows[query, :count], assume_unique=True)
         candidates.rows[query, count:], candidates.scores[query, count:] = -1, -np.inf
-        candidates.rows[query, count:width], candidates.scores[query, count:width] = others[: width - count], 0.0
+        candidates.rows[query, count:width], candidates.scores[query, count:width] = zero_rows[: width - count], 0.0

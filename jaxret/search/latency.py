@@ -1,4 +1,4 @@
-"""The latency of one question in a warm process: encoding it, and searching for it."""
+"""The latency of single queries in a process that has compiled its programs: encoding, and search."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxret.data.records import Query
 from jaxret.search.searcher import Searcher
 
 PERCENTILES = (1, 50, 90, 99)
-LATENCY = 100  # questions by default, for at most
-SECONDS = 20.0
+DEFAULT_COUNT = 100  # queries that are timed by default,
+MOST_SECONDS = 20.0  # and the time after which no further query begins
 
 
 def measure_latency(
@@ -24,15 +24,17 @@ def measure_latency(
     latency: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Encode and search some of the queries, evenly spread, one at a time, after a warm-up with their lengths.
+    """Measure the times of encoding and of searching single queries, after a warm-up with their lengths.
 
-    Encoding is text to tokens to vectors on the host; search is vectors to ids and exact scores. Where the vectors do
-    not fit in memory ("vectors": "disk"), every search reads all of them.
+    Encoding turns text into tokens and into vectors on the host. Search turns vectors into ids and exact scores. If the
+    vectors do not fit in memory ("vectors": "disk"), every search reads all of them.
 
     Args:
-        queries: to choose from.
+        searcher: the searcher.
+        queries: all queries; an evenly spread sample is used.
         k: passages to search for.
-        latency: number of queries, however long they take; None for LATENCY, for at most SECONDS.
+        latency: size of the sample; None: DEFAULT_COUNT queries, but for at most MOST_SECONDS.
+        clock: function that returns the time in seconds.
 
     Returns:
         JSON: milliseconds as "p1", "p50", "p90", "p99", each a measured time (the nearest rank), and the conditions.
@@ -52,17 +54,20 @@ def measure_latency(
 def measure_by_passages(
     searcher: Searcher, queries: Sequence[Query], k: int, latency: int | None, counts: Sequence[int]
 ) -> dict[str, dict[str, float]]:
-    """Return the time of a search by the number of passages that are scored, as table 3 of I3: JSON, the number ->
-    percentiles of milliseconds.
+    """Return the times of searches of the first passages of a corpus, as in table 3 of I3.
 
     Args:
-        queries: to choose from.
-        k: passages to search for; all of them where they are fewer.
-        latency: as for `measure_latency`.
-        counts: numbers of passages, the first ones of the corpus.
+        searcher: the searcher.
+        queries: all queries; an evenly spread sample is used.
+        k: passages to search for, at most as many as are searched.
+        latency: size of the sample, as in `measure_latency`.
+        counts: numbers of passages to search.
+
+    Returns:
+        JSON: number of passages -> percentiles of milliseconds.
 
     Raises:
-        ValueError: the search is approximate, or there are fewer passages.
+        ValueError: the search is approximate, or the corpus has fewer passages.
     """
     times = {}
     for count in counts:
@@ -77,12 +82,13 @@ def time_phases(
     phases: Mapping[str, Callable[[Any], Any]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Run every query through phases, one query at a time.
+    """Measure the times of the phases of each query, one query at a time.
 
     Args:
         sample: the queries.
-        latency: None: no further query begins after SECONDS; a number: all of the sample.
-        phases: name -> function of the query, or of the value of the phase before it.
+        latency: None: no further query begins after MOST_SECONDS; a number: all queries are timed.
+        phases: name -> function of the query (the first phase) or of the value of the previous phase.
+        clock: function that returns the time in seconds.
 
     Returns:
         JSON: name of a phase -> percentiles of its milliseconds; "questions": the number of queries.
@@ -103,14 +109,14 @@ def time_phases(
 
 
 def is_over(latency: int | None, seconds: float) -> bool:
-    """Return whether no further query is timed: only the default number of queries has a limit of time."""
-    return latency is None and seconds > SECONDS
+    """Return whether the time is over; only the default number of queries has a time limit."""
+    return latency is None and seconds > MOST_SECONDS
 
 
 def spread_evenly(queries: Sequence[Query], latency: int | None) -> list[Query]:
-    """Return a number of the queries, LATENCY for None, evenly spread; all where they are fewer."""
-    most = LATENCY if latency is None else latency
-    places = np.unique(np.linspace(0, len(queries) - 1, min(most, len(queries))).astype(int))
+    """Return `latency` queries (None: DEFAULT_COUNT), evenly spread, or all if there are fewer."""
+    count = DEFAULT_COUNT if latency is None else latency
+    places = np.unique(np.linspace(0, len(queries) - 1, min(count, len(queries))).astype(int))
     return [queries[place] for place in places]
 
 
@@ -126,14 +132,14 @@ def measurement_conditions(k: int, device: str) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return {"p50": the smallest of the values that half of them do not exceed, ...}, to three decimals."""
+    """Return the percentiles {"p50": ..., ...}, each a measured value (the nearest rank), with three decimals."""
     quantiles = np.percentile(values, PERCENTILES, method="inverted_cdf")
     return {f"p{percentile}": round(float(value), 3) for percentile, value in zip(PERCENTILES, quantiles)}
 
 
 def describe_latency(latency: dict[str, Any]) -> str:
     """Return a line on a measured latency."""
-    halves = (
+    phases = (
         f"{name} p50 {latency[key]['p50']:.2f} ms, p99 {latency[key]['p99']:.2f} ms"
         for name, key in (("encoding", "encode_ms"), ("search", "search_ms"))
     )
@@ -144,7 +150,7 @@ def describe_latency(latency: dict[str, Any]) -> str:
         "mapped": "mapped from disk",
     }
     where = f", vectors {places[latency['vectors']]}" if "vectors" in latency else ""
-    return f"one question at a time ({latency['questions']:,} asked{where}): {'; '.join(halves)}" + "".join(
+    return f"one question at a time ({latency['questions']:,} asked{where}): {'; '.join(phases)}" + "".join(
         f"\nsearch of the first {int(count):,} passages: p50 {times['p50']:.2f} ms, p99 {times['p99']:.2f} ms"
         for count, times in latency.get("search_ms_by_passages", {}).items()
     )

@@ -1,7 +1,7 @@
-"""Scores of texts with their own number of vectors each (ColBERT): the sum over query vectors of the maximum over
-passage vectors; with one query vector, the maximum alone.
+"""Scores of texts with different numbers of vectors (ColBERT): the sum over query vectors of the maximum over passage
+vectors.
 
-Vectors on disk have no padding; they are padded a block at a time, passages of like length together.
+Vectors on disk have no padding. A block of passages of similar lengths is padded when it is searched.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from jaxret.runs.embedder import plan_batches
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.select import Backend
 from jaxret.search.rounding import LONGEST, sum_error, upper_norms
-from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, of_one_query
+from jaxret.search.single_vector import BLOCK_ROWS, QUERY_ROWS, query_spans
 from jaxret.types import Ragged
 
-PASSAGES_AT_ONCE = 512  # scored again at a time for one query: their vectors are held as float64
-# Multiplications of a product of OpenBLAS that starts no threads. Its threads would wait for those of XLA, which spin
-# after a search: ten milliseconds for a product of one.
+PASSAGES_AT_ONCE = 512  # passages scored exactly at a time for one query, because their vectors are in float64
+# For at most this many multiplications OpenBLAS starts no threads. Its threads would wait ten milliseconds for XLA's
+# threads, which stay busy after a search.
 ONE_THREAD = 2**18
 
 
 class VectorLists:
-    """Queries of float32 vectors, for shards of lists of vectors (`query_vectors.QueryVectors`)."""
+    """Queries with several float32 vectors, for shards of lists of vectors (`query_vectors.QueryVectors`)."""
 
-    pairs_a_thread = 2**20  # BLAS has threads of its own
+    pairs_a_thread = 2**20  # many pairs, because BLAS has its own threads
 
     def __init__(self, vectors: Ragged) -> None:
         self.vectors = vectors
         self.norms = upper_norms(vectors.flat)
         query = np.repeat(np.arange(len(vectors)), vectors.lengths)
-        together = np.bincount(query, self.norms, len(vectors))
-        self.norms[(together >= LONGEST)[query]] = np.inf  # no product overflows, but their sum could
+        norm_sums = np.bincount(query, self.norms, len(vectors))
+        self.norms[(norm_sums >= LONGEST)[query]] = np.inf  # no product overflows, but the sum of products could
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -49,7 +49,7 @@ class VectorLists:
         return VectorLists(self.vectors.take(part))
 
     def parts(self) -> list[tuple[slice, Ragged]]:
-        """Return as many queries at a time as have QUERY_ROWS vectors."""
+        """Return slices of queries and their vectors, about QUERY_ROWS vectors in each."""
         slices, start, offsets = [], 0, self.vectors.offsets
         while start < len(self):
             stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + QUERY_ROWS, "right")) - 1)
@@ -68,29 +68,29 @@ class VectorLists:
             yield rows, PaddedLists(*block.padded(numbers, length), len(rows)), norms
 
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
-        own = Ragged(self.norms, self.vectors.offsets)
-        return np.array([sum_error(self.vectors.flat.shape[1], norms, largest_norm, unit) for norms in own])
+        norm_lists = Ragged(self.norms, self.vectors.offsets)
+        return np.array([sum_error(self.vectors.flat.shape[1], norms, largest_norm, unit) for norms in norm_lists])
 
     def scores(self, queries: np.ndarray, shard: Ragged | RaggedRowSubset, rows: np.ndarray) -> np.ndarray:
         result = np.empty(len(rows))
-        for begin, end in of_one_query(queries):
+        for begin, end in query_spans(queries):
             query = self[queries[begin]]
             for start in range(begin, end, PASSAGES_AT_ONCE):
-                some = slice(start, min(start + PASSAGES_AT_ONCE, end))
-                passages = shard.take(rows[some])
-                products = _small_products(query, passages.flat)  # [U, vectors]: maxima over what lies together
-                result[some] = np.maximum.reduceat(products, passages.offsets[:-1], axis=1).sum(axis=0)
+                part = slice(start, min(start + PASSAGES_AT_ONCE, end))
+                passages = shard.take(rows[part])
+                products = _small_products(query, passages.flat)  # [U, vectors]: maxima are taken of contiguous numbers
+                result[part] = np.maximum.reduceat(products, passages.offsets[:-1], axis=1).sum(axis=0)
         return result
 
     def every_score(self, shard: Ragged | RaggedRowSubset, start: int, stop: int) -> np.ndarray:
         passages = shard.take(np.arange(start, stop))
         products = self.vectors.flat.astype(np.float64) @ passages.flat.astype(np.float64).T
         maxima = np.maximum.reduceat(products, passages.offsets[:-1], axis=1)  # [vectors of all queries, rows]
-        return np.stack([own.sum(axis=0) for own in Ragged(maxima, self.vectors.offsets)])
+        return np.stack([query_maxima.sum(axis=0) for query_maxima in Ragged(maxima, self.vectors.offsets)])
 
 
 def _small_products(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Return the products of float64 [U,D] and vectors [N,D], float64 [U,N], computed in this thread."""
+    """Return the products of a query float64 [U,D] and vectors [N,D] as float64 [U,N], computed in this thread."""
     products = np.empty((len(query), len(vectors)))
     step = max(1, ONE_THREAD // query.size)
     for start in range(0, len(vectors), step):

@@ -1,9 +1,8 @@
-"""Search over the processes of a JAX job: each holds a range of the corpus's shards, and the best of all are merged.
+"""Search with all processes of a JAX job: each searches a range of the corpus's shards, and the results are merged.
 
-Process 0 encodes the queries and sends the vectors to the others, so that all score the same bits. Each process finds
-the k best passages of its own range and proves them (`proof.py`). A passage of the corpus's best k is among the best k
-of its range, as no more passages stand before it there; so the best k of all ranges' best, by score and then by row,
-are those of the corpus, and the proofs of the ranges are the proof of the whole.
+Process 0 encodes the queries and sends the vectors to the others, so that all use the same bits. Each process finds the
+k best passages of its range and proves them (`proof.py`). The k best passages of the corpus are also among the k best
+of their ranges. So the k best results of all ranges, by score and then by row, are the k best of the corpus.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from jaxret.search.exact import sorted_by_rule
 from jaxret.search.proof import SearchResult
 from jaxret.types import Ragged, SparseRows, TextVectors, word_dtype
 
-HIT_BYTES = 12  # of a passage of a ranking: its score, and its row
-WORDS = 2**22  # of four bytes that a process sends at a time: 16 MiB
+HIT_BYTES = 12  # bytes of a passage in a ranking: score and row
+MESSAGE_WORDS = 2**22  # four-byte words that a process sends at a time: 16 MiB
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those that search together: all call the same methods in the same order. One process alone
-    exchanges nothing."""
+    """The processes that search together. All call the same methods in the same order; a single one sends nothing."""
 
-    number: int = 0
-    count: int = 1
+    number: int = 0  # number of this process
+    count: int = 1  # number of processes
 
     @classmethod
     def of_job(cls) -> ProcessGroup:
@@ -45,30 +43,30 @@ class ProcessGroup:
 
     @property
     def leads(self) -> bool:
-        """Return whether this is the process that names passages, prints and writes."""
+        """Return whether this process reads passage ids, prints and writes."""
         return self.number == 0
 
     def agreed(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns; in every process raise the error of any (`processes.agreement`)."""
+        """Return the result of `make`. If it raises in one process, every process raises the error (`agreement`)."""
         with agreement() if self.count > 1 else nullcontext():
             return make()
 
     def require_same(self, settings: Mapping[str, Any]) -> None:
-        """Raise ValueError in every process if one has other settings, JSON values, than process 0."""
+        """Raise ValueError in every process if the settings (JSON values) of a process differ from process 0."""
         if self.count == 1:
             return
-        first, *others = map(json.loads, agreed_texts(json.dumps(settings)))
-        for number, other in enumerate(others, 1):
-            if difference := _describe_difference("in process 0", first, other):
+        first, *later_settings = map(json.loads, agreed_texts(json.dumps(settings)))
+        for number, process_settings in enumerate(later_settings, 1):
+            if difference := _describe_difference("in process 0", first, process_settings):
                 raise ValueError(
-                    f"process {number} searches otherwise: {difference}; start the same command in all, on the same "
-                    "files"
+                    f"process {number} searches with other settings: {difference}. Start the same command in all "
+                    "processes, on the same files"
                 )
 
     def vectors_of_first(self, make: Callable[[], TextVectors], sparse: bool, dimension: int) -> TextVectors:
-        """Return the vectors that `make` returns in process 0; it is not called in others.
+        """Return the vectors that `make` returns in process 0, in every process. Other processes do not call `make`.
 
-        sparse, dimension: of the vectors.
+        `sparse` and `dimension` describe the vectors.
         """
         if self.count == 1:
             return make()
@@ -84,9 +82,8 @@ class ProcessGroup:
     def merged(self, result: SearchResult, width: int) -> SearchResult:
         """Return the best passages of all ranges, the same in every process.
 
-        Args:
-            result: the best passages of this process's range.
-            width: passages to return for each query, of k and all passages the lower number.
+        `result` has the best passages of this process's range. `width` is the number of passages to return for each
+        query: k, or all passages of a smaller corpus.
         """
         if self.count == 1:
             return result
@@ -96,8 +93,9 @@ class ProcessGroup:
         scores[:, :own_width], rows[:, :own_width] = result.scores, result.rows
 
         def gather(part: slice) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            every = process_allgather((scores[part], rows[part].view(np.uint32)))  # [processes, queries, width or more]
-            return zip(every[0], (each.view(np.int64) for each in every[1]), strict=True)
+            # [processes, queries, width], [processes, queries, 2 * width]
+            all_scores, all_rows = process_allgather((scores[part], rows[part].view(np.uint32)))
+            return zip(all_scores, (process_rows.view(np.int64) for process_rows in all_rows), strict=True)
 
         best = merge_ranges(queries, width, gather)
         work = process_allgather(np.array(_work(result)).view(np.uint32)).view(np.int64).tolist()
@@ -106,31 +104,31 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class SeparateRange(ProcessGroup):
-    """A range of shards that is searched without the others: whoever has their results merges them. `settings` are
-    those of the others."""
+    """A range of shards that is searched on its own; the caller merges the results of all ranges."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the settings that all ranges must have
 
     def agreed(self, make: Callable[[], T]) -> T:
         return make()
 
     def require_same(self, settings: Mapping[str, Any]) -> None:
         if difference := _describe_difference("of the command", self.settings, settings):
-            raise ValueError(f"a worker searches otherwise: {difference}; all hosts need the same files")
+            raise ValueError(f"a worker searches with other settings: {difference}. All hosts need the same files")
 
 
 def merge_ranges(
     queries: int, width: int, ranges: Callable[[slice], Iterable[tuple[np.ndarray, np.ndarray]]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores and rows [Q,width] of the best passages of all ranges, a few queries at a time.
+    """Return the scores and rows [Q,width] of the best passages of all ranges.
 
-    ranges: returns, for a slice of the queries, their scores and rows in each range; rows count through all ranges.
+    `ranges` is a function that returns the scores and rows of a slice of the queries in each range. Rows are rows of
+    the corpus.
     """
     scores, rows = np.empty((queries, width), np.float32), np.empty((queries, width), np.int64)
-    for start in range(0, queries, step := max(1, 4 * WORDS // (HIT_BYTES * width))):
+    for start in range(0, queries, step := max(1, 4 * MESSAGE_WORDS // (HIT_BYTES * width))):
         part = slice(start, start + step)
-        every_score, every_row = (np.concatenate(each, axis=1) for each in zip(*ranges(part), strict=True))
-        best = sorted_by_rule(every_score, every_row)
+        all_scores, all_rows = (np.concatenate(arrays, axis=1) for arrays in zip(*ranges(part), strict=True))
+        best = sorted_by_rule(all_scores, all_rows)
         scores[part], rows[part] = best[0][:, :width], best[1][:, :width]
     return scores, rows
 
@@ -139,9 +137,10 @@ def merged_result(scores: np.ndarray, rows: np.ndarray, work: Sequence[tuple[int
     """Return the result of all ranges.
 
     Args:
-        scores, rows: of the best passages (`merge_ranges`).
-        work: of each range, pairs that were scored exactly, and queries that looked deeper.
-        backend: its description.
+        scores: scores of the best passages (`merge_ranges`).
+        rows: rows of these passages.
+        work: pairs that were scored exactly in each range, and queries that needed a second round.
+        backend: description of the backend.
     """
     deeper = max(queries for _, queries in work)
     rounds = (len(scores), deeper) if deeper else (len(scores),)
@@ -149,49 +148,50 @@ def merged_result(scores: np.ndarray, rows: np.ndarray, work: Sequence[tuple[int
 
 
 def merge_results(results: Sequence[SearchResult], width: int, where: str) -> SearchResult:
-    """Return the best passages of all ranges from their results.
+    """Return the best passages of all ranges.
 
-    Args:
-        results: of each range; rows count through all ranges.
-        width: passages to return for each query.
-        where: the ranges were searched, for the description.
+    `results` are the results of the ranges, with rows of the corpus; `width` is the number of passages to return for
+    each query; `where` says in the description where the ranges were searched.
     """
     best = merge_ranges(
-        len(results[0].scores), width, lambda part: [(each.scores[part], each.rows[part]) for each in results]
+        len(results[0].scores), width, lambda part: [(result.scores[part], result.rows[part]) for result in results]
     )
     return merged_result(*best, list(map(_work, results)), f"{results[0].backend}, {where}")
 
 
 def _work(result: SearchResult) -> tuple[int, int]:
-    """Return the pairs that were scored exactly, and the queries that looked deeper."""
+    """Return the number of pairs that were scored exactly, and the number of queries that needed a second round."""
     return result.scored_pairs, result.rounds[1] if len(result.rounds) > 1 else 0
 
 
 @contextmanager
-def searching(together: bool, platform: str, flags: Mapping[str, str]) -> Iterator[None]:
-    """Search in this process, or with `together` in every process of a job, the first of which alone prints: they raise
-    the error of any, and ValueError if one lacks the platform or has other flags."""
-    with agreement() if together else nullcontext():
+def searching(all_processes: bool, platform: str, flags: Mapping[str, str]) -> Iterator[None]:
+    """Run a search in the block, in this process or in all processes of a job.
+
+    Of several processes, only process 0 prints, and an error in one process is raised in all. Raises ValueError if a
+    process lacks the platform or has other flags.
+    """
+    with agreement() if all_processes else nullcontext():
         require_platform(platform, "--platform")
-        group = ProcessGroup.of_job() if together else ProcessGroup()
+        group = ProcessGroup.of_job() if all_processes else ProcessGroup()
         group.require_same(flags)
         with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if group.leads else nowhere):
             yield
 
 
-def _describe_difference(where: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return which settings of another process are not those of the first one, which is `where`; "" for none."""
-    names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-    return ", ".join(f"{name} is {other.get(name)!r} there and {first.get(name)!r} {where}" for name in names)
+def _describe_difference(where: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return a description of the settings that differ, "" if none does; `where` says where the first settings are."""
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    return ", ".join(f"{name} is {second.get(name)!r}, but {first.get(name)!r} {where}" for name in names)
 
 
 def _of_first(array: np.ndarray | None, dtype: Any) -> np.ndarray:
-    """Return the numbers of process 0 in every process, bit by bit; `array` is None in others."""
+    """Return the array of process 0, flat and with the same bits, in every process; `array` is None in the others."""
     data = np.empty(0, np.uint8) if array is None else np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
     size = int(broadcast_one_to_all(np.array(len(data) // np.dtype(dtype).itemsize)))
     buffer = np.zeros(-(-size * np.dtype(dtype).itemsize // 4), np.uint32)
     buffer.view(np.uint8)[: len(data)] = data
-    for start in range(0, len(buffer), WORDS):
-        part = buffer[start : start + WORDS]
+    for start in range(0, len(buffer), MESSAGE_WORDS):
+        part = buffer[start : start + MESSAGE_WORDS]
         part[:] = broadcast_one_to_all(part)
     return buffer.view(dtype)[:size]

@@ -1,5 +1,5 @@
-"""Queries, as exact search uses them: one vector each (`single_vector.py`), lists of vectors (`multi_vector.py`) or
-weights of words (`inverted_lists.py`).
+"""The interface of queries in exact search. A query is one vector (`single_vector.py`), a list of vectors
+(`multi_vector.py`) or a sparse vector (`inverted_lists.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jaxret.search.backends.select import Backend
 
 @runtime_checkable
 class ScoredQueries(Protocol):
-    """Queries of one kind, and how passages of that kind are scored exactly."""
+    """Queries of one kind, which score passages exactly."""
 
-    norms: np.ndarray  # upper bounds of the norms of all their vectors, query by query
-    pairs_a_thread: int  # (query, passage) pairs to give to `scores`, at least
+    norms: np.ndarray  # upper bounds of the norms of all query vectors, in the order of the queries
+    pairs_a_thread: int  # least number of (query, passage) pairs for which a thread is started
 
     def __len__(self) -> int: ...
     def __getitem__(self, i: int | np.integer) -> np.ndarray:
@@ -26,11 +26,11 @@ class ScoredQueries(Protocol):
         ...
 
     def errors(self, largest_norm: float, unit: float) -> np.ndarray:
-        """Return an upper bound of the error of a score with this unit roundoff, for each query, float64 [Q]."""
+        """Return an upper bound of the errors of each query's scores with a unit roundoff, float64 [Q]."""
         ...
 
     def scores(self, queries: np.ndarray, shard: Any, rows: np.ndarray) -> np.ndarray:
-        """Return scores of (query, row of the shard) pairs, float64 [P]; the pairs of a query lie together."""
+        """Return the scores of P pairs (query, row of the shard), float64 [P]; the pairs of a query are contiguous."""
         ...
 
     def take(self, part: np.ndarray) -> ScoredQueries: ...
@@ -41,24 +41,26 @@ class ScoredQueries(Protocol):
 
 @runtime_checkable
 class QueryVectors(ScoredQueries, Protocol):
-    """Queries as vectors, in the form that backends search with."""
+    """Queries as dense vectors, in the form that backends search with."""
 
-    def owner(self, vector: int) -> int: ...
+    def owner(self, vector: int) -> int:
+        """Return the query to which a vector belongs."""
+        ...
 
     def take(self, part: np.ndarray) -> QueryVectors: ...
     def parts(self) -> list[tuple[slice, Any]]:
-        """Return the queries a few at a time, as a backend takes them."""
+        """Return (slice of the queries, their vectors in the form of a backend), a few queries at a time."""
         ...
 
     def blocks(
         self, shard: Any, total_rows: int, depth: int, backend: Backend
     ) -> Iterator[tuple[np.ndarray, np.ndarray | PaddedLists, np.ndarray]]:
-        """Yield (rows of the shard, their vectors as a backend takes them, upper bounds of the rows' largest norms).
+        """Yield (rows of the shard, their vectors in the form of a backend, upper bounds of the rows' largest norms).
 
         Args:
             shard: vectors of a shard.
-            total_rows: of the corpus.
+            total_rows: passages of the corpus.
             depth: candidates that each query needs.
-            backend: limits the size of a block.
+            backend: the backend, which may limit the size of a block.
         """
         ...

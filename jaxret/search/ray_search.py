@@ -1,8 +1,9 @@
-"""Search by the workers of a Ray cluster: each searches a range of the corpus's shards, and this process merges them.
+"""Search with the workers of a Ray cluster: each searches a range of the corpus's shards, and this process merges the
+results.
 
-A worker encodes the queries; the others get its vectors, so that all score the same bits. What a range is, how it is
-searched and proven, and how results are merged is that of the processes of a JAX job (`process_group.py`). A range
-whose worker died is searched again by another, which has the same result. This process opens no vectors.
+One worker encodes the queries, and the others get its vectors, so that all use the same bits. Ranges, proofs and the
+merging of results are the same as for the processes of a JAX job (`process_group.py`). If a worker dies, another one
+searches its range, with the same result. This process reads no passage vectors.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from jaxret.search.search_options import SearchOptions
 from jaxret.search.searcher import Searcher
 from jaxret.types import Ragged, TextVectors
 
-WorkerState = dict[str, Any]  # kept by a worker between calls: a run, and a searcher of one range
+WorkerState = dict[str, Any]  # a worker keeps it between calls: a run, and a searcher of one range
 
 
 def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions(), many: bool = False) -> Searcher:
-    """Return a searcher of a corpus, by `options.workers` if there are any.
+    """Return a searcher of a corpus, which uses `options.workers` if they are set.
 
     Args:
-        run: the run that encoded it.
+        run: the run that encoded the corpus.
         folder: folder of the encoded corpus.
-        many: there will be many searches.
+        options: the options of the search.
+        many: whether there will be many searches.
 
     Raises as `Searcher` does.
     """
@@ -38,14 +40,14 @@ def open_searcher(run: Run, folder: Path, options: SearchOptions = SearchOptions
 
 @dataclass(frozen=True)
 class RangePlan:
-    """The ranges that workers search."""
+    """The ranges that workers search, and how they open them."""
 
-    opening: RunOpening  # how the run is opened
+    opening: RunOpening  # opens the run
     encoded_name: str  # name of the encoded corpus
-    options: SearchOptions  # how candidates are found
-    many: bool  # there will be many searches
-    count: int  # of the ranges
-    settings: dict[str, Any]  # what must be alike in all workers and here
+    options: SearchOptions
+    many: bool  # whether there will be many searches
+    count: int  # number of ranges
+    settings: dict[str, Any]  # values that must be the same in all workers and in this process
 
 
 class RaySearcher(Searcher):
@@ -54,7 +56,7 @@ class RaySearcher(Searcher):
     def __init__(self, run: Run, folder: Path, options: SearchOptions, many: bool = False) -> None:
         assert options.workers is not None
         self.workers: RayWorkers = options.workers
-        super().__init__(run, folder, options, many, ProcessGroup(0, 0))  # none of the ranges is this process's
+        super().__init__(run, folder, options, many, ProcessGroup(0, 0))  # this process has no range
 
     def _open_vectors(self, options: SearchOptions, many: bool) -> None:
         arguments = {"query_length": self.run.tokenizer.query_length, "attention": self.workers.attention}
@@ -76,12 +78,12 @@ class RaySearcher(Searcher):
         queries, calls = self.workers.share(vectors), []
         for number in range(self._plan.count):
             first, stop = self.encoded_corpus.rows_in_range(number, self._plan.count)
-            own = [[row for row in ranking if first <= row < stop] for ranking in rows]
-            calls.append((self._plan, number, queries, own))
+            range_rows = [[row for row in ranking if first <= row < stop] for ranking in rows]
+            calls.append((self._plan, number, queries, range_rows))
         parts = self.workers.run(_score_rows, calls)
         by_row: list[dict[int, float]] = [{} for _ in rows]
-        for (*_, own), part in zip(calls, parts, strict=True):
-            for scores, ranking, values in zip(by_row, own, part, strict=True):
+        for (*_, range_rows), part in zip(calls, parts, strict=True):
+            for scores, ranking, values in zip(by_row, range_rows, part, strict=True):
                 scores.update(zip(ranking, values, strict=True))
         return [[scores[row] for row in ranking] for scores, ranking in zip(by_row, rows, strict=True)]
 
@@ -97,7 +99,7 @@ def _open_once(state: WorkerState, opening: RunOpening) -> Run:
 def _range_searcher(state: WorkerState, plan: RangePlan, number: int) -> Searcher:
     run = _open_once(state, plan.opening)
     if state.get("range") != (plan, number):
-        state.pop("searcher", None)  # before another one takes its memory
+        state.pop("searcher", None)  # frees its memory before the new one is opened
         group = SeparateRange(number, plan.count, plan.settings)
         state["searcher"] = Searcher(run, run.workdir.embeddings(plan.encoded_name), plan.options, plan.many, group)
         state["range"] = plan, number
@@ -106,20 +108,20 @@ def _range_searcher(state: WorkerState, plan: RangePlan, number: int) -> Searche
 
 
 def _encode_queries(state: WorkerState, opening: RunOpening, dimension: int, tokens: Ragged) -> TextVectors:
-    """Return the vectors of queries, of that many numbers."""
+    """Return the vectors of queries, cut to a dimension."""
     run = _open_once(state, opening)
     run = run if run.model.dimension == dimension else run.with_dimension(dimension)
     return run.embedder()(tokens, "query")
 
 
 def _search_range(state: WorkerState, plan: RangePlan, number: int, vectors: TextVectors, k: int) -> SearchResult:
-    """Return the best passages of a range, by their rows in the corpus."""
+    """Return the best passages of a range, with rows of the corpus."""
     return _range_searcher(state, plan, number).search_own(vectors, k)
 
 
 def _score_rows(
     state: WorkerState, plan: RangePlan, number: int, vectors: TextVectors, rows: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """Return the scores of each query with the passages in some rows of the corpus, which are in the range."""
+    """Return the scores of each query with passages of a range; `rows` are rows of the corpus for each query."""
     searcher = _range_searcher(state, plan, number)
     return searcher.scores(vectors, [[row - searcher.first_row for row in ranking] for ranking in rows])

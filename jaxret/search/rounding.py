@@ -7,31 +7,30 @@ import math
 import numpy as np
 
 UNIT = 2.0**-24  # unit roundoff of float32
-WIDE_UNIT = 2.0**-53  # of float64
-TINY = 2.0**-126  # smallest normal float32; a device may flush smaller results to zero
-LONGEST = math.sqrt(float(np.finfo(np.float32).max) / 4)  # norm of a vector: a product of two longer ones may overflow
+WIDE_UNIT = 2.0**-53  # unit roundoff of float64
+TINY = 2.0**-126  # smallest normal float32; a device may take smaller numbers for 0
+LONGEST = math.sqrt(float(np.finfo(np.float32).max) / 4)  # largest norm: products of longer vectors may overflow
 
 
 def rounding_error(dimension: int, query_norms: np.ndarray, largest_norm: float) -> np.ndarray:
     """Return an upper bound of the error of a float32 dot product, for each query, float64 [Q].
 
     |fl(q.d) - q.d| <= gamma_D sum|q_i d_i| <= gamma_D |q||d|, with gamma_D = D u / (1 - D u), for any order of the sum,
-    with or without fused multiply-add (Higham, Accuracy and Stability of Numerical Algorithms, 3.1-3.5). It is doubled,
-    for D up to 2^22 and for TPUs, which compute a float32 product from six bfloat16 ones. The second term is underflow:
-    each of the inputs, products and sums may be flushed to zero.
+    with or without fused multiply-add (Higham, Accuracy and Stability of Numerical Algorithms, 3.1-3.5). The bound is
+    doubled, for D up to 2^22 and for TPUs, which compute a float32 product from six bfloat16 products. The second term
+    is for underflow: a device may take each small input, product and sum for 0.
     """
     norms = query_norms.astype(np.float64)
     return 2 * dimension * UNIT * norms * largest_norm + dimension * TINY * (2 + norms + largest_norm)
 
 
 def sum_error(dimension: int, query_norms: np.ndarray, largest_norm: float, unit: float = UNIT) -> float:
-    """Return an upper bound of the error of a sum of maxima, one for each query vector: of each product, and of their
-    sum.
+    """Return an upper bound of the error of sum_u max_v q_u . d_v, from the products and from their sum.
 
     Args:
         dimension: D.
         query_norms: norms of the vectors of one query.
-        largest_norm: of any passage vector.
+        largest_norm: largest norm of a passage vector.
         unit: unit roundoff of the arithmetic.
     """
     products = rounding_error(dimension, query_norms, largest_norm).sum() * (unit / UNIT)
@@ -41,8 +40,8 @@ def sum_error(dimension: int, query_norms: np.ndarray, largest_norm: float, unit
 def upper_norms(vectors: np.ndarray) -> np.ndarray:
     """Return upper bounds of the L2 norms of float32 vectors [N,D], float64 [N].
 
-    NaN or infinite where a vector has a NaN, an infinity, or is so long (LONGEST, about 9e18) that products could
-    overflow.
+    The bound is NaN or infinite if a vector has a NaN or an infinity, or is so long (LONGEST, about 9e18) that products
+    could overflow.
     """
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         squares = np.einsum("nd,nd->n", vectors, vectors).astype(np.float64)

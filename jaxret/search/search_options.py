@@ -1,4 +1,4 @@
-"""Options of a search, and of building an approximate index."""
+"""Options of a search, and options of building an approximate index."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxret.runs.ray_cluster import RayWorkers
 from jaxret.storage.atomic import sha256_json
 
 BACKEND_NAMES = ("auto", "faiss-gpu", "faiss-cpu", "xla", "scipy")
-FLOAT32_BACKENDS = ("faiss-gpu", "faiss-cpu", "scipy")  # that have no other precision
+FLOAT32_BACKENDS = ("faiss-gpu", "faiss-cpu", "scipy")  # backends without other precisions
 PRECISION_NAMES = ("float32", "float16", "bfloat16", "int8")
 PROXY_NAMES = ("mean", "muvera")
 
 
 class CandidateSpec(NamedTuple):
-    """The value of `--candidates`: a proxy, and how many passages it proposes to be scored exactly."""
+    """The value of `--candidates`: a proxy, and the number of passages that it proposes for exact scoring."""
 
     proxy: str
     passages: int
@@ -27,32 +27,34 @@ class CandidateSpec(NamedTuple):
         return f"{self.proxy}:{self.passages}"
 
     def require(self, k: int) -> None:
-        """Raise ValueError if k passages are more than are proposed."""
+        """Raise ValueError if k is above the number of proposed passages."""
         if self.passages < k:
             raise ValueError(f"candidates={self} proposes fewer passages than the {k} that are requested")
 
     def require_several(self, vectors: int | None) -> None:
-        """Raise ValueError where passages have one vector, whose search is exact without candidates; `vectors` is how
-        many each has, None: another number each."""
+        """Raise ValueError if passages have one vector: their search is exact without candidates.
+
+        `vectors` is the number of vectors of each passage; None if the numbers differ.
+        """
         if vectors == 1:
-            raise ValueError(f"candidates={self} is for passages of several vectors; here each has one: leave it out")
+            raise ValueError(f"candidates={self} is for passages with several vectors; these have one: leave it out")
 
 
 def parse_candidates(text: str) -> CandidateSpec:
-    """Return the spec of a text like `mean:1000`. Raises ValueError for anything else."""
+    """Return the spec in a text like `mean:1000`. Raises ValueError for anything else."""
     proxy, _, count = text.partition(":")
     if proxy not in PROXY_NAMES or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
         examples = ", ".join(f"{name}:1000" for name in PROXY_NAMES)
         raise ValueError(
-            f"candidates is {text!r:.60}; it must be a proxy and how many passages it proposes: {examples}"
+            f"candidates is {text!r:.60}; it must be a proxy and the number of passages that it proposes: {examples}"
         )
     return CandidateSpec(proxy, int(count))
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the candidates of a search are found. Raises ValueError for unknown names and for options that exclude each
-    other. `Searcher` checks what depends on the corpus and the machine."""
+    """The options that say how a search finds candidates. Raises ValueError for unknown names and for options that
+    exclude each other. `Searcher` checks the options that depend on the corpus and the machine."""
 
     backend: str = option(
         "auto", "auto, faiss-gpu, faiss-cpu or xla; for sparse vectors auto, scipy or xla", choices=BACKEND_NAMES
@@ -75,7 +77,7 @@ class SearchOptions:
         "with --index: FAISS's search parameters, such as nprobe=16 or efSearch=64; k_factor_rf=4 scores the "
         "best 4 k vectors of the index exactly; default: the measured ones with *",
     )
-    dimension: int = 0  # numbers of a vector to search by, its first ones; 0: all that are stored
+    dimension: int = 0  # number of leading dimensions of the vectors to search with; 0: all that are stored
     filters: tuple[str, ...] = option(
         (),
         "FIELD:VALUE: search only passages with this value in their metadata; of several values of a field, "
@@ -85,34 +87,35 @@ class SearchOptions:
     max_passage: bool = option(
         False, "rank documents by their best passage; passages of document ID are ID#0, ID#1, ... (jaxret data chunk)"
     )
-    all_processes: bool = False  # of a JAX job search together: each holds a range of the shards (`process_group.py`)
-    workers: RayWorkers | None = None  # that search ranges of the shards in place of this process (`ray_search.py`)
+    # Whether all processes of a JAX job search together, each in a range of the shards (`process_group.py`).
+    all_processes: bool = False
+    workers: RayWorkers | None = None  # Ray workers that search ranges of the shards, instead of this process
 
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "filters", tuple(self.filters))
         if self.dimension < 0:
-            raise ValueError(f"dimension is {self.dimension}; it must be at least 1, or 0 for whole vectors")
+            raise ValueError(f"dimension is {self.dimension}; it must be at least 1, or 0 for all dimensions")
         if self.candidate_spec and self.index:
             raise ValueError(f"candidates are found by {self.candidates} or by the index {self.index}, not by both")
         if self.index and (self.backend, self.precision) != ("auto", "float32"):
-            raise ValueError("backend and precision are of exact search: leave them or the index out")
+            raise ValueError("backend and precision are for exact search: leave them or the index out")
         if self.index and self.filters:
-            raise ValueError("filters need exact search: leave the index out, which was built of all passages")
+            raise ValueError("filters need exact search: leave the index out, which was built from all passages")
         if self.precision != "float32" and self.backend in FLOAT32_BACKENDS:
-            raise ValueError(f"search backend {self.backend!r} computes in float32, not in {self.precision}: take xla")
-        if wrong := [text for text in self.filters if ":" not in text]:
-            raise ValueError(f"filter {wrong[0]!r:.99}: FIELD:VALUE is expected")
+            raise ValueError(f"search backend {self.backend!r} computes in float32, not in {self.precision}: use xla")
+        if invalid_filters := [text for text in self.filters if ":" not in text]:
+            raise ValueError(f"filter {invalid_filters[0]!r:.99}: FIELD:VALUE is expected")
         if self.max_passage and (self.candidates or self.index):
             raise ValueError("max_passage needs exact search: leave candidates and index out")
         if self.several:
             self.require_exact()
         if self.index_parameters and not self.index:
-            raise ValueError("index_parameters are of an approximate index: give index=NAME too")
+            raise ValueError("index_parameters are for an approximate index: give index=NAME too")
 
     @functools.cached_property
     def candidate_spec(self) -> CandidateSpec | None:
-        """Return the value of `candidates`; None for none."""
+        """Return the parsed value of `candidates`; None if it is empty."""
         return parse_candidates(self.candidates) if self.candidates else None
 
     @property
@@ -136,12 +139,12 @@ class SearchOptions:
             "index": self.index,
         }
         usual = {"backend": "auto", "precision": "float32", "candidates": "", "index": ""}
-        if other := [f"--{name}={value}" for name, value in values.items() if value != usual[name]]:
-            raise ValueError(f"{reason}: leave {' and '.join(other)} out")
+        if flags := [f"--{name}={value}" for name, value in values.items() if value != usual[name]]:
+            raise ValueError(f"{reason}: leave {' and '.join(flags)} out")
 
     @property
     def label(self) -> str:
-        """Return the part of result file names that distinguishes these results from those of an exact search."""
+        """Return the part of result file names that states how the search differs from an exact search."""
         index = "-".join([self.index, *self.index_parameters.replace("=", "").split(",")]).strip("-")
         parts = (
             "max-passage" * self.max_passage,
@@ -154,8 +157,8 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How an approximate index is built, and its recall is measured. Raises ValueError for a value that is not allowed.
-    `index_corpus` checks what depends on the vectors."""
+    """The options of building an approximate index and of measuring its recall. Raises ValueError for a value that is
+    not allowed. `index_corpus` checks the options that depend on the vectors."""
 
     factory: str = option(
         "",
@@ -175,13 +178,13 @@ class IndexOptions:
     train_vectors: int = option(0, "vectors to train on; default: 64 for each list, at least 65536", lower_bound=0)
     seed: int = option(0, "seed of the samples and of k-means", lower_bound=0)
     checkpoint: str = option("best", "checkpoint of the run that encodes --queries: best, last, or a step")
-    explicit_fields: tuple[str, ...] = ()  # those on the command line, also with the default value
+    explicit_fields: tuple[str, ...] = ()  # names of the fields on the command line, also those with the default value
 
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "parameters", tuple(self.parameters))
         if not self.factory.strip():
             raise ValueError(f"factory is {self.factory!r}; it must be a string like IVF4096,PQ64, HNSW32 or seismic")
-        of_queries = given_fields(self, ("qrels", "split", "checkpoint"), self.explicit_fields)
-        if of_queries and not self.queries:
-            raise ValueError(f"{of_queries[0]} needs queries: without them, vectors of passages measure recall")
+        query_fields = given_fields(self, ("qrels", "split", "checkpoint"), self.explicit_fields)
+        if query_fields and not self.queries:
+            raise ValueError(f"{query_fields[0]} needs queries: without queries, vectors of passages measure recall")

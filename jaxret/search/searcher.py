@@ -50,18 +50,16 @@ class SearchOutcome:
     rankings: Rankings
     result: SearchResult
     encoded_corpus: EncodedCorpus
-    truncation: Truncation  # of the queries
-    vectors: TextVectors  # of the queries
+    truncation: Truncation  # truncation of the queries
+    vectors: TextVectors  # query vectors
     filters: tuple[str, ...] = ()
-    max_passage: bool = False  # the rankings are of documents
-    approximate: Mapping[str, Any] | None = None  # how candidates were found; None: exact
+    max_passage: bool = False  # whether documents are ranked
+    approximate: Mapping[str, Any] | None = None  # description of an approximate search; None: exact search
 
     def to_json(self, run: Run, k: int) -> dict[str, Any]:
-        """Return how the search was done, as JSON for a file of results.
+        """Return the settings of the search as JSON for a file of results.
 
-        Args:
-            run: the run that was searched by.
-            k: passages for each query.
+        `run` is the run that encoded queries and corpus; `k` is the number of passages of a query.
         """
         size, manifest = self.encoded_corpus.dimension, self.encoded_corpus.shards[0].manifest
         words = self.encoded_corpus.fingerprint.get("encode", {}).get("words", 0)
@@ -74,25 +72,27 @@ class SearchOutcome:
             **({"filter": list(self.filters)} if self.filters else {}),
             **({"max_passage": True} if self.max_passage else {}),
             **({"dimension": size} if size != run.model.uncut.dimension else {}),
-            "dtype": manifest.dtype,  # of the vectors on disk
-            **({"words": words} if manifest.layout == "sparse" else {}),  # of a passage, at most; 0: all
+            "dtype": manifest.dtype,  # dtype of the vectors on disk
+            **({"words": words} if manifest.layout == "sparse" else {}),  # largest number of a passage; 0: all
             "query_length": run.tokenizer.query_length,
             "passage_length": self.encoded_corpus.fingerprint["contract"].get("passage_length"),
         }
 
 
 def text_files(encoded_corpus: EncodedCorpus) -> list[Path]:
-    """Return the files that the texts of an encoded corpus are read from, as far as they are known. Raises DataError if
-    a folder that was encoded has no corpus any more."""
+    """Return the files from which the texts of an encoded corpus are read, if they are recorded.
+
+    Raises DataError if a folder that was encoded has no corpus any more.
+    """
     sources = [encoded_source(shards.folder) for shards in encoded_corpus.shards]
     return [file for source in sources if source for file in open_source(source).files]
 
 
 def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> EncodedCorpus:
-    """Open the shards in `folder`, of all parts; `only`: the range whose vectors are checked (`open_encoded`).
+    """Open the encoded corpus in a folder; `only` is the range of shards whose vectors are checked (`open_encoded`).
 
-    Raises ContractError if another model, or another checkpoint of it, encoded them (lengths of texts and vectors may
-    differ), and ShardError if the shards do not record what they were made from.
+    Raises ContractError if another model or another checkpoint encoded it (text lengths and dimensions may differ), and
+    ShardError if the shards do not record model, checkpoint and corpus.
     """
     encoded_corpus = open_encoded(folder, only=only)
     for shards in encoded_corpus.shards:
@@ -117,17 +117,16 @@ def open_encoded_by(run: Run, folder: Path, only: tuple[int, int] = (0, 1)) -> E
 
 
 def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
-    """Raise for options by which no corpus of a run's vectors can be searched in `folder`, which need not exist yet.
+    """Raise ValueError if options fit no corpus that a run encodes, and FileNotFoundError if an index does not exist.
 
-    Filters and parameters of an index are not checked. Raises ValueError, and FileNotFoundError for an index that the
-    folder has not.
+    `folder` is the folder of the encoded corpus, which need not exist yet. Filters and index parameters are ignored.
     """
     run.with_dimension(options.dimension)
     if options.index:
         require_index(folder, options.index)
     if run.model.sparse:
         _require_lists(folder, options)
-        # scipy takes a second, which dense vectors need not wait.
+        # The import of scipy takes a second, and dense vectors do not need it.
         from jaxret.search.inverted_lists import sparse_backend
 
         sparse_backend(options.backend)
@@ -138,16 +137,15 @@ def require_options(run: Run, folder: Path, options: SearchOptions) -> None:
 
 
 def _require_lists(folder: Path, options: SearchOptions) -> None:
-    """Raise ValueError for options that inverted lists have not."""
-    reason = f"the vectors in {folder} are weights of words, which inverted lists search"
+    """Raise ValueError for options that a search of inverted lists does not have."""
+    reason = f"{folder} has sparse vectors, which inverted lists search"
     replace(options, backend="auto", index="", index_parameters="").require_plain(reason)
 
 
 class Searcher:
-    """A run and a corpus that it encoded, opened once for any number of searches.
+    """A run and a corpus that it encoded, opened for any number of searches.
 
-    It keeps the compiled programs, the shards (verified when it is opened) with the backend, and the index of the
-    passages' texts.
+    It holds the compiled programs, the verified shards, the backend, and the index of the passages' texts.
     """
 
     def __init__(
@@ -161,24 +159,26 @@ class Searcher:
         """Open a corpus.
 
         Args:
-            run: the run that encoded it.
+            run: the run that encoded the corpus.
             folder: folder of the encoded corpus (`corpus_folder`).
-            many: there will be many searches: vectors stay in memory if they are few enough, and on the devices if they
-                fit there (`in_memory.py`).
-            group: this process among those that search together; None: what `options` says.
+            options: the options of the search.
+            many: whether there will be many searches: vectors then stay in memory or on the devices if they fit
+                (`in_memory.py`).
+            group: the processes that search together; None: the processes that `options` says.
 
         Raises:
             ValueError: a backend that does not exist, or no passage to search.
-            RuntimeError: the backend disagrees with a float64 product, or this is a forked process.
+            RuntimeError: the backend's scores differ from float64 products, or this is a forked process.
 
-        It raises what `open_encoded_by`, `matching_rows` and `open_faiss_index` raise, too.
+        It also raises the errors of `open_encoded_by`, `matching_rows` and `open_faiss_index`.
         """
         require_unforked()
         self.run, self.folder, self.filters, self.max_passage = run, folder, options.filters, options.max_passage
         self.group = group or (ProcessGroup.of_job() if options.all_processes else ProcessGroup())
-        self._version = corpus_version(folder)  # before anything is read
+        self._version = corpus_version(folder)  # read first, so that later changes are noticed
         digests = {"the corpus": self._version, "the checkpoint": run.checkpoint}
-        self.settings = {**asdict(replace(options, workers=None)), **digests}  # alike in all that search together
+        # These values must be the same in all processes that search together.
+        self.settings = {**asdict(replace(options, workers=None)), **digests}
         self.group.require_same(self.settings)
         self.encoded_corpus = self.group.agreed(
             lambda: open_encoded_by(run, folder, (self.group.number, self.group.count))
@@ -196,14 +196,14 @@ class Searcher:
         self.lists: InvertedLists | None = None
         self.generator: CandidateGenerator | None = None
         self.index: FaissIndex | SeismicIndex | None = None
-        # The rows that this process searches, and how many there are before them: all, or those of a range of shards.
-        self.first_row, self._own = 0, self.encoded_corpus
+        # The rows that this process searches (all, or a range of shards), and the row of the corpus where they begin.
+        self.first_row, self._local_corpus = 0, self.encoded_corpus
         if self.group.count != 1:
-            self.first_row, self._own = self.encoded_corpus.in_range(self.group.number, self.group.count)
-        self._corpus: Any = self._own
+            self.first_row, self._local_corpus = self.encoded_corpus.in_range(self.group.number, self.group.count)
+        self._corpus: Any = self._local_corpus
         self.group.agreed(lambda: self._open_vectors(options, many))
         self.embedder = self.run.embedder()
-        self._texts: list[Passages] = []  # of each part, the last one first
+        self._texts: list[Passages] = []  # the passages of each part of the corpus, the last part first
 
     def _open_vectors(self, options: SearchOptions, many: bool) -> None:
         if self.encoded_corpus.sparse:
@@ -212,13 +212,13 @@ class Searcher:
             self._open_dense(options, many)
 
     def _cut(self, size: int) -> None:
-        """Search the first `size` numbers of vectors: of those that are stored, and of queries'."""
+        """Cut the vectors of passages and queries to the first `size` dimensions."""
         self.encoded_corpus = self.encoded_corpus.with_dimension(size, self.run.model.module.normalize)
         self.run = self.run.with_dimension(size)
 
     def _open_sparse(self, options: SearchOptions, many: bool) -> None:
-        """Load the lists, or the index, of a corpus of sparse vectors; see `__init__`."""
-        # scipy takes a second, which dense vectors need not wait.
+        """Load the inverted lists or the index of a sparse corpus (see `__init__`)."""
+        # The import of scipy takes a second, and dense vectors do not need it.
         from jaxret.search.approximate.seismic_index import open_seismic_index
         from jaxret.search.inverted_lists import InvertedLists, check_sparse, sparse_backend
 
@@ -229,24 +229,25 @@ class Searcher:
             return
         backend = sparse_backend(options.backend)
         check_sparse(backend)
-        self.lists = InvertedLists(self._own, many, backend)
+        self.lists = InvertedLists(self._local_corpus, many, backend)
 
     def _open_dense(self, options: SearchOptions, many: bool) -> None:
-        """Load the backend, and what finds candidates, for a corpus of dense vectors; see `__init__`."""
+        """Load the backend, and the index or proxies, of a dense corpus (see `__init__`)."""
         self.backend = select_backend(options.backend, self.encoded_corpus.ragged, options.precision)
         if options.index and self.encoded_corpus.cut[0]:
             raise ValueError(
-                f"dimension={options.dimension}: the index {options.index} has the vectors as they are stored; leave "
-                "one of the two out, or make a corpus of that size (jaxret encode --dimension) and build its index"
+                f"dimension={options.dimension}: the index {options.index} has all dimensions of the vectors. Leave "
+                "one of the two out, or encode a corpus of that dimension (jaxret encode --dimension) and build its "
+                "index"
             )
         self.index = (
             open_faiss_index(self.encoded_corpus, options.index, options.index_parameters) if options.index else None
         )
         if self.index:
             self._corpus = MappedCorpus(self.encoded_corpus)
-        if many and not self.index and self._own.total_rows:
-            self._corpus = hold_in_memory(self._own, fits_devices(self._own, self.backend))
-        if isinstance(self._corpus, InMemoryCorpus):  # else blocks are loaded anew for every search
+        if many and not self.index and self._local_corpus.total_rows:
+            self._corpus = hold_in_memory(self._local_corpus, fits_devices(self._local_corpus, self.backend))
+        if isinstance(self._corpus, InMemoryCorpus):  # otherwise every search loads the blocks again
             self.backend = with_many_searches(self.backend)
         self_check(self.backend, self.encoded_corpus.ragged)
         if options.candidate_spec:
@@ -259,10 +260,12 @@ class Searcher:
         return corpus_version(self.folder) != self._version
 
     def search(self, queries: Sequence[Query], k: int, progress: bool = False) -> SearchOutcome:
-        """Encode the queries and search for the k best passages of each, best first; exact but for `candidates` and
-        `index`. Of several processes only the first names the passages; in others there are no rankings.
+        """Encode queries, and return the k best passages of each, best first.
 
-        Raises ValueError for k < 1 or no queries, and for more passages than there are candidates.
+        The search is exact unless the options have `candidates` or `index`. Of several processes, only the first
+        returns rankings.
+
+        Raises ValueError for k < 1, no queries, and k above the number of candidates.
         """
         if k < 1:
             raise ValueError(f"k is {k}; it must be at least 1")
@@ -281,14 +284,13 @@ class Searcher:
         )
 
     def first(self, passages: int) -> Searcher:
-        """Return a searcher of the first passages alone, in memory as those of many searches are. Raises as
-        `require_first` does."""
+        """Return a searcher of the first passages only, in memory if they fit. Raises as `require_first` does."""
         self.require_first(passages)
         return self._part(self.encoded_corpus.select_first(passages))
 
     def _part(self, encoded_corpus: EncodedCorpus) -> Searcher:
         part = copy.copy(self)
-        part.encoded_corpus = part._own = encoded_corpus
+        part.encoded_corpus = part._local_corpus = encoded_corpus
         if self.lists:
             part._corpus, part.lists = (
                 part.encoded_corpus,
@@ -299,16 +301,21 @@ class Searcher:
         return part
 
     def among(self, rows: np.ndarray) -> Searcher:
-        """Return a searcher of some rows alone (`matching_rows`), in memory as those of many searches are; it shares
-        the rest. Raises ValueError for an approximate search."""
+        """Return a searcher of some rows only (`matching_rows`), in memory if they fit; it shares everything else.
+
+        Raises ValueError for an approximate search.
+        """
         self._require_parts()
         return self._part(self.encoded_corpus.select(rows))
 
     def require_first(self, passages: int) -> None:
-        """Raise ValueError for an approximate search, and for more passages than there are."""
+        """Raise ValueError for an approximate search, and for more passages than the corpus has."""
         self._require_parts()
         if not 1 <= passages <= self.encoded_corpus.total_rows:
-            raise ValueError(f"the first {passages:,} passages: {self.folder} has {self.encoded_corpus.total_rows:,}")
+            raise ValueError(
+                f"the first {passages:,} passages cannot be searched: {self.folder} has "
+                f"{self.encoded_corpus.total_rows:,}"
+            )
 
     def _require_parts(self) -> None:
         if self.generator or self.index:
@@ -317,13 +324,13 @@ class Searcher:
             raise ValueError("a part of a corpus is searched in one process; leave coordinator and engine out")
 
     def _approximate(self, k: int) -> dict[str, Any] | None:
-        """Return how a search for k passages finds candidates, as JSON; None if it is exact."""
+        """Return the JSON description of an approximate search for k passages; None if the search is exact."""
         if self.generator:
             return {"candidates": str(self.generator.spec)}
         return {"index": self.index.to_json(k)} if self.index else None
 
     def encode(self, queries: Sequence[Query], progress: bool = False) -> tuple[Truncation, TextVectors]:
-        """Return the vectors of queries: text to tokens to vectors. Raises ValueError for no queries."""
+        """Return the truncation and the vectors of queries. Raises ValueError if there is no query."""
         if not queries:
             raise ValueError("there is no query to search for")
         cut = Truncation("queries", self.run.tokenizer.query_length)
@@ -337,8 +344,11 @@ class Searcher:
         return self.embedder(tokens, "query", progress)
 
     def nearest(self, vectors: TextVectors, k: int, progress: bool = False) -> tuple[SearchResult, list[list[str]]]:
-        """Return the best passages for the vectors of each query, and their ids; with `max_passage` the best passages
-        of the best documents, and the ids of these. Of several processes the first alone has ids."""
+        """Return the best passages for the vectors of each query, and their ids.
+
+        With `max_passage`, the passages are the best ones of the best documents, and the ids are the documents' ids.
+        Of several processes, only the first returns ids.
+        """
         corpus = self._corpus if self.group.count == 1 else self.encoded_corpus
         if self.max_passage:
             search_rows = functools.partial(self._search_rows, progress=progress)
@@ -358,18 +368,18 @@ class Searcher:
         return result, [ids[i * width : (i + 1) * width] for i in range(len(result.rows) if self.group.leads else 0)]
 
     def _search_rows(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
-        """Return the best passages for the vectors of each query, of all processes."""
-        own = self.group.agreed(lambda: self.search_own(vectors, k, progress))
-        return self.group.merged(own, min(k, self.encoded_corpus.total_rows))
+        """Return the best passages of all processes for the vectors of each query."""
+        local_result = self.group.agreed(lambda: self.search_own(vectors, k, progress))
+        return self.group.merged(local_result, min(k, self.encoded_corpus.total_rows))
 
     def search_own(self, vectors: TextVectors, k: int, progress: bool = False) -> SearchResult:
-        """Return the best passages of this process's rows, which are numbered through those of all."""
+        """Return the best passages among this process's rows, with rows of the whole corpus."""
         result = self._search_own(vectors, k, progress)
         return replace(result, rows=result.rows + self.first_row) if self.first_row else result
 
     def _search_own(self, vectors: TextVectors, k: int, progress: bool) -> SearchResult:
-        """Return the best passages of this process's rows."""
-        if not self._own.total_rows:  # there are fewer shards than processes
+        """Return the best passages among this process's rows, with rows of its own range."""
+        if not self._local_corpus.total_rows:  # the corpus has fewer shards than processes
             return no_result(len(vectors), self.description)
         if self.lists:
             assert isinstance(vectors, SparseRows)
@@ -383,23 +393,25 @@ class Searcher:
         return search(vectors, self._corpus, k, self.backend, progress)
 
     def with_recall(self, outcome: SearchOutcome) -> SearchOutcome:
-        """Return the outcome with the recall of an approximate search, for which some of its queries are searched
-        exactly."""
+        """Return the outcome with the recall of an approximate search; some queries are searched exactly for it."""
         if not self.generator or isinstance(outcome.vectors, SparseRows):
             return outcome
         recall = compare_with_exact(self.generator.spec, outcome.result, outcome.vectors, self._corpus, self.backend)
         return replace(outcome, approximate=recall)
 
     def warm_up(self, queries: Sequence[Query], k: int) -> list[str]:
-        """Compile the programs for queries of these lengths, one at a time, and read the vectors. Return ids of
-        passages, those of the first query."""
+        """Compile the programs for single queries of these lengths, and read the vectors.
+
+        Returns:
+            The ids of the best passages of one query.
+        """
         first_ids: list[str] = []
         tokens = self.run.tokenizer.queries(queries)
-        of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
-        late = self.run.model.late_interaction  # as many vectors as tokens: a program for each length, too
-        for number, row in enumerate(of_length.values()):
+        row_of_length = {padded_length(int(length)): row for row, length in enumerate(tokens.lengths)}
+        late_interaction = self.run.model.late_interaction  # each length has its own search program, too
+        for number, row in enumerate(row_of_length.values()):
             vectors = self.embedder(tokens.take(np.array([row])), "query")
-            if late or number == 0:
+            if late_interaction or number == 0:
                 _, (ids,) = self.nearest(vectors, k)
                 first_ids = first_ids or ids
         return first_ids
@@ -411,8 +423,11 @@ class Searcher:
 
     @property
     def vector_location(self) -> str:
-        """Return where the vectors are for the next search: "memory"; "devices", alone; "disk", to be read; "mapped",
-        of which an index needs a few."""
+        """Return where the vectors are at the next search.
+
+        "memory": in the host's memory. "devices": only there. "disk": every search reads all of them. "mapped": mapped
+        into memory; a search with an index reads a few.
+        """
         if self.index:
             return "mapped"
         if self.lists:
@@ -422,8 +437,7 @@ class Searcher:
         return "devices" if self._corpus.vectors is None else "memory"
 
     def best_vectors(self, outcome: SearchOutcome) -> list[list[tuple[int, ...]]]:
-        """Return, for each passage of each ranking, which of its vectors has the highest product with each of the
-        query's."""
+        """Return, for each passage of each ranking, the index of its best vector for each query vector."""
         rows = outcome.result.rows
         if self.run.model.vectors_per_passage == 1:
             return [[(0,)] * rows.shape[1]] * len(rows)
@@ -434,9 +448,9 @@ class Searcher:
         ]
 
     def scores(self, vectors: TextVectors, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the scores of each query, as vectors, with the passages in some rows, float64 rounded to float32."""
-        every = sorted({row for ranking in rows for row in ranking})
-        vectors_of_row = dict(zip(every, vectors_of(self._corpus, np.array(every, np.int64)), strict=True))
+        """Return the scores of each query with the passages in its rows, computed in float64, rounded to float32."""
+        distinct = sorted({row for ranking in rows for row in ranking})
+        vectors_of_row = dict(zip(distinct, vectors_of(self._corpus, np.array(distinct, np.int64)), strict=True))
 
         def score(query: np.ndarray, row: int) -> float:
             products = vectors_of_row[row].astype(np.float64) @ query.T.astype(np.float64)  # [V,U]
@@ -446,36 +460,37 @@ class Searcher:
 
     @property
     def bytes_read(self) -> int:
-        """Return the bytes of the corpus's files that were read so far, by index."""
+        """Return the number of bytes of the corpus's files that were read so far to find texts."""
         return sum(texts.bytes_read for texts in self._texts)
 
     def passages(self, ids: Collection[str]) -> dict[str, Passage]:
-        """Return the passages of the shards with these ids; read no others. With `max_passage`, documents
-        (`join_passages`). Raises what opening `Passages` raises."""
+        """Return passages by their ids, or with `max_passage` documents (`join_passages`); only these texts are read.
+
+        Raises the errors of opening `Passages`.
+        """
         return join_passages(self._read_passages, ids) if self.max_passage else self._read_passages(ids)
 
     def passages_of_rows(self, rows: np.ndarray) -> list[Passage]:
-        """Return the passage of each row, also with `max_passage`; one without text was encoded under "keep"."""
+        """Return the passage of each row, also with `max_passage`. A passage without text was encoded under "keep"."""
         ids = self.encoded_corpus.ids(rows)
         by_id = self._read_passages(set(ids))
         return [by_id[key] for key in ids]
 
     def best_passage(self, question: str, key: str) -> Passage:
-        """Return the passage with an id; with `max_passage` and a question, the document's passage of the highest
-        score. The id exists."""
+        """Return the passage with an id that exists; with `max_passage` and a question, the document's best passage."""
         if not self.max_passage or not question:
             return self.passages({key})[key]
         rows = [
             row
             for first, ids in self.encoded_corpus.id_blocks()
-            for row, one in enumerate(ids, first)
-            if document_id(one) == key
+            for row, passage_id in enumerate(ids, first)
+            if document_id(passage_id) == key
         ]
         (scores,) = self.scores(self.encode([Query("0", question)])[1], [rows])
         return self.passages_of_rows(np.array([rows[int(np.argmax(scores))]]))[0]
 
     def missing_ids(self, ids: set[str]) -> set[str]:
-        """Return those of the ids that no passage has; with `max_passage`, no document."""
+        """Return the ids that no passage has, or with `max_passage` no document."""
         if not self.max_passage:
             return self.encoded_corpus.missing_ids(ids)
         absent_ids = set(ids)
@@ -486,7 +501,8 @@ class Searcher:
     def _read_passages(self, ids: Collection[str]) -> dict[str, Passage]:
         self._texts = self._texts or [Passages(shards.folder) for shards in reversed(self.encoded_corpus.shards)]
         by_id: dict[str, Passage] = {}
-        for texts in self._texts:  # an id that was deleted may have come again: the last one counts
+        for texts in self._texts:  # an id may have been deleted and appended again: the last part counts
             missing_ids = [key for key in ids if key not in by_id]
             by_id |= texts.read(missing_ids) if missing_ids else {}
-        return {key: by_id.get(key) or Passage(key, "") for key in ids}  # one without text was encoded under "keep"
+        # A passage without text was encoded under "keep".
+        return {key: by_id.get(key) or Passage(key, "") for key in ids}

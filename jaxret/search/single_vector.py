@@ -1,4 +1,4 @@
-"""Scores of one vector a query with V vectors a passage: the highest product counts."""
+"""Scores of queries with one vector and passages with V vectors: the highest product counts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from jaxret.index.row_subset import RowSubset
 from jaxret.search.backends.select import Backend
 from jaxret.search.rounding import UNIT, rounding_error, upper_norms
 
-BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger ones only cost memory
+BLOCK_ROWS = 65_536  # vectors multiplied at a time: smaller blocks leave BLAS idle, larger blocks only cost memory
 QUERY_ROWS = 1024  # queries multiplied at a time: 1024 x 65,536 scores are 256 MiB
-WHOLE_BYTES = 2**30  # or so much, where a backend cuts them itself and they need not be copied
-FEW_PAIRS = 8  # pairs of a query: of fewer all are multiplied at once, each with a copy of its query
-NUMBERS = 2**18  # of vectors that a thread holds as float64
+UNCOPIED_BYTES = 2**30  # bytes of a block if the backend splits blocks itself, and the rows need not be copied
+# With fewer pairs for each query than this, all pairs are multiplied at once, each with a copy of its query.
+FEW_PAIRS = 8
+THREAD_VALUES = 2**18  # float64 values of vectors that a thread holds at a time
 
 
 class SingleVectors:
     """Queries [Q,D] float32, for shards [rows,V,D] (`query_vectors.QueryVectors`)."""
 
-    pairs_a_thread = 4096  # fewer are done before OpenMP's threads, which spin after a product, make room for others
+    pairs_a_thread = 4096  # fewer pairs are done before OpenMP's threads, which stay busy after a product, free a core
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
@@ -49,7 +50,7 @@ class SingleVectors:
         n_vectors, dimension = shard.shape[1:]
         size = block_passages(total_rows, n_vectors, depth, backend)
         if backend.max_rows is None and n_vectors == 1 and _is_usable_in_place(shard):
-            size = max(size, WHOLE_BYTES // (4 * dimension))
+            size = max(size, UNCOPIED_BYTES // (4 * dimension))
         for start in range(0, len(shard), size):
             block = np.ascontiguousarray(shard[start : start + size], np.float32)
             norms = upper_norms(block.reshape(-1, dimension)).reshape(-1, n_vectors)
@@ -60,17 +61,17 @@ class SingleVectors:
 
     def scores(self, queries: np.ndarray, shard: np.ndarray | RowSubset, rows: np.ndarray) -> np.ndarray:
         result = np.empty(len(rows))
-        step = max(1, NUMBERS // (shard.shape[1] * shard.shape[2]))
+        step = max(1, THREAD_VALUES // (shard.shape[1] * shard.shape[2]))
         for begin in range(0, len(rows), step):
             part = slice(begin, begin + step)
             row_of, query_of, best = rows[part], queries[part], result[part]
-            bounds = of_one_query(query_of)
+            bounds = query_spans(query_of)
             if len(bounds) > len(query_of) // FEW_PAIRS:
                 vectors = shard.take(row_of, axis=0, mode="clip").astype(np.float64)  # [P,V,D]
                 np.max(np.vecdot(vectors, self.vectors[query_of].astype(np.float64)[:, None]), axis=1, out=best)
                 continue
             for start, stop in bounds:
-                # All rows exist; the check of mode="raise" would cost a fifth of the time.
+                # mode="clip", because all rows exist, and the check of mode="raise" takes a fifth of the time.
                 vectors = shard.take(row_of[start:stop], axis=0, mode="clip").astype(np.float64)
                 np.max(np.vecdot(vectors, self[query_of[start]]), axis=1, out=best[start:stop])
         return result
@@ -82,8 +83,8 @@ class SingleVectors:
         return scores
 
 
-def of_one_query(queries: np.ndarray) -> list[tuple[int, int]]:
-    """Return (begin, end) of the (query, row) pairs of each query; these lie together."""
+def query_spans(queries: np.ndarray) -> list[tuple[int, int]]:
+    """Return (begin, end) of the pairs of each query. `queries` has the query of each pair, in contiguous spans."""
     ends = np.flatnonzero(queries[1:] != queries[:-1]) + 1
     return list(pairwise([0, *ends.tolist(), len(queries)]))
 
@@ -94,13 +95,13 @@ def _is_usable_in_place(shard: np.ndarray | RowSubset) -> bool:
 
 
 def block_passages(total_rows: int, n_vectors: int, depth: int, backend: Backend) -> int:
-    """Return how many passages the backend gets at a time: few enough that the hits of all blocks add up to depth.
+    """Return the number of passages of a block, so small that the hits of all blocks are at least `depth`.
 
     Args:
-        total_rows: of the corpus.
+        total_rows: passages of the corpus.
         n_vectors: vectors of a passage.
         depth: candidates that each query needs.
-        backend: may limit the hits of a block.
+        backend: the backend, which may limit the hits of a block.
 
     Raises ValueError if a passage has more vectors than the backend can return.
     """
@@ -108,11 +109,11 @@ def block_passages(total_rows: int, n_vectors: int, depth: int, backend: Backend
     if backend.max_rows is not None:
         if n_vectors > backend.max_rows:
             raise ValueError(
-                f"{n_vectors} vectors a passage are more than the {backend.max_rows} that {backend.name} can return: "
+                f"passages have {n_vectors} vectors, but {backend.name} can return at most {backend.max_rows} vectors: "
                 "choose faiss-cpu or xla"
             )
-        rows = min(rows, total_rows * n_vectors)  # so that all depths which need no smaller block have the same
+        rows = min(rows, total_rows * n_vectors)  # one size for all depths that do not need smaller blocks
         limit = max(backend.max_rows, rows * backend.max_rows // (depth * n_vectors))
-        while rows > limit:  # by halves: a corpus in memory is loaded again for each size that is needed
+        while rows > limit:  # halves give few sizes, because a corpus in memory is loaded again for each size
             rows //= 2
     return max(1, rows // n_vectors)

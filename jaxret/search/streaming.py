@@ -1,4 +1,4 @@
-"""A corpus of single vectors in blocks as large as the devices hold; the next block is loaded while one is searched."""
+"""Stream a corpus of stacked vectors to the devices in blocks; the next block is loaded while one is searched."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from jaxret.search.backends.xla_backend import Xla
 from jaxret.search.in_memory import InMemoryCorpus, LoadedBlock, require_finite_vectors
 from jaxret.search.rounding import upper_norms
 
-HOST_BYTES = 2**28  # of a block, where the devices' memory is the host's
-FEWEST = 64  # rows of a block
-AT_A_TIME = 3  # blocks that are on the devices at worst: one that is searched, the last one, the next one
+HOST_BYTES = 2**28  # size of a block if the devices share the host's memory
+FEWEST_ROWS = 64  # least number of rows of a block
+BLOCKS_AT_ONCE = 3  # most blocks on the devices at a time: the previous one, the current one and the next one
 
 T = TypeVar("T")
 
 
 def row_bytes(shape: tuple[int, ...], precision: Precision) -> int:
-    """Return the bytes of a row of `shape` [V,D] on the devices: its numbers, and below float32 a scale, a norm and an
-    error."""
+    """Return the bytes of a row of shape [V,D] on the devices; below float32 with scale, norm and error of a vector."""
     width, dimension = shape
     return width * (dimension * np.dtype(precision.dtype).itemsize + (12 if precision != FLOAT32 else 0))
 
 
 def rows_at_once(total: int, shape: tuple[int, ...], precision: Precision, free: int | None) -> int:
-    """Return how many rows are on the devices at a time.
+    """Return the number of rows of a block: the whole corpus if it fits on the devices.
 
     Args:
         total: rows of the corpus.
-        shape: [V,D] of a row.
-        precision: of the numbers.
-        free: bytes left on devices with a memory of their own; None: they share the host's.
+        shape: shape [V,D] of a row.
+        precision: precision of the vectors on the devices.
+        free: free bytes on the devices; None if they share the host's memory.
 
-    Raises ValueError where these are so few that a search would take days.
+    Raises ValueError if the memory is so small that a search would take days.
     """
-    each = row_bytes(shape, precision)
+    size = row_bytes(shape, precision)
     if free is not None:
-        each = each * 17 // 16  # `rounded_size` leaves places empty
-        if total * each <= free:
+        size = size * 17 // 16  # `rounded_size` adds up to a sixteenth of empty positions
+        if total * size <= free:
             return total
-    room = HOST_BYTES if free is None else free // AT_A_TIME
-    if room // each < min(total, FEWEST):
+    room = HOST_BYTES if free is None else free // BLOCKS_AT_ONCE
+    if room // size < min(total, FEWEST_ROWS):
         raise ValueError(
-            f"the devices have {free or 0:,} bytes left for vectors of {each:,} bytes: end other programs on them, or "
-            "search with backend=faiss-cpu"
+            f"the devices have only {free or 0:,} free bytes for vectors of {size:,} bytes each: end other programs "
+            "on them, or search with backend=faiss-cpu"
         )
-    return math.ceil(total / math.ceil(total / (room // each)))  # all alike: one program
+    return math.ceil(total / math.ceil(total / (room // size)))  # blocks of equal size need only one program
 
 
 def fits_devices(corpus: Any, backend: Backend) -> bool:
-    """Return whether a backend holds a whole corpus on devices that have a memory of their own."""
+    """Return whether a whole corpus fits on the backend's devices, which have their own memory."""
     return _share_of_devices(corpus, backend) == 1
 
 
 def exceeds_devices(corpus: Any, backend: Backend) -> bool:
-    """Return whether a corpus is larger than the memory of such devices: blocks take turns, and none stays there."""
+    """Return whether a corpus is too large for the backend's devices, which have their own memory: no block stays
+    there."""
     return 0 < _share_of_devices(corpus, backend) < 1
 
 
 def _share_of_devices(corpus: Any, backend: Backend) -> float:
-    """Return the share of a corpus that fits on devices that have a memory of their own; 0 where none has."""
+    """Return the share of a corpus that fits on the backend's devices; 0 if these have no memory of their own."""
     if corpus.ragged or not isinstance(backend, Xla) or (free := backend.free) is None:
         return 0.0
     _, shard = next(iter(corpus))
@@ -74,24 +74,26 @@ def _share_of_devices(corpus: Any, backend: Backend) -> float:
 
 
 def stream_blocks(corpus: Any, backend: Xla) -> Iterator[LoadedBlock]:
-    """Yield the rows of a corpus as blocks on the devices of a backend: one block if they fit. Raises ValueError for a
-    vector that is not finite, naming its row."""
+    """Yield the rows of a corpus in blocks on the devices of a backend, in one block if they fit.
+
+    Raises ValueError for a vector that is not finite, with its row.
+    """
     total, shards = corpus.total_rows, list(corpus)
     shape = shards[0][1].shape[1:]
     free = backend.free
     if free is None and isinstance(corpus, InMemoryCorpus):
-        at_once = total  # all of it stays in the host's memory, in however many blocks
+        block_rows = total  # the corpus is in the host's memory anyway, so blocks would save nothing
     else:
-        at_once = rows_at_once(total, shape, backend.precision, free)
-    layout = plan_cells(at_once, shape, backend.precision, backend.mesh.size, platform_of(backend.mesh))
+        block_rows = rows_at_once(total, shape, backend.precision, free)
+    layout = plan_cells(block_rows, shape, backend.precision, backend.mesh.size, platform_of(backend.mesh))
     step = layout.chunk(shape[1]) * layout.cells
 
-    def made() -> Iterator[LoadedBlock]:
-        for first in range(0, total, at_once):
-            stop = min(first + at_once, total)
+    def load_blocks() -> Iterator[LoadedBlock]:
+        for first in range(0, total, block_rows):
+            stop = min(first + block_rows, total)
             largest = 0.0
 
-            def checked(first: int = first, stop: int = stop) -> Iterator[np.ndarray]:
+            def check_chunks(first: int = first, stop: int = stop) -> Iterator[np.ndarray]:
                 nonlocal largest
                 for start in range(first, stop, step):
                     chunk = read_rows(shards, start, min(start + step, stop))
@@ -100,14 +102,14 @@ def stream_blocks(corpus: Any, backend: Xla) -> Iterator[LoadedBlock]:
                     largest = max(largest, float(norms.max()))
                     yield chunk
 
-            top = backend.hold(checked(), layout)
+            top = backend.hold(check_chunks(), layout)
             yield LoadedBlock(np.arange(first, stop), top, largest)
 
-    return ahead(made())
+    return prefetch(load_blocks())
 
 
 def read_rows(shards: list[tuple[int, Any]], start: int, stop: int) -> np.ndarray:
-    """Return rows [start, stop) of (first row, vectors) shards, float32 [rows,V,D]."""
+    """Return rows `start` to `stop` (excluded) of shards, pairs (first row, vectors), as float32 [rows,V,D]."""
     blocks = []
     for first, shard in shards:
         begin, end = max(start - first, 0), min(stop - first, len(shard))
@@ -116,8 +118,8 @@ def read_rows(shards: list[tuple[int, Any]], start: int, stop: int) -> np.ndarra
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items; a thread makes the next one while one is used."""
+def prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items of an iterator; a thread computes the next item while the current one is used."""
     with ThreadPoolExecutor(1) as thread:
         future = thread.submit(next, items, None)
         while (item := future.result()) is not None:

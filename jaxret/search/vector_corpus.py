@@ -1,4 +1,4 @@
-"""Vectors in shards, as exact search reads them."""
+"""The interface of corpora in exact search: vectors in shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxret.types import Ragged
 
 @runtime_checkable
 class ShardedRows(Protocol):
-    """Rows in shards, as exact scores read them."""
+    """Rows in shards, which exact scores need."""
 
     @property
     def total_rows(self) -> int: ...
@@ -24,38 +24,41 @@ class ShardedRows(Protocol):
 
 @runtime_checkable
 class NamedRows(ShardedRows, Protocol):
-    """Rows of vectors, or of weights of words, in shards."""
+    """Rows of dense or sparse vectors in shards."""
 
     @property
     def dimension(self) -> int: ...
     def describe(self, row: int) -> str:
-        """Return the name of a row for messages."""
+        """Return the name of a row in messages."""
         ...
 
 
 @runtime_checkable
 class VectorCorpus(NamedRows, Protocol):
-    """Vectors in shards, [rows,V,D] or Ragged; an EncodedCorpus is one."""
+    """Dense vectors in shards [rows,V,D] or Ragged, such as an EncodedCorpus."""
 
     @property
     def ragged(self) -> bool:
-        """Whether every row has its own number of vectors."""
+        """Return whether rows have different numbers of vectors."""
         ...
 
 
 @dataclass(frozen=True)
 class BlockCorpus:
-    """Blocks of vectors in memory as a corpus: all [rows,V,D] (float32 or float16) or all Ragged."""
+    """A corpus of blocks of vectors in memory: all [rows,V,D] (float32 or float16) or all Ragged."""
 
     blocks: Sequence[np.ndarray | Ragged]
 
     def __post_init__(self) -> None:
         flat = [block.flat if isinstance(block, Ragged) else block for block in self.blocks]
         shapes = sorted({(isinstance(block, Ragged), *vectors.shape[1:]) for block, vectors in zip(self.blocks, flat)})
-        wrong = len(shapes) != 1 or len(shapes[0]) != 3 - shapes[0][0] or 0 in shapes[0][1:]
-        if wrong or self.total_rows == 0:
+        irregular = len(shapes) != 1 or len(shapes[0]) != 3 - shapes[0][0] or 0 in shapes[0][1:]
+        if irregular or self.total_rows == 0:
             sizes = [list(shape[1:]) for shape in shapes]
-            raise ValueError(f"blocks of vectors must be [rows,V,D] with one V and D and at least a row, got {sizes}")
+            raise ValueError(
+                f"blocks of vectors have shapes {sizes} after the rows; all must be [rows,V,D] with the same V and D, "
+                "and at least one row"
+            )
         if kinds := {str(vectors.dtype) for vectors in flat} - {"float32", "float16"}:
             raise ValueError(f"blocks of vectors must be float32 or float16, not {', '.join(sorted(kinds))}")
         first = 0

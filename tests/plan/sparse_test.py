@@ -13,8 +13,8 @@ from jaxret.configs import load_config
 from jaxret.parallel.chips import parse_topology
 from jaxret.plan.compilation import ENVIRONMENT, missing_compiler
 from jaxret.plan.programs import DEFAULT_SEARCH, encoder_directory, search_program
-from jaxret.search.backends.sparse_xla import PRODUCTS, QUERIES
-from jaxret.search.inverted_lists import BLOCK
+from jaxret.search.backends.sparse_xla import QUERIES_AT_ONCE, TILE_PRODUCTS
+from jaxret.search.inverted_lists import BLOCK_PASSAGES
 from tests.pipeline import REPOSITORY, environment
 
 WORDS, VOCABULARY, K = 256, 30_522, 1000
@@ -56,17 +56,17 @@ print(json.dumps([compiled.memory_analysis().temp_size_in_bytes, len(devices), m
 def test_a_block_fits_and_devices_exchange_only_results(chips: str) -> None:
     if problem := missing_compiler(parse_topology(chips)):
         pytest.skip(problem)
-    numbers = [str(number) for number in (BLOCK, WORDS, VOCABULARY, QUERIES, K)]
+    numbers = [str(number) for number in (BLOCK_PASSAGES, WORDS, VOCABULARY, QUERIES_AT_ONCE, K)]
     variables = {**environment(), **ENVIRONMENT, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, chips, *numbers], cwd=REPOSITORY, env=variables, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     temporaries, devices, largest = json.loads(done.stdout.splitlines()[-1])
-    scores = BLOCK // devices * QUERIES * 4
-    assert temporaries <= 2 * scores + 2 * PRODUCTS * 4
+    scores = BLOCK_PASSAGES // devices * QUERIES_AT_ONCE * 4
+    assert temporaries <= 2 * scores + 2 * TILE_PRODUCTS * 4
     assert (largest > 0) == (devices > 1)
-    assert largest <= devices * QUERIES * 1024  # k of each device, rounded up; never scores or passages
+    assert largest <= devices * QUERIES_AT_ONCE * 1024  # k of each device, rounded up; never scores or passages
 
 
 def test_plan_names_what_it_cannot_plan() -> None:

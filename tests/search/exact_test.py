@@ -167,8 +167,8 @@ def test_equals_brute_force(name: str, backend: str, n_vectors: int, monkeypatch
     """Blocks of 48 vectors, batches of 4 queries, passes of a few candidates, little margin."""
     for constant, value in {
         "single_vector.BLOCK_ROWS": 48,
-        "single_vector.WHOLE_BYTES": 60 * 4 * 8,
-        "single_vector.NUMBERS": 400,
+        "single_vector.UNCOPIED_BYTES": 60 * 4 * 8,
+        "single_vector.THREAD_VALUES": 400,
         "single_vector.QUERY_ROWS": 4,
         "single_vector.SingleVectors.pairs_a_thread": 3,
         "proof.PASS_CANDIDATES": 300,
@@ -356,9 +356,9 @@ def test_equal_vectors_need_no_further_rounds(
 @pytest.mark.parametrize("n_vectors", [1, 3])
 def test_near_ties_of_all_passages(whole: int, name: str, n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passages that differ in the last bit: candidates prove nothing, and in the end all are scored."""
-    monkeypatch.setattr("jaxret.search.proof.WHOLE", whole)
-    monkeypatch.setattr("jaxret.search.full_scan.NUMBERS", 500)
-    monkeypatch.setattr("jaxret.search.full_scan.QUERIES", 2)
+    monkeypatch.setattr("jaxret.search.proof.FULL_SCAN_SHARE", whole)
+    monkeypatch.setattr("jaxret.search.full_scan.SCAN_VALUES", 500)
+    monkeypatch.setattr("jaxret.search.full_scan.SCAN_QUERIES", 2)
     passages: np.ndarray = np.repeat(gaussian(1, n_vectors, 16), 700, axis=0)
     places = np.random.default_rng(3).integers(0, 16, 700)
     passages[np.arange(700), 0, places] = np.nextafter(passages[np.arange(700), 0, places], np.float32(9))
@@ -432,22 +432,22 @@ def test_bad_numbers_are_errors_that_name_the_row(value: float) -> None:
 def test_wrong_shapes_are_errors() -> None:
     backend = select_backend("faiss-cpu")
     passages = gaussian(30, 1, 8)
-    with pytest.raises(ValueError, match=r"float32 \[5, 9\].*need float32 \[Q,8\].*same checkpoint"):
+    with pytest.raises(ValueError, match=r"float32 \[5, 9\].*must be float32 \[Q,8\].*same checkpoint"):
         search(gaussian(5, 9), [passages], 3, backend)
     with pytest.raises(ValueError, match="float64"):
         search(gaussian(5, 8).astype(np.float64), [passages], 3, backend)
     with pytest.raises(ValueError, match="k is 0"):
         search(gaussian(5, 8), [passages], 0, backend)
-    with pytest.raises(ValueError, match="one V and D"):
+    with pytest.raises(ValueError, match="same V and D"):
         search(gaussian(5, 8), [passages, gaussian(3, 2, 8)], 3, backend)
     for shape in [(3, 0, 8), (3, 1, 0)]:
-        with pytest.raises(ValueError, match="one V and D"):
+        with pytest.raises(ValueError, match="same V and D"):
             search(gaussian(5, shape[2]), [np.ones(shape, np.float32)], 3, backend)
     with pytest.raises(ValueError, match="must be float32 or float16, not float64"):
         search(gaussian(5, 8), [np.ones((3, 1, 8))], 3, backend)
-    with pytest.raises(ValueError, match="at least a row"):
+    with pytest.raises(ValueError, match="at least one row"):
         search(gaussian(5, 8), [], 3, backend)
-    with pytest.raises(ValueError, match=r"40 .*passage .*16"):
+    with pytest.raises(ValueError, match=r"40 vectors.* 16"):
         search(gaussian(5, 8), [gaussian(3, 40, 8)], 3, Limited(backend, max_rows=16))
 
 

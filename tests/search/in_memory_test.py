@@ -83,7 +83,7 @@ def test_large_corpora_stay_on_disk(layout: str, tmp_path: Path, monkeypatch: py
 
 def test_ids_are_read_once_wherever_vectors_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = shards(tmp_path, "one")
-    monkeypatch.setattr(in_memory, "IDS", 7)
+    monkeypatch.setattr(in_memory, "IDS_AT_ONCE", 7)
     monkeypatch.setattr(in_memory, "MEMORY_BYTES", 0)
     held = hold_in_memory(encoded, on_devices=True)
     assert isinstance(held, InMemoryCorpus)

@@ -79,8 +79,8 @@ def test_more_ties_than_candidates_take_one_more_round(backend: str) -> None:
 
 
 def test_queries_and_products_are_split_into_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_xla, "QUERIES", 4)
-    monkeypatch.setattr(sparse_xla, "PRODUCTS", 256)
+    monkeypatch.setattr(sparse_xla, "QUERIES_AT_ONCE", 4)
+    monkeypatch.setattr(sparse_xla, "TILE_PRODUCTS", 256)
     passages, queries = random_rows(130, 0.1, 0, 2), random_rows(9, 0.06, 1, 2)
     scores, rows = by_hand(queries, passages, 7)
     result = InvertedLists(SparseBlocks([passages]), backend=sparse_backend("xla")).search(queries, 7)
@@ -130,7 +130,7 @@ def test_long_passages_are_loaded_in_small_blocks(monkeypatch: pytest.MonkeyPatc
 
     passages, queries = random_rows(130, 0.1, 0, 2), random_rows(9, 0.06, 1, 2)
     scores, rows = by_hand(queries, passages, 7)
-    result = InvertedLists(SparseBlocks([passages]), hold=True, backend=Watched()).search(queries, 7)
+    result = InvertedLists(SparseBlocks([passages]), keep_in_memory=True, backend=Watched()).search(queries, 7)
     np.testing.assert_array_equal(result.rows, rows)
     np.testing.assert_array_equal(result.scores, scores)
     assert max(sizes) <= 40

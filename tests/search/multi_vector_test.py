@@ -14,7 +14,7 @@ from jaxret.index.shard_set import open_shards
 from jaxret.index.shards import ShardWriter
 from jaxret.search import multi_vector
 from jaxret.search.backends import late_interaction as lists_module
-from jaxret.search.backends.late_interaction import passages_at_once
+from jaxret.search.backends.late_interaction import passages_of_tile
 from jaxret.search.backends.precision import PRECISIONS, Compressed
 from jaxret.search.backends.select import select_backend
 from jaxret.search.exact import search
@@ -198,23 +198,23 @@ def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match=r"k is 0"):
         search_lists(lists([1], 1), passages, 0)
     narrow = Ragged(np.zeros((1, D - 1), np.float32), np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"queries are float32 \[1, 7\]; the passages need float32 \[Q,8\]"):
+    with pytest.raises(ValueError, match=r"queries are float32 \[1, 7\]; they must be float32 \[Q,8\]"):
         search_lists(narrow, passages, 1)
     with pytest.raises(ValueError, match=r"float64 \[1, 8\]"):
         search_lists(lists([1], 1).astype(np.float64), passages, 1)
 
 
 def test_tiles_cover_a_block_within_the_memory_limit() -> None:
-    assert passages_at_once(64, 2**21, "cpu") == 1
-    assert passages_at_once(64, 2**19, "cpu") == 4
-    assert passages_at_once(64, 2**19 + 1, "cpu") == 2, "no numbers beyond a tile"
-    assert passages_at_once(64, 8, "cpu") == 64
-    assert passages_at_once(64, 2**30, "gpu") == 64
+    assert passages_of_tile(64, 2**21, "cpu") == 1
+    assert passages_of_tile(64, 2**19, "cpu") == 4
+    assert passages_of_tile(64, 2**19 + 1, "cpu") == 2, "no numbers beyond a tile"
+    assert passages_of_tile(64, 8, "cpu") == 64
+    assert passages_of_tile(64, 2**30, "gpu") == 64
 
 
 @pytest.mark.parametrize("tile", [1, 2**20])
 def test_results_do_not_depend_on_tiles(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists_module, "TILE", tile)
+    monkeypatch.setattr(lists_module, "TILE_VALUES", tile)
     queries, passages = lists([3, 1, 6], 1), lists(counts(40), 2)
     result = search_lists(queries, blocks(passages, 40), K)
     np.testing.assert_array_equal(result.rows, brute_force(queries, passages, K)[1])

@@ -212,7 +212,7 @@ def test_other_settings_are_an_error_in_every_process(one: Path) -> None:
     first, second = errors_of(search_together(*[[f"--workdir={one}", "--query=river", f"--k={k}"] for k in (3, 4)]))
     assert first == second
     assert first.startswith(
-        "error: process 1 searches otherwise: --k is '4' there and '3' in process 0; start the same"
+        "error: process 1 searches with other settings: --k is '4', but '3' in process 0. Start the same"
     )
 
 
@@ -225,7 +225,7 @@ def test_another_corpus_is_an_error_in_every_process(one: Path, root: Path, tmp_
     flags = ["--workdir=one", "--query=river"]
     first, second = errors_of(search_together(flags, flags, cwd=(root, tmp_path)))
     assert first == second
-    assert first.startswith("error: process 1 searches otherwise: the corpus is ['")
+    assert first.startswith("error: process 1 searches with other settings: the corpus is ['")
 
 
 @pytest.mark.exhaustive

@@ -172,7 +172,7 @@ def test_a_worker_that_sees_another_corpus_says_so(one: Path) -> None:
     folder = corpus_folder(run.workdir)
     settings = Searcher(run, folder).settings
     Searcher(run, folder, group=SeparateRange(1, 2, settings))
-    with pytest.raises(ValueError, match=r"searches otherwise: .*\['.* there and 'x'"):
+    with pytest.raises(ValueError, match=r"other settings: .*\['.*, but 'x'"):
         Searcher(run, folder, group=SeparateRange(1, 2, {**settings, "the corpus": "x"}))
 
 

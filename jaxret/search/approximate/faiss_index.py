@@ -45,7 +45,7 @@ class FaissIndex(MeasuredIndex):
     def search(self, queries: np.ndarray | Ragged, corpus: MappedCorpus, k: int) -> SearchResult:
         """Return the best k passages among the candidates of each query [Q,D] float32, or all of a smaller corpus.
 
-        Scores and order are those of exact search.
+        Scores and order are the same as in exact search.
 
         Raises ValueError for queries that exact search refuses, and if the index cannot find k passages with any
         parameters; ShardError if a mapped file was changed.

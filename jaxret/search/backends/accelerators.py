@@ -1,9 +1,9 @@
-"""Search a corpus on the devices of this machine with one program: queries go in, k results come out.
+"""Search a corpus on the devices of this machine with one compiled program.
 
-Rows are dealt out to cells, row r to cell r % C, and each device holds as many cells. So the best rows of a query are
-spread evenly over all cells, wherever they are in the corpus, and a cell returns little more than its share of k. The
-scores that a cell leaves out are covered by the bound that the proof (`proof.py`) needs: a share that was too small
-costs a query a second search, never a result.
+The rows of the corpus are divided into C cells: row r belongs to cell r % C. All devices hold equally many cells.
+So the best rows of a query are spread evenly over all cells, wherever they are in the corpus, and a cell returns little
+more than its share of the k best rows. The bound that the proof needs (`proof.py`) covers the scores that a cell leaves
+out: if a share was too small, the query is searched again, and no result is lost.
 """
 
 from __future__ import annotations
@@ -26,29 +26,27 @@ from jaxret.search.backends.precision import Compressed, Precision, compress
 from jaxret.search.backends.top_k import best, best_of_cell, highest, merge, power_of_two, rounded_size, share
 from jaxret.search.proof import BlockHits
 
-CELL = 32_768  # vectors of a cell at most: its scores of 1,024 queries are 128 MiB
-# On a TPU 16 MiB, which XLA keeps in the memory on the chip until it has the best of them: only vectors are read from
-# the chip's main memory, which larger scores pass six times (docs/scale.md).
+# The largest number of vectors of a cell. Its scores with 1,024 queries take 128 MiB.
+CELL = 32_768
+# On a TPU the scores take 16 MiB. XLA keeps them in the memory on the chip until it has selected the best of them.
+# Larger scores would be moved to or from the main memory six times (docs/scale.md).
 TPU_CELL = 4_096
-# On a GPU whose products give maxima alone (`gpu_kernel.py`), these are 512 MiB.
+# On a GPU with the kernel of `gpu_kernel.py`, which writes only maxima: these take 512 MiB.
 MAXIMA_CELL = 2**20
-MAXIMA_NUMBERS = 2**30  # of a cell, which may have to be copied
-CHUNK_BYTES = 2**26  # of float32 vectors that are on their way to the devices at a time
+MAXIMA_NUMBERS = 2**30  # largest number of values in the vectors of such a cell, because a cell may be copied
+CHUNK_BYTES = 2**26  # float32 vectors that are copied to the devices at a time
 ROW_AXIS = "rows"  # the axis of the mesh
 
 
 class CellLayout(NamedTuple):
-    """Positions of rows in cells: row r has position r // cells of cell r % cells.
+    """Positions of rows in cells: row r has position r // cells of cell r % cells."""
 
-    size: positions of a cell; some of the last may be empty. width: vectors of a row.
-    """
-
-    cells: int
-    size: int
-    width: int
+    cells: int  # number of cells on all devices
+    size: int  # positions of a cell; the last ones may be empty
+    width: int  # vectors of a row
 
     def chunk(self, dimension: int) -> int:
-        """Return how many positions of every cell are filled at a time; it divides `size`."""
+        """Return how many positions of every cell are filled at a time. The number divides `size`."""
         places = self.size
         while places % 2 == 0 and places * self.cells * self.width * dimension * 4 > CHUNK_BYTES:
             places //= 2
@@ -60,9 +58,9 @@ def local_mesh() -> Mesh:
 
 
 def platform_of(mesh: Mesh) -> str:
-    """Return JAX's name of the platform; "cuda" for an NVIDIA GPU for which Triton compiles, Ampere or later."""
+    """Return JAX's name of the platform, or "cuda" for an NVIDIA GPU that Triton supports (Ampere or later)."""
     device = mesh.devices.flat[0]
-    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; of AMD's "gfx90a"
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; an AMD GPU has "gfx90a"
     return "cuda" if re.fullmatch(r"([89]|\d\d+)\.\d+", capability) else str(device.platform)
 
 
@@ -70,14 +68,15 @@ def plan_cells(rows: int, shape: tuple[int, int], precision: Precision, devices:
     """Return a layout of rows in cells.
 
     Args:
-        shape: (vectors of a row, numbers of a vector).
-        precision: of the numbers.
+        rows: number of rows.
+        shape: (vectors of a row, dimension).
+        precision: precision of the vectors.
         devices: number of devices.
-        platform: as `platform_of` returns it.
+        platform: the result of `platform_of`.
     """
     width, cell, multiple, steps = shape[0], TPU_CELL if platform == "tpu" else CELL, 1, 16
-    if gpu_kernel.can_take(platform, *shape, precision.dtype):  # cells are few and large: a sixteenth of one is much
-        cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), gpu_kernel.PLACES, 128
+    if gpu_kernel.can_take(platform, *shape, precision.dtype):  # cells are large: finer steps leave less of them empty
+        cell, multiple, steps = min(MAXIMA_CELL, MAXIMA_NUMBERS // shape[1]), gpu_kernel.TILE_PLACES, 128
     cells = devices * math.ceil(rows * width / (devices * cell))
     size = rounded_size(math.ceil(rows / cells), steps)
     return CellLayout(cells, -(-size // multiple) * multiple, width)
@@ -85,22 +84,19 @@ def plan_cells(rows: int, shape: tuple[int, int], precision: Precision, devices:
 
 @dataclass(frozen=True)
 class DeviceVectors:
-    """Rows on the devices of a mesh, the first `rows` positions of a layout.
-
-    vectors: numbers [cells, size * width, D], the other arrays [cells, size * width], split by cells.
-    """
+    """The vectors of `rows` rows on the devices of a mesh."""
 
     mesh: Mesh
     layout: CellLayout
     rows: int
     precision: Precision
-    vectors: Compressed
+    vectors: Compressed  # numbers [cells, size * width, D], other arrays [cells, size * width]; sharded by cells
 
     def __call__(self, queries: np.ndarray, k: int) -> BlockHits:
         """Return the k rows with the highest scores of queries [Q,D] float32."""
         count, k = len(queries), min(k, self.rows)
         by_maxima = _by_maxima(self.vectors, self.layout, self.mesh)
-        size = gpu_kernel.whole_tiles(count) if by_maxima else power_of_two(count)
+        size = gpu_kernel.pad_to_tiles(count) if by_maxima else power_of_two(count)
         padded_queries = np.pad(queries, ((0, size - count), (0, 0)))
         computed_k = min(rounded_size(k), self.rows)
         compressed_queries = compress(padded_queries, self.precision)
@@ -120,18 +116,21 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
     """Put rows on the devices.
 
     Args:
-        chunks: [positions * cells, width, D] float32, `layout.chunk` positions each; the last may be shorter.
-        layout: where rows lie.
-        precision: of the numbers on the devices.
+        chunks: arrays [positions * cells, width, D] float32 of `layout.chunk` positions; the last may be shorter.
+        layout: positions of rows in cells.
+        precision: precision of the vectors on the devices.
+        mesh: the devices.
     """
     where = NamedSharding(mesh, P(ROW_AXIS))
     vectors, rows = None, 0
     for chunk in chunks:
         dimension = chunk.shape[-1]
         places = layout.chunk(dimension)
-        whole = np.pad(chunk, ((0, places * layout.cells - len(chunk)), (0, 0), (0, 0)))
-        some = compress(whole.reshape(-1, dimension), precision)
-        cells = jax.device_put(jax.tree.map(partial(_deal, layout=layout, places=places), some), where)
+        padded_chunk = np.pad(chunk, ((0, places * layout.cells - len(chunk)), (0, 0), (0, 0)))
+        chunk_vectors = compress(padded_chunk.reshape(-1, dimension), precision)
+        cells = jax.device_put(
+            jax.tree.map(partial(_split_by_cell, layout=layout, places=places), chunk_vectors), where
+        )
         if places == layout.size:
             vectors = cells
         else:
@@ -142,8 +141,8 @@ def put_on_devices(chunks: Iterable[np.ndarray], layout: CellLayout, precision: 
     return DeviceVectors(mesh, layout, rows, precision, vectors)
 
 
-def _deal(x: np.ndarray, layout: CellLayout, places: int) -> np.ndarray:
-    """Return [places * cells * width, ...] as [cells, places * width, ...]."""
+def _split_by_cell(x: np.ndarray, layout: CellLayout, places: int) -> np.ndarray:
+    """Return an array [places * cells * width, ...] as [cells, places * width, ...]."""
     by_place = x.reshape(places, layout.cells, layout.width, *x.shape[1:])
     return np.ascontiguousarray(by_place.swapaxes(0, 1)).reshape(layout.cells, places * layout.width, *x.shape[1:])
 
@@ -164,17 +163,21 @@ def _fill(vectors: Compressed, chunk: Compressed, start: jax.Array | int) -> Com
 def search_cells(
     queries: Compressed, vectors: Compressed, rows: jax.Array | int, layout: CellLayout, k: int, mesh: Mesh
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return scores and rows [Q,k] of the k best of the first `rows` rows, descending, and an upper bound on the score
-    of every other row [Q].
+    """Search the first `rows` rows of a layout.
 
-    Each device goes through its cells, one product after another, and returns its share of the k best; nothing else
-    travels between devices. Where there are fewer than k rows, others with score -inf are added.
+    Each device searches its cells one after the other, and returns its share of the k best rows. Devices exchange
+    nothing else.
 
     Args:
-        queries: [Q,D].
-        vectors: of all cells.
-        layout: where rows lie.
-        k: rows to return for each query.
+        queries: query vectors [Q,D].
+        vectors: vectors of all cells.
+        rows: number of rows that exist.
+        layout: positions of rows in cells.
+        k: rows to return for each query; if fewer exist, the result is padded with rows of score -inf.
+        mesh: the devices.
+
+    Returns:
+        The scores of the k best rows [Q,k], descending; the rows [Q,k]; an upper bound of all other scores [Q].
     """
     by_maxima = _by_maxima(vectors, layout, mesh)
     per_cell = share(k, layout.cells, layout.size)
@@ -183,13 +186,13 @@ def search_cells(
     def device(
         queries: Compressed, rows: jax.Array, cells: jax.Array, vectors: Compressed
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        def one(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def search_cell(cell: tuple[jax.Array, Compressed]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, cell_vectors = cell
             rows_of_cell = jnp.arange(layout.size) * layout.cells + number
             top, places, bound = best_of_cell(queries, cell_vectors, rows_of_cell < rows, per_cell)
             return top, rows_of_cell[places], bound
 
-        def one_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def search_cell_by_maxima(cell: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, index = cell
             rows_of_cell = jnp.arange(layout.size) * layout.cells + number
             top, places, bound = best_by_maxima(
@@ -198,14 +201,14 @@ def search_cells(
             return top, rows_of_cell[places], bound
 
         if by_maxima:
-            several = jax.lax.map(one_by_maxima, (cells, jnp.arange(len(cells))))
+            cell_hits = jax.lax.map(search_cell_by_maxima, (cells, jnp.arange(len(cells))))
         else:
-            several = jax.lax.map(one, (cells, vectors))
-        tops, cell_rows, bounds = several  # [cells of the device, Q, ...]
+            cell_hits = jax.lax.map(search_cell, (cells, vectors))
+        tops, cell_rows, bounds = cell_hits  # [cells of the device, Q, ...]
         return jax.tree.map(lambda x: x[None], merge(tops, cell_rows, bounds.max(axis=0), per_device))
 
     specs = (P(), P(), P(ROW_AXIS), P(ROW_AXIS))
-    # A kernel does not say over which devices its results vary.
+    # check_vma=False: a Pallas kernel does not declare on which devices its results differ.
     sharded_search = jax.shard_map(device, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXIS), check_vma=not by_maxima)
     per_device_hits = sharded_search(queries, jnp.asarray(rows), jnp.arange(layout.cells), vectors)
     tops, places, bounds = jax.lax.with_sharding_constraint(per_device_hits, NamedSharding(mesh, P()))
@@ -213,32 +216,36 @@ def search_cells(
 
 
 def _by_maxima(vectors: Compressed, layout: CellLayout, mesh: Mesh) -> bool:
-    """Return whether the kernel of `gpu_kernel.py` multiplies."""
-    numbers = vectors.numbers
-    whole = layout.size % gpu_kernel.PLACES == 0
-    return whole and gpu_kernel.can_take(platform_of(mesh), layout.width, numbers.shape[-1], numbers.dtype)
+    """Return whether the kernel of `gpu_kernel.py` computes the products."""
+    if layout.size % gpu_kernel.TILE_PLACES:
+        return False
+    return gpu_kernel.can_take(platform_of(mesh), layout.width, vectors.numbers.shape[-1], vectors.numbers.dtype)
 
 
 def best_by_maxima(
     queries: Compressed, vectors: Compressed, cell: jax.Array, exists: jax.Array, count: int, platform: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the `count` best scores of a cell and their positions [Q,count], and an upper bound on all others [Q],
-    without the scores in memory.
+    """Search one cell without holding its scores in memory.
 
-    The best positions are in the groups with the highest maxima; only these are multiplied again.
+    The best positions are in the groups with the highest maxima; only the products of these groups are computed again.
 
     Args:
-        queries: [Q,D].
-        vectors: of all cells [cells,n,D].
-        exists: [n], whether a position has a row.
+        queries: query vectors [Q,D].
+        vectors: vectors of all cells [cells,n,D].
+        cell: index of the cell.
+        exists: whether a position has a row [n].
         count: positions to return.
-        platform: as `platform_of` returns it.
+        platform: the result of `platform_of`.
+
+    Returns:
+        The `count` best scores [Q,count], descending; their positions [Q,count]; an upper bound of the others [Q].
     """
     mask = jnp.where(exists, 0.0, -jnp.inf)
     maxima = gpu_kernel.group_maxima(queries, vectors, cell, mask, interpret=platform == "cpu")
     _, groups, bound = best(maxima, min(count, maxima.shape[1]))
     scores, places = gpu_kernel.best_of_groups(queries, vectors, cell, mask, groups)
     top, columns = highest(scores, count)
-    if count < len(exists):  # no score of other groups is above the bound, none of what is left of these above the last
+    # The bound covers the scores of the other groups, and the last score those that are left out of these groups.
+    if count < len(exists):
         bound = jnp.maximum(bound, top[:, -1])
     return top, jnp.take_along_axis(places, columns, axis=1), bound

@@ -18,51 +18,52 @@ import numpy as np
 from jaxret.search.backends.precision import Compressed
 from jaxret.search.backends.top_k import best_of_cell, merge, share
 
-SCORES = 2**28  # that are in memory at a time, 1 GiB; those of a cell, of a thousand queries, are an eighth of it
+MOST_SCORES = 2**28  # scores in memory at a time: 1 GiB, eight times the scores of a cell with a thousand queries
 
-Three = tuple[Any, Any, Any]
+Hits = tuple[Any, Any, Any]  # scores, rows, bounds
 
 
-def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, size: int, k: int) -> Three:
-    """Return scores and rows [Q,k], and bounds [Q], as `accelerators.search_cells`.
+def search_cells_on_cpu(queries: Compressed, vectors: Compressed, rows: int, size: int, k: int) -> Hits:
+    """Return scores and rows [Q,k], and bounds [Q], like `accelerators.search_cells`.
 
     Args:
-        queries: [Q,D].
-        vectors: of all cells.
+        queries: query vectors [Q,D].
+        vectors: vectors of all cells.
+        rows: number of rows that exist.
         size: positions of a cell.
         k: rows to return for each query.
     """
-    host_vectors = jax.tree.map(np.asarray, vectors)  # where they are: a cell of these is not a copy
+    host_vectors = jax.tree.map(np.asarray, vectors)  # no copy; and one cell of a numpy array is not a copy either
     count, cells = len(queries.numbers), len(host_vectors.numbers)
-    threads = max(1, min(os.cpu_count() or 1, cells, SCORES // (count * host_vectors.numbers.shape[1])))
+    threads = max(1, min(os.cpu_count() or 1, cells, MOST_SCORES // (count * host_vectors.numbers.shape[1])))
     per_cell = share(k, cells, size)
 
-    def one(number: int) -> Three:
+    def search_cell(number: int) -> Hits:
         cell = jax.tree.map(lambda x: x[number], host_vectors)
         return jax.block_until_ready(_search_cell(queries, cell, number, rows, cells, size, per_cell))
 
-    def some(part: slice) -> Three:
-        tops, places, bounds = (np.stack([np.asarray(x)[part] for x in each]) for each in zip(*cell_hits, strict=True))
+    def merge_queries(part: slice) -> Hits:
+        tops, places, bounds = (np.stack([np.asarray(x)[part] for x in xs]) for xs in zip(*cell_hits, strict=True))
         return jax.block_until_ready(_merge(tops, places, bounds, k))
 
     with ThreadPoolExecutor(threads) as pool:
-        at_once: Callable[[Any, Iterable[Any]], Iterable[Three]] = pool.map if threads > 1 else map
-        cell_hits = list(at_once(one, range(cells)))
+        map_tasks: Callable[[Any, Iterable[Any]], Iterable[Hits]] = pool.map if threads > 1 else map
+        cell_hits = list(map_tasks(search_cell, range(cells)))
         step = -(-count // threads)
-        results = list(at_once(some, [slice(start, start + step) for start in range(0, count, step)]))
-    tops, places, bounds = (np.concatenate(each) for each in zip(*results, strict=True))
+        results = list(map_tasks(merge_queries, [slice(start, start + step) for start in range(0, count, step)]))
+    tops, places, bounds = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
     return tops, places, bounds
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6))
 def _search_cell(
     queries: Compressed, cell: Compressed, number: jax.Array, rows: jax.Array, cells: int, size: int, count: int
-) -> Three:
+) -> Hits:
     rows_of_cell = jnp.arange(size) * cells + number
     top, places, bound = best_of_cell(queries, cell, rows_of_cell < rows, count)
     return top, rows_of_cell[places], bound
 
 
 @partial(jax.jit, static_argnums=3)
-def _merge(tops: jax.Array, places: jax.Array, bounds: jax.Array, k: int) -> Three:
+def _merge(tops: jax.Array, places: jax.Array, bounds: jax.Array, k: int) -> Hits:
     return merge(tops, places, bounds.max(axis=0), k)

@@ -12,23 +12,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxret.search.backends.int8 import MOST, OVER, Quantized
+from jaxret.search.backends.int8 import CANDIDATE_FACTOR, MOST_CANDIDATES, Quantized
 from jaxret.search.backends.late_interaction import PaddedLists
 from jaxret.search.backends.precision import FLOAT32, LONGEST_INT8, Precision
 from jaxret.search.proof import BlockHits, BlockSearch, keep_best
 
 FAISS_GPU_MAX_K = 2048  # the limit of FAISS's selection kernels
-FEW_QUERIES = 4  # up to so many BLAS is faster on a CPU: FAISS gives each query to one thread
+FEW_QUERIES = 4  # for at most this many queries BLAS is faster on a CPU: FAISS gives each query to one thread
 
 
 def from_rows(scores: np.ndarray, rows: np.ndarray, shape: tuple[int, int], k: int) -> BlockHits:
-    """Return the k best passages from the best vectors of a block.
+    """Return the k best passages of a block from its best vectors.
 
-    Where the vectors belong to fewer than k passages, others with score -inf are added: the bound covers them.
+    If the vectors belong to fewer than k passages, passages with score -inf are added; the bound covers them.
 
     Args:
-        scores: of the best vectors [Q,r], descending.
-        rows: of these vectors in the block [Q,r].
+        scores: scores of the best vectors [Q,r], descending.
+        rows: indices of these vectors in the block [Q,r].
         shape: (N passages, V) of the block.
         k: passages to return.
     """
@@ -44,14 +44,12 @@ def from_rows(scores: np.ndarray, rows: np.ndarray, shape: tuple[int, int], k: i
 
 @dataclass(frozen=True)
 class FaissCpu:
-    """FAISS's brute force on the CPU.
-
-    many: a loaded block is searched many times; from the first single question on it is kept in int8 too, which takes a
-    quarter more memory (`int8.py`).
-    """
+    """FAISS's brute-force search on the CPU."""
 
     faiss: Any
     description: str
+    # Whether a block is searched many times. From the first single query on, the block is kept in int8, too, which
+    # takes a quarter more memory (`int8.py`).
     many: bool = False
     name: str = "faiss-cpu"
     lists: ClassVar[bool] = False
@@ -71,16 +69,16 @@ class FaissCpu:
 
     def load(self, block: np.ndarray | PaddedLists) -> BlockSearch:
         assert isinstance(block, np.ndarray)
-        # Below this many queries FAISS leaves BLAS; its own default of 128,000 is 4 times slower on a small batch.
+        # FAISS uses BLAS from this many queries on. With its default of 128,000, a small batch takes 4 times as long.
         self.faiss.cvar.distance_compute_blas_threshold = 20
         shape = block.shape[:2]
         rows = block.reshape(-1, block.shape[-1])
         quantize = cache(partial(Quantized, self.faiss, rows))
-        alone = self.many and rows.shape[1] <= LONGEST_INT8
+        int8_allowed = self.many and rows.shape[1] <= LONGEST_INT8
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
             count = min(k * shape[1], len(rows))  # k x V vectors hold at least k passages
-            if alone and len(queries) == 1 and count <= MOST // OVER:
+            if int8_allowed and len(queries) == 1 and count <= MOST_CANDIDATES // CANDIDATE_FACTOR:
                 scores, vector_rows, left_out = quantize().best(queries, count)
                 best = from_rows(scores, vector_rows, shape, k)
                 return best._replace(bound=np.maximum(best.bound, left_out))
@@ -95,13 +93,13 @@ class FaissCpu:
 
 @dataclass(frozen=True)
 class FaissGpu:
-    """FAISS's brute force on all GPUs of the machine, each with its part of the passages. resources: of each GPU.
+    """FAISS's brute-force search on all GPUs of the machine, each with a part of the passages.
 
-    No machine of the test suite has one: the self-check guards it.
+    No machine of the test suite has a GPU, so errors are found by the self-check only.
     """
 
     faiss: Any
-    resources: tuple[Any, ...]
+    resources: tuple[Any, ...]  # FAISS's object for each GPU
     description: str
     name: str = "faiss-gpu"
     lists: ClassVar[bool] = False
@@ -109,7 +107,7 @@ class FaissGpu:
     precisions: ClassVar[bool] = False
     max_rows: int | None = FAISS_GPU_MAX_K
     remedy: ClassVar[str] = (
-        "in a fresh environment pip install -r requirements-gpu.txt (it has faiss-gpu for faiss-cpu)"
+        "in a fresh environment pip install -r requirements-gpu.txt (it has faiss-gpu instead of faiss-cpu)"
     )
 
     @staticmethod
@@ -135,9 +133,9 @@ class FaissGpu:
         ]
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
-            with ThreadPoolExecutor(len(parts)) as gpus:  # FAISS gives the interpreter lock back
+            with ThreadPoolExecutor(len(parts)) as gpus:  # FAISS releases the interpreter lock
                 hits = list(gpus.map(lambda part: part[1](queries, k), parts))
-            return _merged(hits, [start for start, _ in parts], k)
+            return _merge_parts(hits, [start for start, _ in parts], k)
 
         return top
 
@@ -149,7 +147,7 @@ class FaissGpu:
         index.add(passages.reshape(-1, passages.shape[-1]))
 
         def top(queries: np.ndarray, k: int) -> BlockHits:
-            # If the limit is reached, the bound shows it, and the caller repeats the search with smaller blocks.
+            # If the limit cuts off needed vectors, the bound is high, and the caller searches again in smaller blocks.
             count = min(k * shape[1], shape[0] * shape[1], FAISS_GPU_MAX_K)
             scores, vector_rows = index.search(queries, count)
             return from_rows(scores, vector_rows, shape, k)
@@ -157,8 +155,8 @@ class FaissGpu:
         return top
 
 
-def _merged(hits: list[BlockHits], firsts: list[int], k: int) -> BlockHits:
-    """Return the k best of the hits in several parts of a block, which begin at rows `firsts` of it."""
+def _merge_parts(hits: list[BlockHits], firsts: list[int], k: int) -> BlockHits:
+    """Return the k best of the hits in the parts of a block; `firsts` are the first rows of the parts."""
     if len(hits) == 1:
         return hits[0]
     scores = np.concatenate([hit.scores for hit in hits], axis=1)
@@ -169,7 +167,7 @@ def _merged(hits: list[BlockHits], firsts: list[int], k: int) -> BlockHits:
 
 
 def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `count` highest scores of each row [Q,n], descending, their columns, and the highest left out [Q]."""
+    """Return the `count` highest scores of each row [Q,n], descending, their columns, and the next score [Q]."""
     columns, left_out = keep_best(scores, count)
     top = np.take_along_axis(scores, columns, axis=1)
     order = np.argsort(-top, axis=1)
@@ -177,8 +175,8 @@ def best_columns(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _import_faiss() -> tuple[Any, str | None]:
-    """Return the module, or None and the reason: FAISS's GPU build cannot be imported without CUDA's libraries."""
-    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it reports every build that it does not find
+    """Return (module, None), or (None, reason) if it cannot be imported, as a GPU build without CUDA's libraries."""
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # below, it reports every build that is not installed
     try:
         return importlib.import_module("faiss"), None
     except (ImportError, OSError) as error:

@@ -1,8 +1,8 @@
-"""On a GPU: maxima of groups of scores, computed inside the product, so that the scores are never in memory.
+"""A GPU kernel that computes products and writes only the maxima of groups of scores to memory.
 
-XLA's own program writes the scores of a cell and reads them again, and copies the cell's vectors before: two and a half
-times the bytes of the product alone (docs/scale.md). This kernel writes an eighth of the scores, once. The groups with
-the highest maxima hold the best rows; only their k * GROUP_PLACES rows are multiplied again.
+XLA's own program copies the vectors of a cell, writes the scores and reads them again: two and a half times the bytes
+of the product alone (docs/scale.md). This kernel writes one number for eight scores. The groups with the highest maxima
+contain the best rows; only the products of their k * GROUP_PLACES rows are computed again.
 """
 
 from __future__ import annotations
@@ -16,74 +16,79 @@ import jax.numpy as jnp
 from jaxret.search.backends.precision import Compressed
 from jaxret.search.backends.top_k import power_of_two
 
-GROUP_PLACES = 8  # places of a group: `PLACES // GROUP_PLACES` apart, so that a thread has all of them
-QUERIES, PLACES, NUMBERS = 128, 128, 64  # of a tile: its products are 64 KiB of registers
-LEAST_QUERIES = 16  # queries of a product on tensor cores
-# Pallas has Triton count in 32 bits up to here, and Triton takes these as signed: numbers of int8 after 2**31 are lost.
+# Positions of a group. They are `TILE_PLACES // GROUP_PLACES` apart, so that one thread holds all of them.
+GROUP_PLACES = 8
+# Queries, positions and dimensions of a tile, whose products take 64 KiB of registers.
+TILE_QUERIES, TILE_PLACES, TILE_DIMENSIONS = 128, 128, 64
+LEAST_QUERIES = 16  # least number of queries in a product on tensor cores
+# Up to this many bytes Pallas lets Triton use 32-bit offsets. Triton takes these as signed, so that int8 values after
+# 2**31 would be lost.
 IN_32_BITS = 2**32
 
 
 def can_take(platform: str, width: int, dimension: int, dtype: Any) -> bool:
-    """Return whether the kernel supports these vectors: tensor cores have no float32.
+    """Return whether the kernel supports these vectors. float32 is not supported, because tensor cores lack it.
 
     Args:
-        platform: as `accelerators.platform_of` returns it.
+        platform: the result of `accelerators.platform_of`.
         width: vectors of a row.
-        dimension: numbers of a vector.
-        dtype: of the numbers.
+        dimension: dimension of the vectors.
+        dtype: dtype of the vectors.
     """
-    return platform == "cuda" and width == 1 and dimension % NUMBERS == 0 and dtype != jnp.float32
+    return platform == "cuda" and width == 1 and dimension % TILE_DIMENSIONS == 0 and dtype != jnp.float32
 
 
-def whole_tiles(count: int) -> int:
-    """Return the number of queries, padded to tiles of LEAST_QUERIES or QUERIES, which the self-check covers."""
-    return LEAST_QUERIES if count <= LEAST_QUERIES else max(QUERIES, power_of_two(count))
+def pad_to_tiles(count: int) -> int:
+    """Return the number of queries, padded to LEAST_QUERIES or TILE_QUERIES (the self-check covers both) or more."""
+    return LEAST_QUERIES if count <= LEAST_QUERIES else max(TILE_QUERIES, power_of_two(count))
 
 
 def group_maxima(
     queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, interpret: bool = False
 ) -> jax.Array:
-    """Return an upper bound on the products of each group of a cell with queries, float32 [Q, n // GROUP_PLACES].
+    """Return upper bounds of the products of queries with the groups of a cell, float32 [Q, n // GROUP_PLACES].
 
     Args:
-        queries: [Q,D]; Q comes from `whole_tiles`.
-        vectors: of all cells [cells,n,D].
-        mask: [n]: 0 where a position has a vector, else -inf.
-        interpret: run without a GPU.
+        queries: query vectors [Q,D]; Q comes from `pad_to_tiles`.
+        vectors: vectors of all cells [cells,n,D].
+        cell: index of the cell.
+        mask: 0 where a position has a vector, else -inf [n].
+        interpret: whether to run without a GPU.
     """
-    from jax.experimental import pallas as pl  # a start without a GPU does without: it takes a tenth of a second
+    from jax.experimental import pallas as pl  # takes a tenth of a second, and is only needed on a GPU
     from jax.experimental.pallas import triton as pltriton
 
     (count, dimension), size = queries.numbers.shape, vectors.numbers.shape[1]
     if vectors.numbers.size > IN_32_BITS // 2 and _bytes(vectors.numbers) <= IN_32_BITS:
         vectors = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, cell, 1), vectors)  # a copy
         cell = jnp.zeros_like(cell)
-    rows = min(QUERIES, count)
+    rows = min(TILE_QUERIES, count)
 
-    def of_queries(x: jax.Array) -> pl.BlockSpec:
+    def query_spec(x: jax.Array) -> pl.BlockSpec:
         shape = (rows, *x.shape[1:])
         return pl.BlockSpec(shape, lambda query, place: (query, *(0,) * (len(shape) - 1)))
 
     query_leaves, vector_leaves = (jax.tree.leaves(x) for x in (queries, vectors))
-    everywhere = pl.BlockSpec(memory_space=pl.ANY)
+    any_memory = pl.BlockSpec(memory_space=pl.ANY)
     cost = {
         "flops": 2 * count * size * dimension,
         "bytes": sum(map(_bytes, [*query_leaves, mask])) + 4 * count * size // GROUP_PLACES,
     }
-    cost["bytes"] += sum(_bytes(x) // len(x) for x in vector_leaves)  # of one cell
+    cost["bytes"] += sum(_bytes(x) // len(x) for x in vector_leaves)  # the vectors of one cell
     call = pl.pallas_call(
         partial(_tile, jax.tree.structure(queries), dimension),
-        grid=(count // rows, size // PLACES),  # the first runs fastest: places come from memory once, for all queries
+        # The first axis runs fastest, so that vectors are read from memory once for all queries.
+        grid=(count // rows, size // TILE_PLACES),
         in_specs=[
-            *map(of_queries, query_leaves),
-            *[everywhere] * len(vector_leaves),
-            pl.BlockSpec((PLACES,), lambda query, place: (place,)),
-            everywhere,
+            *map(query_spec, query_leaves),
+            *[any_memory] * len(vector_leaves),
+            pl.BlockSpec((TILE_PLACES,), lambda query, place: (place,)),
+            any_memory,
         ],
-        out_specs=pl.BlockSpec((rows, PLACES // GROUP_PLACES), lambda query, place: (query, place)),
+        out_specs=pl.BlockSpec((rows, TILE_PLACES // GROUP_PLACES), lambda query, place: (query, place)),
         out_shape=jax.ShapeDtypeStruct((count, size // GROUP_PLACES), jnp.float32),
         compiler_params=pltriton.CompilerParams(num_warps=8, num_stages=3),
-        # A plan reads the kernel's FLOPs there (plan/hlo.py), because its call has no field for them.
+        # `jaxret plan` reads the costs from the name (plan/hlo.py), because the call has no field for them.
         name="_".join(["group_maxima", *(f"{what}_{number}" for what, number in cost.items())]),
         interpret=interpret,
     )
@@ -95,40 +100,40 @@ def _bytes(x: jax.Array) -> int:
 
 
 def _tile(tree: Any, dimension: int, *refs: Any) -> None:
-    """Compute products of some queries with some positions of a cell, and their maxima."""
+    """Compute the products of a tile of queries and positions, and write the maxima of the groups."""
     from jax.experimental import pallas as pl
 
     leaves = tree.num_leaves
     queries, vectors = jax.tree.unflatten(tree, refs[:leaves]), jax.tree.unflatten(tree, refs[leaves : 2 * leaves])
     mask, cell, out = refs[2 * leaves :]
-    number, places = cell[0], pl.ds(pl.program_id(1) * PLACES, PLACES)
+    number, places = cell[0], pl.ds(pl.program_id(1) * TILE_PLACES, TILE_PLACES)
     rows = out.shape[0]
     kind = jnp.int32 if queries.numbers.dtype == jnp.int8 else jnp.float32
 
     def add(step: jax.Array, products: jax.Array) -> jax.Array:
-        some = pl.ds(step * NUMBERS, NUMBERS)
-        ours, theirs = queries.numbers[:, some], vectors.numbers[number, places, some]
-        return products + jax.lax.dot_general(ours, theirs, (((1,), (1,)), ((), ())), preferred_element_type=kind)
+        dimensions = pl.ds(step * TILE_DIMENSIONS, TILE_DIMENSIONS)
+        left, right = queries.numbers[:, dimensions], vectors.numbers[number, places, dimensions]
+        return products + jax.lax.dot_general(left, right, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
-    products = jax.lax.fori_loop(0, dimension // NUMBERS, add, jnp.zeros((rows, PLACES), kind))
+    products = jax.lax.fori_loop(0, dimension // TILE_DIMENSIONS, add, jnp.zeros((rows, TILE_PLACES), kind))
     part = Compressed(
         *(None if x is None else x[number, places] for x in (None, vectors.scale, vectors.norm, vectors.error))
     )
-    of_queries = Compressed(
+    query_errors = Compressed(
         *(None if x is None else x[...] for x in (None, queries.scale, queries.norm, queries.error))
     )
-    scores = at_most(products, of_queries, part, mask[...])
-    out[...] = scores.reshape(rows, GROUP_PLACES, PLACES // GROUP_PLACES).max(axis=1)
+    scores = bound_products(products, query_errors, part, mask[...])
+    out[...] = scores.reshape(rows, GROUP_PLACES, TILE_PLACES // GROUP_PLACES).max(axis=1)
 
 
-def at_most(products: jax.Array, queries: Compressed, vectors: Compressed, mask: jax.Array) -> jax.Array:
-    """Return upper bounds of exact products, float32.
+def bound_products(products: jax.Array, queries: Compressed, vectors: Compressed, mask: jax.Array) -> jax.Array:
+    """Return upper bounds of exact products, float32 [Q,n].
 
     Args:
-        products: [Q,n] as computed.
+        products: the products of compressed vectors [Q,n].
         queries: scale, norm and error [Q].
-        vectors: scale, norm and error [n], or of each query [Q,n].
-        mask: 0, or -inf where there is no vector.
+        vectors: scale, norm and error [n], or [Q,n] if queries have different vectors.
+        mask: 0 where a vector exists, else -inf.
     """
     scores = products.astype(jnp.float32)
     if queries.scale is not None:
@@ -139,19 +144,20 @@ def at_most(products: jax.Array, queries: Compressed, vectors: Compressed, mask:
 def best_of_groups(
     queries: Compressed, vectors: Compressed, cell: jax.Array, mask: jax.Array, groups: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return scores and positions in the cell [Q, k * GROUP_PLACES] of the members of groups.
+    """Return the scores of all members of groups, and their positions in the cell, both [Q, k * GROUP_PLACES].
 
     Args:
-        queries: [Q,D].
-        vectors: of all cells [cells,n,D].
-        mask: [n]: 0 where a position has a vector, else -inf.
-        groups: [Q,k] of `group_maxima`.
+        queries: query vectors [Q,D].
+        vectors: vectors of all cells [cells,n,D].
+        cell: index of the cell.
+        mask: 0 where a position has a vector, else -inf [n].
+        groups: columns of `group_maxima` [Q,k].
     """
-    apart = PLACES // GROUP_PLACES
-    first = groups // apart * PLACES + groups % apart
-    places = (first[:, :, None] + apart * jnp.arange(GROUP_PLACES)).reshape(len(groups), -1)
-    numbers = vectors.numbers[cell, places]  # [Q, k * GROUP_PLACES, D]; not in memory: it is multiplied as it is read
+    stride = TILE_PLACES // GROUP_PLACES
+    first = groups // stride * TILE_PLACES + groups % stride
+    places = (first[:, :, None] + stride * jnp.arange(GROUP_PLACES)).reshape(len(groups), -1)
+    numbers = vectors.numbers[cell, places]  # [Q, k * GROUP_PLACES, D]; XLA multiplies it while it is read
     kind = jnp.int32 if numbers.dtype == jnp.int8 else jnp.float32
     products = (queries.numbers[:, None].astype(kind) * numbers.astype(kind)).sum(axis=-1)
-    rest = (None if x is None else x[cell, places] for x in (vectors.scale, vectors.norm, vectors.error))
-    return at_most(products, queries, Compressed(None, *rest), mask[places]), places
+    errors = (None if x is None else x[cell, places] for x in (vectors.scale, vectors.norm, vectors.error))
+    return bound_products(products, queries, Compressed(None, *errors), mask[places]), places

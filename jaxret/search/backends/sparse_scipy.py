@@ -1,4 +1,4 @@
-"""Products of sparse vectors on a CPU: an inverted list for every word, multiplied with the queries by scipy."""
+"""Products of sparse vectors on a CPU: scipy multiplies the queries with an inverted list for every word."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scipy.sparse import csr_array
 from jaxret.search.proof import BlockHits, keep_best
 from jaxret.types import SparseRows
 
-SCORES = 2**24  # scores in memory at a time, float64: 128 MiB
+SCORES_AT_ONCE = 2**24  # float64 scores in memory at a time: 128 MiB
 
 
 @dataclass(frozen=True)
 class ScipyLists:
-    """Inverted lists on the CPU. Products are summed in float64 and kept in float32."""
+    """The backend that searches inverted lists on the CPU. Products are summed in float64 and stored in float32."""
 
     reason: str
 
@@ -30,13 +30,13 @@ class ScipyLists:
 
 @dataclass(frozen=True)
 class ScipyBlock:
-    """A block of passages by word, [D, rows] float64."""
+    """A block of passages as inverted lists."""
 
-    lists: csr_array
+    lists: csr_array  # [D, rows] float64
 
     def __call__(self, queries: SparseRows, k: int) -> BlockHits:
         left = as_csr(queries)
-        step = max(1, SCORES // self.lists.shape[1])
+        step = max(1, SCORES_AT_ONCE // self.lists.shape[1])
         parts = [
             best_products((left[start : start + step] @ self.lists).toarray(), k)
             for start in range(0, len(queries), step)
@@ -45,13 +45,13 @@ class ScipyBlock:
 
 
 def as_csr(rows: SparseRows) -> csr_array:
-    """Return float64 [rows, D]."""
+    """Return sparse vectors as a matrix float64 [rows, D]."""
     words = np.asarray(rows.words).astype(np.int32)
     return csr_array((np.asarray(rows.weights, np.float64), words, rows.offsets), shape=(len(rows), rows.dimension))
 
 
 def best_products(products: np.ndarray, k: int) -> BlockHits:
-    """Return the k highest products above 0 of each row of float64 [Q,n]; absent ones score -inf."""
+    """Return the k highest products above 0 of each row of float64 [Q,n], padded with columns of score -inf."""
     scores = np.where(products > 0, products, -np.inf).astype(np.float32)
     columns, bound = keep_best(scores, min(k, scores.shape[1]))
     top = np.take_along_axis(scores, columns, axis=1)

@@ -1,7 +1,7 @@
 """Products of sparse vectors in one program that XLA compiles for all devices of this machine.
 
-A query is dense on the devices, a passage is the list of its words: a product gathers the query's weights of these
-words. Passages are split over the devices, queries are on each.
+On the devices, a query is a dense vector, and a passage is the list of its words. A product gathers the query's weights
+of these words. The passages are divided among the devices; each device has all queries.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jaxret.search.proof import BlockHits
 from jaxret.search.rounding import TINY
 from jaxret.types import SparseRows
 
-QUERIES = 128  # of a program: its table of weights by word takes 15 MiB for 30,522 words
-PRODUCTS = 2**22  # float32 numbers of a tile of passages, where a device keeps them: 16 MiB
+QUERIES_AT_ONCE = 128  # their table of weights takes 15 MiB for 30,522 words
+TILE_PRODUCTS = 2**22  # float32 products of a tile of passages: 16 MiB, in case a device stores them
 
 
 @dataclass(frozen=True)
 class XlaLists:
-    """Lists of words on the devices of JAX. Products are summed in float32."""
+    """The backend that searches lists of words on the devices of JAX. Products are summed in float32."""
 
     reason: str
 
@@ -52,20 +52,19 @@ class XlaLists:
 
 @dataclass(frozen=True)
 class XlaBlock:
-    """Passages on the devices of a mesh, the first `rows`: words [n,W] int32 and their weights float32, 0 where a
-    passage has fewer."""
+    """Passages on the devices of a mesh."""
 
     mesh: Mesh
-    rows: int
-    words: jax.Array
-    weights: jax.Array
+    rows: int  # number of passages; rows of the arrays after them are padding
+    words: jax.Array  # [n,W] int32
+    weights: jax.Array  # [n,W] float32, 0 for padding
 
     def __call__(self, queries: SparseRows, k: int) -> BlockHits:
-        """Return the k passages with the highest products above 0 of each query; absent ones score -inf."""
+        """Return the k passages with the highest products above 0 of each query, padded with rows of score -inf."""
         k = min(k, self.rows)
         parts = [
-            self._search(queries.part(start, min(start + QUERIES, len(queries))), k)
-            for start in range(0, len(queries), QUERIES)
+            self._search(queries.part(start, min(start + QUERIES_AT_ONCE, len(queries))), k)
+            for start in range(0, len(queries), QUERIES_AT_ONCE)
         ]
         return BlockHits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -81,7 +80,10 @@ class XlaBlock:
 
 
 def normal(weights: np.ndarray) -> np.ndarray:
-    """Return weights above 0 as normal float32 numbers, which no device takes for 0; `rounding_error` allows for it."""
+    """Return weights above 0 as normal float32 numbers, so that no device takes them for 0.
+
+    `rounding_error` covers the change.
+    """
     return np.maximum(np.asarray(weights, np.float32), np.float32(TINY))
 
 
@@ -89,15 +91,15 @@ def normal(weights: np.ndarray) -> np.ndarray:
 def search_sparse(
     table: jax.Array, words: jax.Array, weights: jax.Array, k: int, mesh: Mesh
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the k highest scores [Q,k] of passages that share a word with a query, their rows, and an upper bound of
-    the other scores [Q].
+    """Return the k highest scores of passages that share a word with a query [Q,k], their rows [Q,k], and an upper
+    bound of the other scores [Q].
 
     Args:
-        table: weights of the queries' words, [D,Q].
-        words: of the passages, [n,W].
-        weights: of these words, [n,W].
-        k: passages of a query.
-        mesh: the devices, which have n / devices passages each.
+        table: weights of the queries' words [D,Q].
+        words: words of the passages [n,W].
+        weights: weights of these words [n,W].
+        k: passages to return for each query.
+        mesh: the devices, each with n / devices passages.
     """
 
     def on_device(table: jax.Array, words: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
@@ -117,9 +119,9 @@ def search_sparse(
 
 
 def products_of(table: jax.Array, words: jax.Array, weights: jax.Array) -> jax.Array:
-    """Return the scores [Q,n] of passages; -inf where a passage has no word of the query."""
+    """Return the scores of passages [Q,n]; -inf if a passage has no word of the query."""
     n, width = words.shape
-    tiles = power_of_two(-(-n * width * table.shape[1] // PRODUCTS))
+    tiles = power_of_two(-(-n * width * table.shape[1] // TILE_PRODUCTS))
     rows = -(-n // tiles)
     spare = ((0, rows * tiles - n), (0, 0))
 
@@ -127,7 +129,7 @@ def products_of(table: jax.Array, words: jax.Array, weights: jax.Array) -> jax.A
         words, weights = tile
         weight = weights[..., None]
         query_weights = table[words]  # [rows,W,Q]
-        # A word of both texts counts, however small the product is.
+        # A common word must give a score above 0, also if the product underflows.
         products = jnp.where((query_weights > 0) & (weight > 0), jnp.maximum(query_weights * weight, TINY), 0.0)
         return products.sum(axis=1)
 

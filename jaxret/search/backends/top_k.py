@@ -1,4 +1,4 @@
-"""The best of many scores, in XLA on any device, without sorting a whole row of scores."""
+"""Selection of the highest of many scores, in XLA on any device, without sorting whole rows of scores."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ import jax.numpy as jnp
 
 from jaxret.search.backends.precision import Compressed
 
-DEVIATIONS = 6  # of a share's size that a cell gives back beyond it
-SMALLEST = 8  # and so many more
+# A part returns this many standard deviations, and this many rows, more than its mean share of the k best.
+DEVIATIONS = 6
+EXTRA_ROWS = 8
 
 
 def power_of_two(count: int) -> int:
-    """Return the next power of two: few sizes, so few programs are compiled."""
+    """Return the next power of two. With few sizes, few programs are compiled."""
     return 1 << (count - 1).bit_length()
 
 
 def rounded_size(count: int, steps: int = 16) -> int:
-    """Return the next size in steps of a sixteenth of a power of two: blocks from which rows were left out have many
-    sizes, and each size is a program."""
+    """Return a count, rounded up to a multiple of a sixteenth of the next power of two.
+
+    Blocks of a filtered corpus have many sizes, and a program is compiled for each rounded size.
+    """
     step = max(1, power_of_two(count) // steps)
     return -(-count // step) * step
 
 
 def share(k: int, parts: int, size: int) -> int:
-    """Return how many rows one of several parts returns, each of which has `size`: its share of the best k, if these
-    lie anywhere, and some more."""
+    """Return how many rows each of several parts with `size` rows returns of the k best rows, which are anywhere."""
     expected = k / parts
-    return min(size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + SMALLEST)
+    return min(size, math.ceil(expected + DEVIATIONS * math.sqrt(expected)) + EXTRA_ROWS)
 
 
 def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) -> jax.Array:
-    """Return upper bounds of the products of [Q,D] and [N,D], float32 [Q,N] (`precision.py`); -inf where no vector
-    exists [N]."""
+    """Return upper bounds of the products of queries [Q,D] and vectors [N,D], float32 [Q,N] (`precision.py`).
+
+    The bound is -inf where `exists` [N] is False.
+    """
     kind = queries.numbers.dtype
     exact = jax.lax.Precision.HIGHEST if kind in (jnp.float32, jnp.float16) else None
     product = jnp.einsum(
@@ -46,7 +50,7 @@ def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) ->
     ).astype(jnp.float32)
     if queries.scale is not None:
         product = product * queries.scale[:, None] * vectors.scale
-    # Before anything is added: a GPU's product would start from a matrix [Q,N] of what is added to it.
+    # Before the errors are added: else XLA on a GPU starts the product from a matrix [Q,N] of these errors.
     product = jnp.where(exists, product, -jnp.inf)
     if queries.error is not None:
         product = product + queries.norm[:, None] * vectors.error + queries.error[:, None] * vectors.norm
@@ -56,12 +60,12 @@ def upper_bounds(queries: Compressed, vectors: Compressed, exists: jax.Array) ->
 def best_of_cell(
     queries: Compressed, vectors: Compressed, exists: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return `best` of the positions [n] of a cell, each with as many vectors of [n * width, D].
+    """Return the result of `best` for the n positions of a cell.
 
     Args:
-        queries: [Q,D].
-        vectors: of the cell.
-        exists: [n], whether a position has a row.
+        queries: query vectors [Q,D].
+        vectors: vectors of the cell [n * width, D].
+        exists: whether a position has a row [n].
         count: positions to return.
     """
     size = len(exists)
@@ -70,32 +74,32 @@ def best_of_cell(
 
 
 def highest(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Return the `count` highest of each row of [Q,n], descending, and their columns.
+    """Return the `count` highest scores of each row of [Q,n], descending, and their columns.
 
-    They are behind barriers: XLA sorts the whole row where it sees that only a part of the output of `top_k` is used.
+    Barriers hide how the output is used, because XLA sorts whole rows if only a part of the output of `top_k` is used.
     """
     top, columns = jax.lax.top_k(scores, count)
     return jax.lax.optimization_barrier(top), jax.lax.optimization_barrier(columns)
 
 
 def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the `count` highest scores of each row of [Q,n], their columns, and an upper bound on all others [Q].
+    """Return the `count` highest scores of each row of [Q,n], their columns, and an upper bound of all others [Q].
 
-    They lie in the `count` groups of columns with the highest maxima: no row is sorted whole.
+    Only the `count` groups of columns with the highest maxima are searched, because they contain these scores.
     """
     n_queries, n = scores.shape
     group = power_of_two(max(1, math.isqrt(n // count)))
     if group < 4:
         top, places = highest(scores, count)
     else:
-        # Column c is in group c % groups: so maxima are taken of whole rows of numbers that lie together.
+        # Column c is in group c % groups, so that a maximum is taken of contiguous rows.
         grid = jnp.pad(scores, ((0, 0), (0, -n % group)), constant_values=-jnp.inf).reshape(n_queries, group, -1)
         maxima, best_groups = highest(grid.max(axis=1), count)
         inside = jnp.take_along_axis(grid, best_groups[:, None], axis=2)
-        # The maxima first: little of the rest is above the lowest of them, which a CPU's partial sort sees at once.
+        # The maxima come first. Few other scores are above the lowest of them, so a CPU's partial sort is fast.
         peaks = inside.argmax(axis=1)
-        others = jnp.where(jnp.arange(group)[:, None] == peaks[:, None], -jnp.inf, inside).reshape(n_queries, -1)
-        top, columns = highest(jnp.concatenate([maxima, others], axis=1), count)
+        lower_scores = jnp.where(jnp.arange(group)[:, None] == peaks[:, None], -jnp.inf, inside).reshape(n_queries, -1)
+        top, columns = highest(jnp.concatenate([maxima, lower_scores], axis=1), count)
         ranks, member = columns % count, columns // count - 1
         member = jnp.where(member < 0, jnp.take_along_axis(peaks, ranks, axis=1), member)
         places = jnp.take_along_axis(best_groups, ranks, axis=1) + member * grid.shape[2]
@@ -103,13 +107,13 @@ def best(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array
 
 
 def merge(tops: jax.Array, rows: jax.Array, bound: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the k best hits of several cells or devices, and the bound [Q] including the scores that this leaves out.
+    """Return the scores and rows of the k best hits of several cells or devices, and a bound of all other scores [Q].
 
     Args:
-        tops: scores [several,Q,n].
-        rows: rows [several,Q,n].
-        bound: of the scores left out before [Q].
-        k: hits to return.
+        tops: scores of the hits [cells or devices, Q, n].
+        rows: rows of the hits [cells or devices, Q, n].
+        bound: upper bound of the scores that are not in `tops` [Q].
+        k: hits to return for each query.
     """
     n_queries = tops.shape[1]
     all_tops, all_rows = (jnp.moveaxis(x, 0, 1).reshape(n_queries, -1) for x in (tops, rows))

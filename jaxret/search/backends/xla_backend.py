@@ -1,4 +1,4 @@
-"""The backend that searches blocks with one program, compiled by XLA for all devices of JAX."""
+"""The backend that searches blocks with a program that XLA compiles for all devices of JAX."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from jaxret.search.backends.late_interaction import PaddedLists, put_lists_on_de
 from jaxret.search.backends.precision import FLOAT32, Precision
 from jaxret.search.proof import BlockSearch
 
-SCORES_BYTES = 2 * 2**30  # of a device that are left for scores, beside passages
+SCORES_BYTES = 2 * 2**30  # memory of a device that is reserved for scores
 
 
 @dataclass(frozen=True)
 class Xla:
-    """One program, compiled by XLA, over all devices that JAX has on this machine (on one CPU, a program for each cell:
-    `cpu.py`).
+    """The backend of TPUs, of lists of vectors (on the first device), and of precisions below float32.
 
-    It is the backend of TPUs, and of lists of vectors (on the first device). precision: of candidates.
+    One program searches all devices that JAX has on this machine; on one CPU, a program for each cell (`cpu.py`).
     """
 
     description: str
@@ -41,7 +40,7 @@ class Xla:
 
     @classmethod
     def open(cls, reason: str, precision: Precision = FLOAT32, lists: bool = False) -> Xla:
-        """Return the backend; with `lists`, for lists of vectors."""
+        """Return the backend; `lists` is whether it searches lists of vectors."""
         devices = jax.local_devices()[: 1 if lists else None]
         where = f"{len(devices)} x {devices[0].device_kind}" if len(devices) > 1 else devices[0].device_kind
         if precision != FLOAT32:
@@ -60,14 +59,14 @@ class Xla:
         return self.hold((block[start : start + step] for start in range(0, len(block), step)), layout)
 
     def hold(self, chunks: Iterable[np.ndarray], layout: CellLayout) -> BlockSearch:
-        """Put passages that come a chunk at a time on the devices (`accelerators.py`), and return their search."""
+        """Put chunks of passages on the devices (`accelerators.py`), and return a function that searches them."""
         return put_on_devices(chunks, layout, self.precision, self.mesh)
 
     @property
     def free(self) -> int | None:
-        """Return the bytes that are left for passages on all devices; None: the devices share the host's memory."""
+        """Return the free bytes for passages on all devices; None if the devices share the host's memory."""
         stats = [device.memory_stats() for device in self.mesh.devices.flat]
         if not all(stats):
             return None
-        left = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+        left = min(stat["bytes_limit"] - stat["bytes_in_use"] for stat in stats)
         return max(0, left - SCORES_BYTES) * len(stats)

@@ -30,7 +30,7 @@ from jaxret.search.exact import search
 from jaxret.search.in_memory import InMemoryCorpus
 from jaxret.search.proof import SearchResult
 from jaxret.search.self_check import self_check
-from jaxret.search.streaming import ahead
+from jaxret.search.streaming import prefetch
 from jaxret.search.vector_corpus import BlockCorpus
 
 K = 40
@@ -100,7 +100,7 @@ def test_control_without_rounding_losses_results_are_wrong(
     queries, passages = texts
     monkeypatch.setattr("jaxret.search.exact.MARGIN", 0)
     backend = select_backend("xla", precision=name)
-    eager = replace(backend, precision=replace(PRECISIONS[name], more=0.0))  # type: ignore[type-var]
+    eager = replace(backend, precision=replace(PRECISIONS[name], extra_candidates=0.0))  # type: ignore[type-var]
     assert_same_bits(search(queries, [passages], K, eager), expected)
 
     def lossless(vectors: np.ndarray, of: precision.Precision) -> precision.Compressed:
@@ -131,7 +131,7 @@ def test_eight_devices_give_the_result_of_one(
     queries, passages = texts
     first = jax.local_devices()[:1]
     monkeypatch.setattr(accelerators.jax, "local_devices", lambda: first)
-    monkeypatch.setattr(cpu, "SCORES", scores)
+    monkeypatch.setattr(cpu, "MOST_SCORES", scores)
     backend = select_backend("xla", precision=name)
     assert isinstance(backend, Xla)
     assert backend.mesh.size == 1
@@ -292,7 +292,7 @@ def test_the_next_block_is_prepared_ahead_and_errors_are_raised() -> None:
             yield number
         raise ValueError("the fifth")
 
-    stream = ahead(items())
+    stream = prefetch(items())
     assert next(stream) == 0
     with pytest.raises(ValueError, match="the fifth"):
         list(stream)
@@ -310,7 +310,7 @@ def test_faiss_searches_only_in_float32() -> None:
 
 def test_devices_without_enough_memory_are_an_error() -> None:
     each = streaming.row_bytes((1, 16), precision.FLOAT32)
-    few = 100 * each * streaming.AT_A_TIME
+    few = 100 * each * streaming.BLOCKS_AT_ONCE
     assert streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, few) <= 100
     with pytest.raises(ValueError, match=r"64 .*vectors .*backend=faiss-cpu"):
         streaming.rows_at_once(10_000, (1, 16), precision.FLOAT32, 64)

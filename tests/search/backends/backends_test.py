@@ -164,7 +164,7 @@ class FakeGpuFaiss:
 
 def test_late_interaction_uses_a_backend_that_supports_it() -> None:
     assert select_backend("auto", lists=True).name == "xla"
-    assert "not faiss-cpu: it has no lists of vectors" in select_backend("auto", lists=True).description
+    assert "not faiss-cpu: it cannot search lists of vectors" in select_backend("auto", lists=True).description
     with pytest.raises(ValueError, match=r"'faiss-cpu' .*vectors; .*corpus"):
         select_backend("faiss-cpu", lists=True)
 

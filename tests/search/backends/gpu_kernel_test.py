@@ -27,9 +27,9 @@ def _small() -> Iterator[None]:
     """Tiles of 32 places and 16 numbers, cells of 64 rows; and a CPU has what a GPU has."""
     can_take = gpu_kernel.can_take
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_kernel, "PLACES", 32)
-        patch.setattr(gpu_kernel, "NUMBERS", 16)
-        patch.setattr(gpu_kernel, "QUERIES", 16)
+        patch.setattr(gpu_kernel, "TILE_PLACES", 32)
+        patch.setattr(gpu_kernel, "TILE_DIMENSIONS", 16)
+        patch.setattr(gpu_kernel, "TILE_QUERIES", 16)
         patch.setattr(accelerators, "MAXIMA_CELL", SIZE)
         patch.setattr(gpu_kernel, "can_take", lambda platform, *rest: can_take("cuda", *rest))
         yield
@@ -136,8 +136,8 @@ def test_the_self_check_runs_the_kernel(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_self_check_covers_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_kernel, "QUERIES", 128)
-    assert [gpu_kernel.whole_tiles(count) for count in (1, 16, 17, 33, 65, 129)] == [16, 16, 128, 128, 128, 256]
+    monkeypatch.setattr(gpu_kernel, "TILE_QUERIES", 128)
+    assert [gpu_kernel.pad_to_tiles(count) for count in (1, 16, 17, 33, 65, 129)] == [16, 16, 128, 128, 128, 256]
 
 
 def test_precisions_without_a_kernel_use_the_common_product() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxret.search.backends import int8
 from jaxret.search.backends.faiss_backend import FaissCpu
-from jaxret.search.backends.int8 import MOST, OVER, Quantized
+from jaxret.search.backends.int8 import CANDIDATE_FACTOR, MOST_CANDIDATES, Quantized
 from jaxret.search.backends.precision import LONGEST_INT8
 from jaxret.search.backends.select import select_backend, with_many_searches
 from jaxret.search.exact import search
@@ -48,7 +48,7 @@ QUERY = np.random.default_rng(1).standard_normal((1, DIMENSION), dtype=np.float3
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_left_out_are_below_the_bound(kind: str, dimension: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where FAISS multiplies bytes, a multiple of 16, and where it does not; of vectors that are rounded in parts."""
-    monkeypatch.setattr(int8, "ROWS", 700)
+    monkeypatch.setattr(int8, "ROWS_AT_ONCE", 700)
     numbers, query = np.ascontiguousarray(vectors(kind)[:, :dimension]), QUERY[:, :dimension]
     held = Quantized(faiss, numbers)
     scores, rows, bound = held.best(query, K)
@@ -134,7 +134,7 @@ def test_a_single_question_gives_the_result_of_a_batch(kind: str, n_vectors: int
     """Bit for bit; where int8 proves nothing, float32 does."""
     passages = vectors(kind)[: ROWS // n_vectors * n_vectors].reshape(-1, n_vectors, DIMENSION)
     corpus, backend = BlockCorpus([passages[:600], passages[600:]]), with_many_searches(select_backend("faiss-cpu"))
-    for k in (1, 40, MOST):
+    for k in (1, 40, MOST_CANDIDATES):
         expected = search(QUERY, corpus, k, select_backend("faiss-cpu"))
         result = search(QUERY, corpus, k, backend)
         np.testing.assert_array_equal(result.rows, expected.rows)
@@ -156,11 +156,15 @@ def test_int8_vectors_are_made_by_the_first_single_question(monkeypatch: pytest.
     assert replace(many, many=False) == once
     passages, queries = vectors("gaussian")[:, None], np.repeat(QUERY, 2, axis=0)
     made.clear()
-    for backend, judged, k, count in ((once, QUERY, 3, 0), (many, queries, 3, 0), (many, QUERY, MOST // OVER + 1, 0)):
+    for backend, judged, k, count in (
+        (once, QUERY, 3, 0),
+        (many, queries, 3, 0),
+        (many, QUERY, MOST_CANDIDATES // CANDIDATE_FACTOR + 1, 0),
+    ):
         backend.load(passages)(judged, k)
         assert len(made) == count
     top = many.load(passages)
-    for k in (3, MOST // OVER):
+    for k in (3, MOST_CANDIDATES // CANDIDATE_FACTOR):
         top(QUERY, k)
     assert len(made) == 1, "and once"
 

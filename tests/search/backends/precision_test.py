@@ -99,7 +99,7 @@ def test_float32_loses_nothing() -> None:
 def test_products_of_the_longest_int8_vectors_are_exact() -> None:
     assert LONGEST_INT8 == 133_144
     assert LONGEST_INT8 * INT8**2 <= 2**31 - 1 < (LONGEST_INT8 + 1) * INT8**2
-    with pytest.raises(ValueError, match=r"vectors .*133145 .*int8 \(133144\)"):
+    with pytest.raises(ValueError, match=r"133145 .*int8 .*133144"):
         compress(np.ones((1, LONGEST_INT8 + 1), np.float32), PRECISIONS["int8"])
 
 
