@@ -14,7 +14,7 @@ from jaxret.parallel.events import emit
 from jaxret.runs.mismatch import ContractError
 from jaxret.search.searcher import Searcher
 
-PROMPT = "question> "
+_PROMPT = "question> "
 _WARM_LENGTH = 32  # tokens: questions up to this long compile nothing, longer ones once for each step of length
 
 
@@ -52,7 +52,7 @@ def questions() -> Iterator[str]:
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     while True:
         try:
-            line = input(PROMPT) if terminal else sys.stdin.readline().rstrip("\r\n")
+            line = input(_PROMPT) if terminal else sys.stdin.readline().rstrip("\r\n")
         except KeyboardInterrupt:
             print()
             continue

@@ -83,7 +83,7 @@ BASELINE = "BM25"
 ROW_MEASURE = "nDCG@10"  # measure by which a row is compared with the row above
 DEMO_SPLITS = ("train", "dev")
 REPORT = "report.html"
-ANSWERS = 5  # questions whose answers are printed
+_ANSWERS = 5  # questions whose answers are printed
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def print_results(workdir: Path, data: DemoData, table: Mapping[str, Evaluation]
     emit_table(table, workdir / "results.md")
     best = max(SYSTEMS, key=lambda system: table[system.title].mean[ROW_MEASURE])
     print(f"\nThe first three passages of the best of them, {best.title}:")
-    show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // ANSWERS, 1)][:ANSWERS])
+    show_answers(workdir / best.config, data, data.questions[:: max(len(data.questions) // _ANSWERS, 1)][:_ANSWERS])
 
 
 def print_commands(workdir: Path) -> None:

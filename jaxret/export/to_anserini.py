@@ -23,8 +23,8 @@ from jaxret.storage.atomic import atomic_write
 from jaxret.types import SparseRows
 
 WEIGHT_UNIT = 100  # impact of a weight of 1, as in the files of SPLADE's authors
-BLOCK_ROWS = 16_384  # passages or queries that are in memory at a time
-FILE_ROWS = 10 * BLOCK_ROWS  # passages of a file
+_BLOCK_ROWS = 16_384  # passages or queries that are in memory at a time
+FILE_ROWS = 10 * _BLOCK_ROWS  # passages of a file
 INDEX_COMMAND = (
     "python -m pyserini.index.lucene --collection JsonVectorCollection "
     "--generator DefaultLuceneDocumentGenerator --impact --pretokenized --input corpus --index INDEX"
@@ -99,8 +99,8 @@ def write_corpus(encoded_corpus: EncodedCorpus, words: list[str], folder: Path) 
 def corpus_impacts(encoded_corpus: EncodedCorpus, words: list[str]) -> Iterator[Impacts]:
     """Yield the impacts of all passages, in the order of rows."""
     for first, shard in encoded_corpus:
-        for start in range(0, len(shard), BLOCK_ROWS):
-            rows = shard.part(start, min(start + BLOCK_ROWS, len(shard)))
+        for start in range(0, len(shard), _BLOCK_ROWS):
+            rows = shard.part(start, min(start + _BLOCK_ROWS, len(shard)))
             ids = encoded_corpus.ids(first + start + np.arange(len(rows)))
             yield from (Impacts(id, impacts_of(rows, row, words)) for row, id in enumerate(ids))
 
@@ -154,8 +154,8 @@ def write_topics(run: Run, queries: QuerySource, words: list[str], path: Path) -
     records = queries.read()
     embed = run.embedder()
     with atomic_write(path) as file:
-        for start in range(0, len(records), BLOCK_ROWS):
-            part = records[start : start + BLOCK_ROWS]
+        for start in range(0, len(records), _BLOCK_ROWS):
+            part = records[start : start + _BLOCK_ROWS]
             rows = embed(run.tokenizer.queries(part), "query")
             assert isinstance(rows, SparseRows)
             for row, query in enumerate(part):

@@ -31,7 +31,7 @@ from jaxret.storage.bucket_leases import LAST, open_leases
 from jaxret.storage.folder_kinds import GENERATED, require_folder_kind
 from jaxret.storage.leases import Lease, Leases
 
-PAUSE = 0.5  # seconds between two reads of the state of other jobs
+_PAUSE = 0.5  # seconds between two reads of the state of other jobs
 GENERATION_FILE, PARTS = "generation.json", "parts"
 
 
@@ -176,7 +176,7 @@ class GenerationJob:
                     if not has_waited and self.progress:
                         print_line(f"waiting for {len(missing_numbers)} parts of other jobs")
                     has_waited = True
-                    time.sleep(PAUSE)
+                    time.sleep(_PAUSE)
         if self.passages_read and self.progress:
             print_line(
                 f"{self.passages_read:,} passages: {self.passages_cut / self.passages_read:.1%} cut, so that prompt "
@@ -246,7 +246,7 @@ class GenerationJob:
                     self.leases.release(lease)
                 if published:
                     break
-            time.sleep(PAUSE)
+            time.sleep(_PAUSE)
             self.leases.refresh()
         self.leases.clear()
         return GenerationResult(

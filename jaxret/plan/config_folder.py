@@ -19,7 +19,7 @@ from jaxret.runs.mismatch import flatten
 
 FOR_CPUS = "package:"  # prefix of checkpoints of small encoders for CPUs
 NOT_COMPILED = ("data", "encode", "seed", "validation")  # groups of keys that do not change the program of a step
-LENGTH_KEYS = ("train.steps", "optimizer.warmup_steps")
+_LENGTH_KEYS = ("train.steps", "optimizer.warmup_steps")
 
 
 def read_configs(folder: Path) -> Iterator[tuple[str, ConfigDict]]:
@@ -51,7 +51,7 @@ def program_key(config: ConfigDict) -> str:
     keys = flatten(config.to_dict())
     program_keys = {key: bool(value) if isinstance(value, float) else value for key, value in keys.items()}
     for key in keys:
-        if (key.partition(".")[0] in NOT_COMPILED and key != "data.negatives") or key in LENGTH_KEYS:
+        if (key.partition(".")[0] in NOT_COMPILED and key != "data.negatives") or key in _LENGTH_KEYS:
             del program_keys[key]
     program_keys["data.pseudo_queries"] = bool(config.data.pseudo_queries)
     program_keys["encoder.checkpoint"] = (encoder_directory(config.encoder.checkpoint)[0] / "config.json").read_text()

@@ -25,8 +25,8 @@ from jaxret.runs.workdir import Workdir
 from jaxret.storage.atomic import read_json, sha256_bytes, sha256_file, write_json
 
 StepValues = Mapping[str, float]
-TRAINING, VALIDATION = "training", "validation/"
-LINE_KINDS = {TRAINING, VALIDATION}  # of lines, each of which has a step once
+_TRAINING, _VALIDATION = "training", "validation/"
+LINE_KINDS = {_TRAINING, _VALIDATION}  # of lines, each of which has a step once
 
 
 class Tracker(NamedTuple):
@@ -153,7 +153,7 @@ class RunTracker:
 
     def send(self, step: int, values: StepValues) -> bool:
         """Send a line of metrics.jsonl unless it was sent; return whether it was sent now."""
-        kind = VALIDATION if any(name.startswith(VALIDATION) for name in values) else TRAINING
+        kind = _VALIDATION if any(name.startswith(_VALIDATION) for name in values) else _TRAINING
         if not values or step <= self._newest.get(kind, -1):
             return False
         if kind in self._unsure and self._tracker.missing:

@@ -21,7 +21,7 @@ _MARKS = {  # a file that only this kind has, from the first write of consequenc
     JUDGEMENTS: "qrels.set0.tsv",
     MTEB: "results/*/*/*.json",
 }
-CONFIG, LOG = "config.json", "metrics.jsonl"  # of a run
+_CONFIG, LOG = "config.json", "metrics.jsonl"  # of a run
 RANKINGS = "runs"  # folder of the rankings of a run, and of other files that a user writes there
 _FIXED = {SWEEP, DATA_SET, GENERATED, JUDGEMENTS, BM25_RESULTS}  # kinds whose mark is never written again
 
@@ -96,7 +96,7 @@ def identifying(names: Iterable[str]) -> Iterator[str]:
     """Yield those of the names of files whose contents `require_same_folder` may compare."""
     names = set(names)
     marks = {mark for _, mark in _kinds(names)}
-    yield from sorted(name for name in names if name in marks | {CONFIG} or PurePosixPath(name).name == LOG)
+    yield from sorted(name for name in names if name in marks | {_CONFIG} or PurePosixPath(name).name == LOG)
 
 
 def _files_of_another_source(source: Contents, destination: Contents, common_names: Set[str]) -> Iterator[str]:
@@ -106,10 +106,10 @@ def _files_of_another_source(source: Contents, destination: Contents, common_nam
         if all(lines) and lines[0] != lines[1]:
             yield name
     constant_names = {mark for kind, mark in _kinds(common_names) if kind in _FIXED}
-    if common_names >= {CONFIG, _MARKS[RUN]} and (
+    if common_names >= {_CONFIG, _MARKS[RUN]} and (
         LOG not in common_names or not destination.first_line(LOG)
     ):  # not trained yet
-        constant_names.add(CONFIG)
+        constant_names.add(_CONFIG)
     yield from (name for name in sorted(constant_names) if source.digest(name) != destination.digest(name))
 
 

@@ -16,8 +16,8 @@ from jaxret.data.record_checks import finite_number, require_key, require_object
 from jaxret.data.records import Passage, Query, Record
 
 CONTEXTS = ("ctxs", "contexts")  # DPR's key, and Pyserini's key
-PASSAGE_IDS = ("id", "docid", "passage_id")
-SCORE = "score"
+_PASSAGE_IDS = ("id", "docid", "passage_id")
+_SCORE = "score"
 
 
 def _retrieved(
@@ -39,7 +39,7 @@ def _retrieved(
                     (
                         context_location,
                         _passage_or_id(context, context_location, policy),
-                        _score(context.get(SCORE), context_location),
+                        _score(context.get(_SCORE), context_location),
                     )
                 )
             except DataError as error:
@@ -51,8 +51,8 @@ def _retrieved(
 
 def _passage_or_id(context: Record, location: Location, policy: Policy) -> Passage | str:
     if context.get("text") is not None:
-        return parse_context(context, location, policy, PASSAGE_IDS)
-    return str(require_key(context, first_present_key(context, PASSAGE_IDS), str, location))
+        return parse_context(context, location, policy, _PASSAGE_IDS)
+    return str(require_key(context, first_present_key(context, _PASSAGE_IDS), str, location))
 
 
 def _score(value: Any, location: Location) -> float:
@@ -94,10 +94,10 @@ def write_retrieval_results(
         for number, (query, passages) in enumerate(results):
             contexts = [
                 {
-                    PASSAGE_IDS[0]: passage.id,
+                    _PASSAGE_IDS[0]: passage.id,
                     "title": passage.title,
                     "text": passage.text,
-                    SCORE: str(score),
+                    _SCORE: str(score),
                     "has_answer": has_answer,
                 }
                 for passage, score, has_answer in passages

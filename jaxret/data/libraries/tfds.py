@@ -25,7 +25,7 @@ from jaxret.data.errors import Location
 from jaxret.data.libraries.named import NamedSet, Table, import_library, library_of, missing_set_error
 from jaxret.data.records import Record
 
-PASSAGES = "passages"
+_PASSAGES = "passages"
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _BLOCK = 512  # records read at a time
 _DEFAULT = "default"  # name of the only table of a set without configs
@@ -56,12 +56,12 @@ def open_tfds_set(path: Path) -> NamedSet:
     configs = {name: folder / name for name, numbers in versions.items() if numbers}
     if not configs:
         configs, versions = {_DEFAULT: folder}, {_DEFAULT: list_versions(folder)}
-    choices = versions.get(PASSAGES) or [number for numbers in versions.values() for number in numbers]
+    choices = versions.get(_PASSAGES) or [number for numbers in versions.values() for number in numbers]
     if version and version not in choices:
         raise Location(path).error(
             "missing version", f"this set has no version {version}", f"its versions are {', '.join(choices)}"
         )
-    common_version = version or (choices[-1] if PASSAGES in configs else "")
+    common_version = version or (choices[-1] if _PASSAGES in configs else "")
     folders = {
         name: config / (common_version or versions[name][-1])
         for name, config in configs.items()
@@ -74,7 +74,7 @@ def open_tfds_set(path: Path) -> NamedSet:
     def open_table(config: str, split: str) -> Table:
         files = _files_of_split(folders[config], info[config], split)
         for table in folders if config == "examples" else ():  # examples refer to rows of the tables of passages
-            if table.endswith(PASSAGES):
+            if table.endswith(_PASSAGES):
                 files += [file for name in tables[table] for file in _files_of_split(folders[table], info[table], name)]
         return _open_table(path, folders[config], info[config], split, tuple(files))
 
